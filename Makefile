@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster test-all coverage explore steady testbed-build testbed-up testbed-down bench bench-hostile bench-cluster bench-logs bench-loss bench-foreign bench-verdict bench-health soak-health fuzz fuzz-readers house picture lint lock sbom clean
+.PHONY: help setup demo test test-cluster test-all coverage explore steady testbed-build testbed-up testbed-down bench bench-hostile bench-cluster bench-logs bench-loss bench-foreign bench-verdict bench-health soak-health fuzz fuzz-readers house prose picture lint lock sbom clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -83,6 +83,9 @@ picture: setup ## Make the picture of the README from a real failed run: docs/im
 
 house: setup ## Print sizes, imports, wide constructors and private words of the sources, room by room
 	@$(PY) scripts/house.py
+
+prose: setup ## Print findings in the language of docstrings and comments, and a table of it; a part of lint
+	@$(PY) scripts/prose.py
 
 lint: setup ## Format, lint, types, layers, oldest Python of what travels into the job
 	@$(PY) scripts/check.py lint

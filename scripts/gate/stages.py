@@ -76,6 +76,7 @@ LINT = Commands(
         ),
         tool("lint-imports"),
         (PYTHON, "scripts/foreign_text.py"),
+        (PYTHON, "scripts/prose.py"),
         tool("vermin", "--target=3.8-", "--no-tips", "--violations", "src/rankfall_inside"),
     ),
     {"MYPYPATH": "tests:examples:scripts"},

@@ -1,6 +1,6 @@
-"""Rankfall runs a multi-node training job and says which rank failed first, why, and on which node.
+"""Runs a multi-node training job and reports which rank failed first, why and where.
 
-Importing this package loads nothing else: names of the public API are loaded on first use (PEP 562).
+Public names load on first use (PEP 562).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Client", "JobSpec", "RankfallError", "Run", "SyncClient", "Verdict",
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first asked for (PEP 562)."""
+    """Loads a public name on first use."""
     if name not in _WHERE:
         raise AttributeError(f"module 'rankfall' has no attribute {name!r}")
     value = getattr(importlib.import_module(_WHERE[name]), name)

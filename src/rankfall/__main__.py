@@ -1,4 +1,4 @@
-"""``python -m rankfall``: the same as the command ``rankfall``."""
+"""Runs the command ``rankfall`` as ``python -m rankfall``."""
 
 from rankfall.cli import main
 

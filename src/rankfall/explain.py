@@ -1,7 +1,6 @@
-"""Diagnoses a run, a slot, log files or a stream: target -> sources -> stored or new diagnosis.
+"""Diagnoses a run, a slot, log files or a stream; never makes a decision.
 
-Never makes a decision. A stored verdict is returned as it is unless the caller asks for a fresh one. A live
-run is read for at most 10 s.
+Returns the stored verdict unless the caller requests a fresh one.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ from rankfall.rundir.user_signatures import catalogue_of
 from rankfall.strategy_registry import diagnose_by, find_strategy
 from rankfall.verdict.diagnose import diagnose, not_begun, stopped_on_request
 
-# How long a live run's streams are followed for one answer, seconds.
+# Seconds that the streams of a live run are read for one diagnosis.
 _LIVE_S: Final = 10.0
 _NO_REASON: Final = "no reason is stored"
-# Ends of attempts that somebody asked for, as the store has them, and what is said of each.
+# Final attempt states that a user requested, and the reason in the verdict.
 _REQUESTED_ENDS: Final[tuple[tuple[Literal["suspended", "resized"], str], ...]] = (
     ("suspended", "the attempt was stopped for a suspension"),
     ("resized", "the attempt was stopped for a new size"),
 )
-# How the argument of the functions here is called.
+# Argument name in error messages.
 _FLAG: Final = "strategy"
 
 __all__ = ["explain_files", "explain_run", "explain_slot_failure", "explain_stream"]
 
 
 class _Late(NamedTuple):
-    """What was asked again of an attempt that is over: the file that holds it, and why it could not be asked."""
+    """File with evidence from the cluster after the attempt, or the reason why the query failed."""
 
     context_path: Path | None = None
     problem: str | None = None
@@ -57,18 +56,18 @@ class _Late(NamedTuple):
 def explain_run(
     run_dir: RunDir, *, attempt: int | None = None, fresh: bool = False, strategy: str | None = None, ask: bool = False
 ) -> Diagnosis:
-    """The diagnosis of one attempt of a run.
+    """Returns the diagnosis of one attempt.
 
     Args:
-        run_dir: the run.
-        attempt: counted from 1; the newest by default.
-        fresh: make it anew from the evidence in the directory, whatever verdict is stored.
-        strategy: how the root is chosen; the run's own by default. One that is named here makes the verdict anew.
-        ask: of an attempt that is over, ask the cluster once what it says of its nodes by now; nothing of that is stored.
+        run_dir: Run directory.
+        attempt: Number from 1; default newest.
+        fresh: Ignore the stored verdict and use the stored evidence.
+        strategy: Strategy of a fresh diagnosis; default the run's.
+        ask: Query the cluster about an ended attempt; stores nothing.
 
     Raises:
-        NotFound: the run has no such attempt.
-        SpecError: there is no such strategy.
+        NotFound: No such attempt.
+        SpecError: No such strategy.
     """
     found = _stored_or_new(run_dir, attempt=attempt, fresh=fresh, strategy=strategy, ask=ask)
     return msgspec.structs.replace(found, verdict=as_of_now(found.verdict, run_dir))
@@ -94,7 +93,7 @@ def _stored_or_new(run_dir: RunDir, *, attempt: int | None, fresh: bool, strateg
     row = next((one for one in rows if one.attempt == number), AttemptRow(attempt=number))
     with _later_evidence(run_dir, row) if ask else contextlib.nullcontext(_Late()) as late:
         found = _explained(run_dir, row, starts=starts.get(number), strategy=strategy, late=late)
-    # What was done about the attempt stays done, whatever is found now.
+    # A new diagnosis does not change past decisions.
     decisions = decided.get(number, ())
     if not decisions or found.verdict.state != "failed":
         return found
@@ -106,7 +105,7 @@ def _stored_or_new(run_dir: RunDir, *, attempt: int | None, fresh: bool, strateg
 def _explained(
     run_dir: RunDir, row: AttemptRow, *, starts: Mapping[int, int] | None, strategy: str | None, late: _Late
 ) -> Diagnosis:
-    """The diagnosis of an attempt from the evidence in the directory, and what came later."""
+    """Diagnoses an attempt from stored and late evidence."""
     number, plan = row.attempt, row.plan
     spec = sized(run_dir.spec, planned_sizes(plan, run_dir.spec))
     observer = AttemptObserver(
@@ -119,7 +118,7 @@ def _explained(
         record_store=record_store_of(run_dir, spec, attempt=number),
     )
     observer.take_time()
-    # A look takes a bounded part of each stream; a job that still prints is followed up to where it stood about now.
+    # Each poll reads a bounded part of a stream; a job that still prints is read up to about now.
     until = time.monotonic() + _LIVE_S
     while (delta := observer.poll(time.time_ns())).bytes or delta.behind:
         if not _all_over(observer) and time.monotonic() > until:
@@ -130,7 +129,7 @@ def _explained(
     for request, words in _REQUESTED_ENDS:
         if row.state == request:
             return stopped_on_request(words, how=request, run=case.run, attempt=number, role=case.role)
-    # By its policy a job may have succeeded though slots were stopped, or fell.
+    # A job's policy may accept stopped or failed slots.
     case = msgspec.structs.replace(case, succeeded=case.succeeded or row.state == "succeeded")
     if late.problem is not None:
         case = msgspec.structs.replace(case, missing=(*case.missing, late.problem))
@@ -139,7 +138,7 @@ def _explained(
 
 @contextlib.contextmanager
 def _later_evidence(run_dir: RunDir, row: AttemptRow) -> Iterator[_Late]:
-    """What the cluster says by now of an attempt that is over, beside what was recorded of it; in a file that is removed afterwards."""
+    """Queries the cluster about an ended attempt; yields a temporary file with stored and new context."""
     cluster = row.plan.get("cluster")
     if row.ended is None or not cluster:
         yield _Late()
@@ -157,15 +156,15 @@ def _later_evidence(run_dir: RunDir, row: AttemptRow) -> Iterator[_Late]:
 
 
 def explain_slot_failure(run_dir: RunDir, *, slot: int, attempt: int | None = None) -> Diagnosis:
-    """What was found and decided when a slot fell alone, the last time that it did.
+    """Returns the newest diagnosis of a slot that failed alone.
 
     Args:
-        run_dir: the run.
-        slot: its number.
-        attempt: only in this one; in any by default.
+        run_dir: Run directory.
+        slot: Slot number.
+        attempt: Attempt number; default any.
 
     Raises:
-        NotFound: it never fell alone.
+        NotFound: The slot never failed alone.
     """
     with run_dir.reader() as reader:
         found = reader.slot_failure_of(slot, attempt)
@@ -181,13 +180,13 @@ def explain_slot_failure(run_dir: RunDir, *, slot: int, attempt: int | None = No
 
 
 def _strategy(plan: Mapping[str, object]) -> str | None:
-    """What the attempt's plan says; None where an older or damaged plan does not."""
+    """Returns the plan's strategy; None if the plan is older or damaged."""
     said = plan.get("strategy")
     return said if isinstance(said, str) else None
 
 
 def _launcher(plan: Mapping[str, object]) -> SlotLauncher | None:
-    """What the attempt's plan says; None where an older or damaged plan does not."""
+    """Returns the plan's launcher; None if the plan is older or damaged."""
     said = plan.get("launcher")
     for name in get_args(SlotLauncher):
         if said == name:
@@ -200,16 +199,16 @@ def _all_over(observer: AttemptObserver) -> bool:
 
 
 def explain_files(paths: Sequence[Path], *, signatures: Sequence[Path] = (), strategy: str | None = None) -> Diagnosis:
-    """The diagnosis of any pile of log files and folders, offline; run and attempt are null.
+    """Diagnoses log files and folders offline; run and attempt are null.
 
     Args:
-        paths: files and folders.
-        signatures: files of the user's own signatures, beside those of the home.
-        strategy: how the root is chosen; ``causal`` by default.
+        paths: Files and folders.
+        signatures: Signature files in addition to those of the home folder.
+        strategy: Name; default ``causal``.
 
     Raises:
-        NotFound: a path does not exist.
-        UsageError: nothing of it can be read, a file of signatures is damaged, or there is no such strategy.
+        NotFound: A path does not exist.
+        UsageError: Nothing is readable, a signature file is damaged, or no such strategy.
     """
     chosen = find_strategy(strategy, field=_FLAG)
     return diagnose(case_of_files(paths, catalogue=catalogue_of(default_home(), signatures)), strategy=chosen)
@@ -218,7 +217,7 @@ def explain_files(paths: Sequence[Path], *, signatures: Sequence[Path] = (), str
 def explain_stream(
     file: BinaryIO, *, name: str = "-", signatures: Sequence[Path] = (), strategy: str | None = None
 ) -> Diagnosis:
-    """The diagnosis of text from a pipe, read to its end; ``signatures`` and ``strategy`` as of :func:`explain_files`."""
+    """Diagnoses text from a pipe, read to its end; see :func:`explain_files`."""
     chosen = find_strategy(strategy, field=_FLAG)
     case = case_of_stream(file, name=name, catalogue=catalogue_of(default_home(), signatures))
     return diagnose(case, strategy=chosen)

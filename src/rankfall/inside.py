@@ -1,8 +1,4 @@
-"""What a training script may use where Rankfall is installed.
-
-``progress``, ``record``, ``Retryable`` and ``Final`` of ``rankfall_inside.api``; public API, standard
-library only.
-"""
+"""Public API for training scripts where Rankfall is installed; standard library only."""
 
 from __future__ import annotations
 

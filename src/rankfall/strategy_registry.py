@@ -1,8 +1,6 @@
-"""Registry of diagnosis strategies that a job may choose by name.
+"""Registry of strategies: built in, registered in this process, or declared as entry points.
 
-Built in, registered by Python code of this process, or declared by installed packages (entry points of
-group rankfall.strategies, loaded only when a job names one). Refuses unknown names before anything is
-made, and names that are taken.
+Entry points (group rankfall.strategies) load only when a job names one.
 """
 
 from __future__ import annotations
@@ -28,16 +26,16 @@ _registered: dict[str, Strategy] = {}
 
 
 def register_strategy(name: str, pick: Pick) -> None:
-    """Make a strategy known to this process.
+    """Registers a strategy in this process.
 
-    A run that a process of its own supervises (``detach=True``, which is the default) does not have it: declare an entry point for that.
+    A detached supervisor (the default) needs an entry point instead.
 
     Args:
         name: 1-40 lower-case letters, digits and dashes.
-        pick: called with the case of an attempt that fell; gives the diagnosis, or None where it has nothing to choose from.
+        pick: Function from a failed attempt's case to a diagnosis or None.
 
     Raises:
-        UsageError: the name is not valid or is taken.
+        UsageError: The name is invalid or belongs to another strategy.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -50,21 +48,21 @@ def register_strategy(name: str, pick: Pick) -> None:
 
 
 def known_strategies() -> tuple[str, ...]:
-    """All names that a job may choose, the built-in ones first; loads nothing."""
+    """Returns all names that a job may choose, built-in first; loads nothing."""
     others = {*_registered, *(point.name for point in _declared())}
     return (*BUILT_IN, *sorted(name for name in others - set(BUILT_IN) if _NAME.fullmatch(name)))
 
 
 def find_strategy(name: str | None, *, field: str = FIELD, elsewhere: bool = False) -> Strategy:
-    """The strategy of this name; ``causal`` for None.
+    """Returns the strategy with this name; ``causal`` for None.
 
     Args:
-        name: as a job spec or a flag says it.
-        field: where the name stands, for the refusal.
-        elsewhere: another process will need it too, so one that only this process knows is refused.
+        name: From a job spec or flag.
+        field: Field or flag in error messages.
+        elsewhere: Another process needs it; refuses one registered only here.
 
     Raises:
-        SpecError: nobody knows it, two packages declare it, or it cannot be loaded; names the field and the allowed values.
+        SpecError: Unknown, declared by two packages, or not loadable.
     """
     if name is None:
         return CAUSAL
@@ -92,9 +90,9 @@ def find_strategy(name: str | None, *, field: str = FIELD, elsewhere: bool = Fal
 
 
 def diagnose_by(name: str | None, case: Case) -> Diagnosis:
-    """The diagnosis by the strategy of this name; by ``causal``, and the verdict says so, where this process does not have it.
+    """Diagnoses by the named strategy; if unavailable, by ``causal`` with a note in the verdict.
 
-    A run outlives the environment that it was submitted from, so nothing is refused here.
+    A run may outlive its environment, so nothing is refused.
     """
     try:
         strategy = find_strategy(name)
@@ -105,7 +103,7 @@ def diagnose_by(name: str | None, case: Case) -> Diagnosis:
 
 
 def _declared() -> Iterable[EntryPoint]:
-    from importlib import metadata  # noqa: PLC0415 - most jobs choose none, and it loads much
+    from importlib import metadata  # noqa: PLC0415 - slow, rarely needed
 
     return metadata.entry_points(group=GROUP)
 

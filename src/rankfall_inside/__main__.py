@@ -1,9 +1,6 @@
 """Entry point of the bundle: ``python INSIDE wrap ...`` and ``python INSIDE tell WORDS``.
 
-INSIDE is the unpacked bundle or its zip; ``RANKFALL_*`` variables identify the slot. Unknown options are refused with code 2; nothing else keeps the
-command from running. The hook is loaded from a folder with compiled files, because a rank that compiles them
-itself starts slower: a zip is unpacked into the slot directory once; where nothing can be written, it is used
-as it is.
+Only unknown options (code 2), missing code and a busy slot prevent the start.
 """
 
 from __future__ import annotations
@@ -24,7 +21,10 @@ _PACKAGE = "rankfall_inside"
 
 
 def prepare(slot_dir: str) -> str:
-    """What goes in front of PYTHONPATH: a directory or zip with ``sitecustomize.py`` and this package."""
+    """Returns the PYTHONPATH entry with the compiled hook; ranks start slower if they compile.
+
+    A zip is unpacked into the slot directory, or used as it is.
+    """
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     try:
         if os.path.isfile(here):
@@ -48,7 +48,7 @@ def _unpack(archive: str, target: str) -> str:
 
 
 def _compile(here: str) -> None:
-    """Compile what has no fresh compiled file for this Python; also where PYTHONDONTWRITEBYTECODE is set, which speaks of the job's files."""
+    """Compiles files without cache, despite PYTHONDONTWRITEBYTECODE, which concerns the job's files."""
     from importlib.util import cache_from_source
 
     names = [os.path.join(here, "sitecustomize.py")]
@@ -72,7 +72,7 @@ _BUSY_CODE = 125
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the wrapper; its exit code is the command's, or says the cause."""
+    """Runs the wrapper; returns the command's exit code or one that states the cause."""
     _open_standard_files()
     if argv[:1] == ["tell"]:
         from rankfall_inside.wrapper import control
@@ -89,12 +89,12 @@ def main(argv: Sequence[str]) -> int:
     from rankfall_inside.delivery import console
     from rankfall_inside.wrapper import signals, startup
 
-    # At once: process 1 of a container never gets a signal that it neither handles nor blocks.
+    # Process 1 never gets a signal that it neither handles nor blocks.
     signals.block()
     try:
         os.setsid()
     except OSError:
-        pass  # it leads a session already
+        pass  # session leader already
     startup.settle(options, os.environ)
     if not _enter_code(options):
         from rankfall_inside.exit_codes import CODES
@@ -127,7 +127,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _open_slot(options: Options, token: str, notes: list[str]) -> SlotFiles:
-    """The slot's files; where its directory cannot be used but a log channel is there, in a directory of our own."""
+    """Opens the slot's files; with a log channel, a private directory replaces an unusable one."""
     from rankfall_inside.wrapper.slot_files import SlotFiles
 
     try:
@@ -138,8 +138,8 @@ def _open_slot(options: Options, token: str, notes: list[str]) -> SlotFiles:
         import tempfile
 
         notes.append(f"the slot directory cannot be used ({error.strerror}): records are on the log channel only")
-    # In memory first: whatever fills disks is not there.
-    for base in ("/dev/shm", None):  # noqa: S108 - mkdtemp makes a folder that nobody else can have made
+    # Memory first: full disks do not affect it.
+    for base in ("/dev/shm", None):  # noqa: S108 - mkdtemp makes a new folder
         try:
             folder = tempfile.mkdtemp(prefix="rankfall-", dir=base)
             return SlotFiles(dict(os.environ, RANKFALL_SLOT_DIR=folder), instance=options.instance)
@@ -149,7 +149,7 @@ def _open_slot(options: Options, token: str, notes: list[str]) -> SlotFiles:
 
 
 def _enter_code(options: Options) -> bool:
-    """Unpack the job's code and go into its folder, where that is asked for; False: it cannot be had, and nothing may start."""
+    """Unpacks the job's code and enters its folder; False if that fails."""
     try:
         if options.code:
             from rankfall_inside.transfer import pack
@@ -169,7 +169,7 @@ def _enter_code(options: Options) -> bool:
 
 
 def _open_standard_files() -> None:
-    """Closed ones would be taken by the first pipes, and the command would write into the wrong stream."""
+    """Opens closed standard files; otherwise pipes would take their numbers."""
     fd = os.open(os.devnull, os.O_RDWR)
     while fd <= 2:  # noqa: PLR2004 - stderr
         os.set_inheritable(fd, True)

@@ -1,7 +1,4 @@
-"""The API for training scripts: ``progress``, ``record``, and the exceptions ``Retryable`` and ``Final``.
-
-Everything works, and does nothing, where no wrapper runs.
-"""
+"""API for training scripts; does nothing without a wrapper."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., Any])
 
 if not state.installed and "RANKFALL_WRAPPER" in os.environ and "RANKFALL_SLOT_DIR" in os.environ:
-    # Python was told to load no sitecustomize (-I, -S), but the script asks for us itself.
+    # Python ran without sitecustomize (-I, -S).
     try:
         rank_process.install()
     except Exception:
@@ -29,8 +26,8 @@ _monotonic = time.monotonic
 _time_ns = time.time_ns
 
 
-class _Marked(Exception):  # noqa: N818 - a base for two words of the product
-    """An exception that carries the user's word about retrying; an exception given as first argument becomes its cause."""
+class _Marked(Exception):  # noqa: N818 - base of public names
+    """Exception with a retry mark; a first argument that is an exception becomes its cause."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -39,23 +36,23 @@ class _Marked(Exception):  # noqa: N818 - a base for two words of the product
 
 
 class Retryable(_Marked):
-    """Raise or wrap with it: the same attempt may succeed when it is repeated."""
+    """Marks a failure that a repeat may fix; raise it or wrap with it."""
 
     rankfall_mark = "retryable"
 
 
 class Final(_Marked):
-    """Raise or wrap with it: repeating cannot help."""
+    """Marks a failure that a repeat cannot fix; raise it or wrap with it."""
 
     rankfall_mark = "final"
 
 
 def progress(step: int | None = None, phase: str | None = None) -> None:
-    """Say that ``step`` is done. Cheap enough for every step; stored at most once a second, and when the phase changes.
+    """Reports that ``step`` has ended; cheap, stored once a second and when the phase changes.
 
     Args:
-        step: number of the step, counted by the caller; the last one when left out.
-        phase: ``import``, ``rendezvous``, ``init``, ``step``, ``checkpoint``, ``teardown``, ``done``; ``step`` when left out.
+        step: Caller's step number; default the last one.
+        phase: ``import``, ``rendezvous``, ``init``, ``step``, ``checkpoint``, ``teardown``, ``done``; default ``step``.
     """
     state.step = step if step is not None else state.step or 0
     state.step_ns = _time_ns()
@@ -65,7 +62,7 @@ def progress(step: int | None = None, phase: str | None = None) -> None:
 
 
 def record(function: F) -> F:
-    """Decorator for a main function: an exception that leaves it is recorded, also where a caller catches it, and goes on unchanged."""
+    """Decorates a main function: records an exception that leaves it, even if caught later."""
     import functools
 
     @functools.wraps(function)

@@ -1,12 +1,9 @@
-"""Decides whether a process that has RANK is a rank, and gives it an ordinal.
+"""Decides whether a process with RANK is a rank, and assigns its ordinal.
 
-A rank is a process that has RANK while no ancestor below the launcher has the same: DataLoader workers, spawn
-children, compile workers and the resource tracker inherit RANK and are none. Claims are files made with
-``O_EXCL``, so two processes never hold the same:
+Other processes, as DataLoader workers, inherit RANK. ``O_EXCL`` makes each claim unique:
 
-``claims/o<ordinal>``: names the stream files; text as of :func:`text_of`.
-``claims/r<root pid>-<root ticks>.<n>``: one live rank process for each topmost process with
-this RANK (a shell may stand between).
+``claims/o<ordinal>``: names the stream files; see :func:`text_of`.
+``claims/r<root pid>-<root ticks>.<n>``: one live rank per topmost process with this RANK.
 """
 
 from __future__ import annotations
@@ -19,9 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Mapping
 
-# A slot never has more processes than this that became a rank; past it something starts them in a loop.
+# More rank processes mean a start loop.
 MAX_ORDINALS = 100_000
-# Fields of a record that a claim's text ends with, in this order.
 IDENTITY = ("rank", "local_rank", "group_rank", "world_size", "local_world_size", "restart_count")
 _RANK_AT = 4
 _ADOPTED_AT = 4 + len(IDENTITY)
@@ -30,7 +26,7 @@ _MAX_GENERATIONS = 1000
 
 
 def find_root(pid: int, environ: Mapping[str, str], stop: int) -> tuple[int, int]:
-    """Topmost ancestor of ``pid`` below ``stop`` (the wrapper) with the same identity: ``(pid, start_ticks)``."""
+    """Returns ``(pid, start_ticks)`` of the topmost ancestor below ``stop`` with the same identity."""
     mine = identity.key(environ)
     root = pid
     here = procfs.stat(pid)
@@ -50,11 +46,6 @@ def find_root(pid: int, environ: Mapping[str, str], stop: int) -> tuple[int, int
 
 
 def _create(path: str, text: str) -> bool:
-    """Make a file that nobody else has made; False when it is there already.
-
-    Raises:
-        OSError: the folder is missing or cannot be written.
-    """
     try:
         fd = private_files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
@@ -67,7 +58,7 @@ def _create(path: str, text: str) -> bool:
 
 
 def read(path: str) -> tuple[int, ...] | None:
-    """The numbers of a claim file, or None when it is missing or damaged."""
+    """Returns the numbers of a claim file; None if missing or damaged."""
     try:
         fd = procfs.at_once(path, os.O_RDONLY)
     except OSError:
@@ -82,19 +73,13 @@ def read(path: str) -> tuple[int, ...] | None:
 
 
 def claim(folder: str, *, text: str, root: tuple[int, int], ordinal: int | None = None) -> int | None:
-    """Become the rank of ``root`` and take an ordinal in ``folder``.
-
-    Args:
-        folder: ``claims/`` of the slot directory.
-        text: begins with pid and start time (clock ticks since boot) of the process that becomes the rank.
-        root: of :func:`find_root`.
-        ordinal: the one that the plain launcher gave; else the lowest free one is taken.
+    """Claims the rank of ``root`` and an ordinal (default: lowest free) in ``folder``.
 
     Returns:
-        The ordinal, or None when a living process already is the rank of this root.
+        The ordinal; None if a live process already is this rank.
 
     Raises:
-        OSError: the folder is missing or cannot be written.
+        OSError: Folder missing or not writable.
     """
     pid = untrusted.whole(text.split(None, 1)[0])
     for generation in range(_MAX_GENERATIONS):
@@ -103,18 +88,18 @@ def claim(folder: str, *, text: str, root: tuple[int, int], ordinal: int | None 
             break
         held = read(path) or ()
         if len(held) > _ADOPTED_AT:
-            # The wrapper took it for a rank without hook (the hook came late, or a shell stands between): go on with its ordinal.
+            # The wrapper adopted it as a rank without hook.
             ordinal = find_ordinal(folder, root)
             if pid == root[0]:
                 return ordinal
         elif len(held) > 1 and procfs.start_ticks(held[0]) == held[1]:
-            # A shell that runs one program after the other has one live rank at a time.
+            # Such a shell has one live rank.
             return None
     return next_ordinal(folder, text) if ordinal is None else ordinal
 
 
 def find_ordinal(folder: str, holder: tuple[int, int]) -> int | None:
-    """The ordinal that process ``holder`` (pid, start) has claimed, or None."""
+    """Returns the ordinal that ``holder`` (pid, start) claimed, or None."""
     for ordinal in range(MAX_ORDINALS):
         numbers = read(os.path.join(folder, f"o{ordinal}"))
         if numbers is None:
@@ -125,7 +110,7 @@ def find_ordinal(folder: str, holder: tuple[int, int]) -> int | None:
 
 
 def next_ordinal(folder: str, text: str) -> int | None:
-    """Take the lowest free ordinal, writing ``text`` into its claim."""
+    """Claims the lowest free ordinal with ``text``."""
     for ordinal in range(MAX_ORDINALS):
         if _create(os.path.join(folder, f"o{ordinal}"), text):
             return ordinal
@@ -133,7 +118,7 @@ def next_ordinal(folder: str, text: str) -> int | None:
 
 
 def has_rank(folder: str, rank: int) -> bool:
-    """Whether any process of this slot has claimed ``rank``."""
+    """Returns True if a process of this slot has claimed ``rank``."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -142,14 +127,14 @@ def has_rank(folder: str, rank: int) -> bool:
 
 
 def rank_in(numbers: tuple[int, ...] | None) -> int | None:
-    """The rank that the numbers of a claim name, or None."""
+    """Returns the rank in a claim's numbers, or None."""
     if numbers is None or len(numbers) <= _RANK_AT or numbers[_RANK_AT] < 0:
         return None
     return numbers[_RANK_AT]
 
 
 def take(folder: str, ordinal: int, text: str) -> bool:
-    """Take one ordinal; False when it is taken already or cannot be."""
+    """Claims one ordinal; False if impossible."""
     try:
         return _create(os.path.join(folder, f"o{ordinal}"), text)
     except OSError:
@@ -157,6 +142,6 @@ def take(folder: str, ordinal: int, text: str) -> bool:
 
 
 def text_of(*, pid: int, start: int, root: tuple[int, int], found: Mapping[str, Any], adopted: bool = False) -> str:
-    """Text of a claim: pid, start, root, then identity, -1 where nobody said; one more number when the wrapper made it."""
+    """Returns a claim's text: pid, start, root, identity (-1 = unknown), one more number from the wrapper."""
     values = [-1 if found.get(name) is None else found[name] for name in IDENTITY]
     return " ".join([str(value) for value in (pid, start, root[0], root[1], *values)]) + (" 1\n" if adopted else "\n")

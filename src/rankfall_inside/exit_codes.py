@@ -1,8 +1,6 @@
-"""Exit codes 200-219, which tell causes to platform rules that see nothing but the exit code.
+"""Exit codes 200-219, which show causes to platform rules.
 
-torchrun's own code is always 1. Only a certain cause has a code; otherwise the command's code stays. A
-victim's error (a lost peer, a time-out, a failed collective) is never certain: the cause may be in another
-pod.
+torchrun always exits with 1. Only certain causes get a code, never consequences.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Mapping, Sequence
 
-# The same table as rankfall.model.exit_codes.CAUSE_CODES; a test holds them together.
+# Same as rankfall.model.exit_codes.CAUSE_CODES (tested).
 CODES = {
     "user": 200,
     "import_error": 201,
@@ -36,10 +34,10 @@ CODES = {
     "startup": 218,
     "unknown": 219,
 }
-# The seed's code of a program that asks for a retry.
+# A program's request for a retry.
 _USER_RETRYABLE = 138
 _IMPORT = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
-# What Python raises for mistakes of the program; none of them comes from another machine.
+# Errors that never come from another machine.
 _USER = frozenset(
     {
         "ArithmeticError",
@@ -60,14 +58,14 @@ _USER = frozenset(
     }
 )
 _GPU_OOM_TEXTS = ("CUDA out of memory", "HIP out of memory")
-# errno ENOSPC and EDQUOT, as Python prints them.
+# ENOSPC and EDQUOT.
 _DISK_FULL_TEXTS = ("[Errno 28]", "[Errno 122]")
-# SIGABRT is missing: NCCL's watchdog aborts the victims of a time-out with it.
+# NCCL's watchdog uses SIGABRT on consequences of a time-out.
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 
 
 def of_error(error: Mapping[str, Any]) -> str | None:
-    """The group of a recorded error (fields of ``ErrorInfo``), or None when it is not sure."""
+    """Returns the group of a recorded error (``ErrorInfo`` fields), or None if uncertain."""
     types = texts(error.get("types"))
     said = [*texts(error.get("chain")), *texts([error.get("message")])]
     mark = error.get("mark")
@@ -79,25 +77,22 @@ def of_error(error: Mapping[str, Any]) -> str | None:
     if "OSError" in types and any(word in text for word in _DISK_FULL_TEXTS for text in said):
         return "disk_full"
     if any("DataLoader worker" in text and "Bus error" in text for text in said):
-        # The worker's /dev/shm is full: that is memory, and not the loader's fault.
+        # The worker's /dev/shm is full.
         return "memory"
     if last[:1] in (["MemoryError"], ["_ArrayMemoryError"]):
         return "memory"
     if types[:1] and types[0] in _IMPORT:
         return "import_error"
-    # Whatever else stands in the chain may have come from outside: a lost peer, a file, a service.
+    # Other types may come from outside.
     if types and types[0] in _USER and all(name in _USER or name.startswith("__main__.") for name in types):
         return "user"
     return None
 
 
 def of_exit(*, code: int | None, signum: int | None, oom_kills: int | None) -> str | None:
-    """The group of a process's end that nobody of ours made, or None when it is not sure.
+    """Returns the group of an exit that Rankfall did not cause, or None if uncertain.
 
-    Args:
-        code: exit code, when it left by itself.
-        signum: the signal that ended it.
-        oom_kills: growth of the cgroup's OOM counter since the slot started.
+    ``oom_kills`` counts the cgroup's since the start.
     """
     if oom_kills and (code or signum is not None):
         return "memory"
@@ -109,6 +104,6 @@ def of_exit(*, code: int | None, signum: int | None, oom_kills: int | None) -> s
 
 
 def texts(values: Any) -> list[str]:
-    """The texts of a list that a job may have written."""
+    """Returns the strings of an untrusted list."""
     items: Sequence[Any] = values if isinstance(values, (list, tuple)) else ()
     return [item for item in items if isinstance(item, str)]

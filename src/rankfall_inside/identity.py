@@ -1,8 +1,4 @@
-"""Reads the rank of a process from its environment and names the variable that set it.
-
-A table lists what launchers set. A value that is no plain number is refused: an unknown rank is better than a
-wrong one.
-"""
+"""Reads the rank of a process from launcher variables; an unknown rank is better than a wrong one."""
 
 from __future__ import annotations
 
@@ -12,7 +8,8 @@ TYPE_CHECKING = False  # importing typing costs milliseconds
 if TYPE_CHECKING:
     from typing import Any, Mapping
 
-# (rank, local rank, world size, local world size), best first. torchrun, Open MPI, PMIx, PMI (MPICH, Intel MPI), Slurm.
+# (rank, local rank, world size, local world size) of torchrun, Open MPI, PMIx, PMI (MPICH, Intel MPI), Slurm; best
+# first.
 SOURCES: tuple[tuple[str, str, str, str], ...] = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     (
@@ -25,9 +22,9 @@ SOURCES: tuple[tuple[str, str, str, str], ...] = (
     ("PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE", "PMI_LOCAL_SIZE"),
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),
 )
-# Set in slots of a role outside the world of ranks: numbers that its programs give each other are none of the job's ranks.
+# For roles outside the world of ranks.
 OUTSIDE = "RANKFALL_OUTSIDE"
-# Programs that start ranks: they may inherit a RANK of the pod (operators set one), but are none themselves.
+# They may inherit the pod's RANK but are no ranks.
 LAUNCHERS = (
     "torchrun",
     "torch.distributed.run",
@@ -43,12 +40,11 @@ LAUNCHERS = (
     "srun",
     "ft_launcher",
 )
-# How much of a command line is looked at: the launcher's name stands among the first words.
 _LAUNCHER_WORDS = 6
 
 
 def number(text: str | None) -> int | None:
-    """The non-negative number that ``text`` says, at most nine digits, else None."""
+    """Returns the non-negative number in ``text`` (at most nine digits), else None."""
     if not text:
         return None
     text = text.strip()
@@ -56,16 +52,15 @@ def number(text: str | None) -> int | None:
 
 
 def has_rank(environ: Mapping[str, str]) -> bool:
-    """Whether any launcher's variable is there: the cheap question, asked in every process."""
+    """Returns True if a launcher variable is set; every process calls it."""
     return OUTSIDE not in environ and (any(source[0] in environ for source in SOURCES) or "TF_CONFIG" in environ)
 
 
 def read(environ: Mapping[str, str]) -> dict[str, Any] | None:
-    """Identity of a rank, as fields of a record, or None when no variable names a rank.
+    """Returns the identity of a rank as record fields, or None.
 
-    Returns:
-        ``rank``, ``local_rank``, ``group_rank``, ``world_size``, ``local_world_size``, ``restart_count`` (each None when nobody said
-        it) and ``rank_source``, such as ``env:RANK``.
+    ``rank``, ``local_rank``, ``group_rank``, ``world_size``, ``local_world_size``, ``restart_count`` (None = unknown),
+    ``rank_source`` (``env:RANK``).
     """
     if OUTSIDE in environ:
         return None
@@ -87,7 +82,7 @@ def read(environ: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _tf_config(text: str) -> dict[str, Any] | None:
-    """TensorFlow's cluster description: the chief is rank 0, workers follow; other task types (ps, evaluator) are no ranks."""
+    """Reads TF_CONFIG: chief is rank 0, then workers; ps and evaluator are no ranks."""
     try:
         config = untrusted.loads(text)
         kind, index = str(config["task"]["type"]), untrusted.whole(str(config["task"]["index"]))
@@ -115,7 +110,7 @@ def _tf_config(text: str) -> dict[str, Any] | None:
 
 
 def key(environ: Mapping[str, str]) -> tuple[str | None, ...] | None:
-    """What is equal in a rank and in its own children, and differs between a rank and its launcher; None without a rank."""
+    """Returns values that a rank shares with its children but not its launcher; None without rank."""
     for rank_name, local_name, _, _ in SOURCES:
         if rank_name in environ:
             names = (rank_name, local_name, "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
@@ -124,7 +119,7 @@ def key(environ: Mapping[str, str]) -> tuple[str | None, ...] | None:
 
 
 def is_launcher(argv: tuple[str, ...]) -> bool:
-    """Whether a command line is that of a program that starts ranks."""
+    """Returns True if the command line starts a launcher."""
     for word in argv[:_LAUNCHER_WORDS]:
         if word.rpartition("/")[2] in LAUNCHERS or word.endswith("torch/distributed/run.py"):
             return True

@@ -1,7 +1,4 @@
-"""Makes the files of a slot: for the user alone on this machine; in a pod readable for other containers, which may run as other users.
-
-The one exception is what a user asked for by a path of their own: that has the modes of their umask.
-"""
+"""Creates slot files: private on this machine, open in a pod to other users' containers."""
 
 from __future__ import annotations
 
@@ -9,29 +6,25 @@ import os
 
 FILE = 0o600
 FOLDER = 0o700
-# Folders of a pod are shared with containers that Rankfall did not make, by a volume that nobody outside the pod can open.
+# Only the pod's own containers can access its volume.
 _POD_FILE = 0o644
 _POD_FOLDER = 0o777
 
 
 def open_file(path: str, flags: int) -> int:
-    """A file descriptor; a file that is new gets its mode at once.
-
-    Args:
-        path: of the file.
-        flags: as of ``os.open``; ``O_CLOEXEC`` is added.
+    """Opens a file with ``O_CLOEXEC``; a new file gets its mode immediately.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: Opening failed.
     """
     return os.open(path, flags | os.O_CLOEXEC, _POD_FILE if _in_pod() else FILE)
 
 
 def make_folders(path: str) -> None:
-    """Make a folder and those above it, as far as they are missing.
+    """Creates a folder and its missing parents.
 
     Raises:
-        OSError: they cannot be made.
+        OSError: Creation failed.
     """
     if os.path.isdir(path):
         return

@@ -1,8 +1,6 @@
-"""Reads /proc: parents, state, exit status, environment and wait channels of processes.
+"""Reads process data from /proc and the OOM counter of the cgroup; unreadable values are None.
 
-Children are found by scanning parents in ``/proc/*/stat``, because ``/proc/PID/task/TID/children`` is missing
-on many kernels. A process is named by pid and start time, because pids are reused. What cannot be read is
-None, never an exception.
+Many kernels lack ``/proc/PID/task/TID/children``. Pid plus start time identifies a process.
 """
 
 from __future__ import annotations
@@ -11,14 +9,14 @@ import os
 
 from rankfall_inside import untrusted
 
-# Environment and command line of a foreign process are text of the job: bounded.
 _MAX_ENVIRON = 1 << 20
 _MAX_CMDLINE = 1 << 16
+_CGROUPS = "/sys/fs/cgroup"
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 class Stat:
-    """One line of ``/proc/PID/stat``; ``start`` in clock ticks since boot, ``cpu_s`` in seconds, ``exit_status`` as of wait(2)."""
+    """Line of ``/proc/PID/stat``; ``start`` in ticks since boot, ``cpu_s`` in seconds, ``exit_status`` of wait(2)."""
 
     __slots__ = ("comm", "cpu_s", "exit_status", "pid", "ppid", "start", "state")
 
@@ -35,12 +33,12 @@ class Stat:
 
 
 def at_once(path: str, flags: int) -> int:
-    """A file descriptor, for ``os.open`` and as ``opener`` of ``open``: never waits for the other end of a pipe, which a job may put anywhere."""
+    """Opens without waiting for a pipe's other end; usable as ``opener``."""
     return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
 
 
 def read_bounded(path: str, limit: int) -> bytes | None:
-    """The first ``limit`` bytes of a file, or None when it cannot be read."""
+    """Returns the first ``limit`` bytes of a file, or None if unreadable."""
     try:
         fd = at_once(path, os.O_RDONLY)
     except OSError:
@@ -64,7 +62,7 @@ def read_bounded(path: str, limit: int) -> bytes | None:
 def _parse(data: bytes | None, pid: int) -> Stat | None:
     if not data:
         return None
-    # The name stands in parentheses and may hold spaces and parentheses itself.
+    # The name may contain spaces and parentheses.
     left, right = data.find(b"("), data.rfind(b")")
     fields = data[right + 2 :].split()
     try:
@@ -82,18 +80,18 @@ def _parse(data: bytes | None, pid: int) -> Stat | None:
 
 
 def stat(pid: int) -> Stat | None:
-    """The state of process ``pid``, also of a zombie; None when it is gone."""
+    """Returns the state of ``pid``, also of a zombie; None if gone."""
     return _parse(read_bounded(f"/proc/{pid}/stat", 4096), pid)
 
 
 def start_ticks(pid: int) -> int | None:
-    """Start time of ``pid`` in clock ticks since boot."""
+    """Returns the start time of ``pid`` in ticks since boot."""
     found = stat(pid)
     return None if found is None else found.start
 
 
 def snapshot() -> dict[int, Stat]:
-    """All processes that can be seen, by pid."""
+    """Returns all visible processes by pid."""
     found: dict[int, Stat] = {}
     try:
         names = os.listdir("/proc")
@@ -109,7 +107,7 @@ def snapshot() -> dict[int, Stat]:
 
 
 def descendants(root: int, processes: dict[int, Stat] | None = None) -> list[Stat]:
-    """All processes below ``root`` (not itself), parents before children."""
+    """Returns all processes below ``root``, parents before children."""
     table = snapshot() if processes is None else processes
     children: dict[int, list[Stat]] = {}
     for one in table.values():
@@ -127,7 +125,7 @@ def descendants(root: int, processes: dict[int, Stat] | None = None) -> list[Sta
 
 
 def environ(pid: int) -> dict[str, str] | None:
-    """The environment that ``pid`` was started with (later changes do not show), or None when it may not be read."""
+    """Returns the environment at the start of ``pid``, or None if unreadable."""
     data = read_bounded(f"/proc/{pid}/environ", _MAX_ENVIRON)
     if data is None:
         return None
@@ -140,14 +138,14 @@ def environ(pid: int) -> dict[str, str] | None:
 
 
 def cmdline(pid: int) -> tuple[str, ...]:
-    """The words of the command line, empty for kernel threads, zombies and what may not be read."""
+    """Returns the command line; empty for kernel threads, zombies and if unreadable."""
     data = read_bounded(f"/proc/{pid}/cmdline", _MAX_CMDLINE) or b""
     return tuple(os.fsdecode(word) for word in data.split(b"\0")[:-1])
 
 
 # foreign-text: a mask that the kernel writes
 def catches(pid: int, signum: int) -> bool:
-    """Whether ``pid`` has a handler for ``signum`` (SigCgt): only then may a signal that kills by default be sent."""
+    """Returns True if ``pid`` handles ``signum`` (SigCgt)."""
     for line in (read_bounded(f"/proc/{pid}/status", 1 << 14) or b"").splitlines():
         if line.startswith(b"SigCgt:"):
             try:
@@ -158,13 +156,13 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def boot_id() -> str | None:
-    """The kernel's id of this boot, or None."""
+    """Returns the kernel's boot id, or None."""
     data = read_bounded("/proc/sys/kernel/random/boot_id", 64)
     return data.decode("ascii", "replace").strip() or None if data else None
 
 
 def threads(pid: int) -> list[dict[str, str]]:
-    """State of each thread: ``tid``, ``comm``, ``state``, ``cpu_s``, ``wchan``, ``syscall`` (as text, at most 256 threads)."""
+    """Returns ``tid``, ``comm``, ``state``, ``cpu_s``, ``wchan``, ``syscall`` of at most 256 threads, as text."""
     try:
         names = sorted(os.listdir(f"/proc/{pid}/task"), key=int)[:256]
     except (OSError, ValueError):
@@ -189,3 +187,37 @@ def threads(pid: int) -> list[dict[str, str]]:
             }
         )
     return found
+
+
+def oom_counter_path() -> str | None:
+    """Returns the file with the OOM counter of this cgroup: ``memory.events`` (v2) or ``memory.oom_control`` (v1), or None."""
+    paths = {}
+    for line in (read_bounded("/proc/self/cgroup", 1 << 14) or b"").decode("utf-8", "replace").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "memory" in controllers.split(","):
+            paths["v1"] = path
+        elif number == "0" and not controllers:
+            paths["v2"] = path
+    for version, base, name in (
+        ("v1", _CGROUPS + "/memory", "memory.oom_control"),
+        ("v2", _CGROUPS, "memory.events"),
+        ("v2", _CGROUPS + "/unified", "memory.events"),
+    ):
+        if version in paths:
+            # A container may show the host's path.
+            for candidate in (base + paths[version].rstrip("/") + "/" + name, base + "/" + name):
+                if oom_kills(candidate) is not None:
+                    return candidate
+    return None
+
+
+def oom_kills(path: str | None) -> int | None:
+    """Returns the number of OOM kills in the counter's file; None if unreadable, never 0 then."""
+    if path is None or not os.path.isabs(path):
+        return None
+    for line in (read_bounded(path, 1 << 14) or b"").splitlines():
+        words = line.split()
+        if len(words) == 2 and words[0] == b"oom_kill":  # noqa: PLR2004 - name and value
+            return untrusted.whole(words[1])
+    return None

@@ -1,9 +1,6 @@
-"""Builds, bounds and writes records: ``rankfall.record/1``, one JSON file each, written once.
+"""Builds, bounds and writes ``rankfall.record/1`` records, one complete JSON file each.
 
-A record is never rewritten and never half there: it is written under a temporary name and linked to its own.
-Where the folder cannot be written, an error record goes out as one line of the log channel. Nothing here
-raises towards the job. JSON is written without ``import json``, which would cost a rank several milliseconds
-of its start; lone surrogates become their escapes as text.
+Nothing raises into the job. ``import json`` would cost milliseconds.
 """
 
 from __future__ import annotations
@@ -26,12 +23,12 @@ def _pure_quote(text: str) -> str:
 
 try:
     from _json import encode_basestring_ascii as _quote
-except ImportError:  # an interpreter without the accelerator
+except ImportError:  # no accelerator
     _quote = _pure_quote
 
 
 def clean(text: str) -> str:
-    """``text`` without lone surrogates: each becomes the six characters of its escape."""
+    """Returns ``text`` with unpaired surrogates escaped."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -40,10 +37,10 @@ def clean(text: str) -> str:
 
 
 def dumps(value: Any) -> str:
-    """JSON text of ``value``, ASCII only.
+    """Returns ASCII JSON of ``value``.
 
     Raises:
-        TypeError: a type that JSON of records does not have.
+        TypeError: Unsupported type.
     """
     if value is None:
         return "null"
@@ -56,7 +53,6 @@ def dumps(value: Any) -> str:
     if isinstance(value, int):
         return int.__repr__(value)
     if isinstance(value, float):
-        # NaN and the infinities are no JSON.
         return float.__repr__(value) if value - value == 0 else "null"
     if isinstance(value, dict):
         return "{" + ",".join(_quote(clean(str(key))) + ":" + dumps(item) for key, item in value.items()) + "}"
@@ -66,16 +62,16 @@ def dumps(value: Any) -> str:
 
 
 SCHEMA = "rankfall.record/1"
-# One record: enough for a long trace, small enough that a thousand of them are read at once.
+# A thousand fit into one read.
 MAX_RECORD = 256 * 1024
-# One message (also an item of ``chain``).
+# Also of a ``chain`` item.
 MAX_MESSAGE = 16 * 1024
 MAX_TRACEBACK = 96 * 1024
-# One line of the log channel: log drivers cut longer ones.
+# Log drivers cut longer lines.
 MAX_LINE = 8 * 1024
-# A record that goes through the pipe ``notify``, and a piece of it: a write of up to 4,096 bytes (PIPE_BUF) is never mixed with another's.
+# Record for ``notify``, and a piece: writes up to 4,096 bytes (PIPE_BUF) are atomic.
 _MAX_SENT, _PIECE = 32 * 1024, 3900
-# What is left of a record when nothing else makes it fit, and the longest of these.
+# Fields that remain, and their longest value.
 _CORE = (
     "schema",
     "id",
@@ -92,11 +88,11 @@ _CORE = (
     "truncated",
 )
 _MAX_CORE = 128
-# Bytes that a file system stores together.
+# File system block.
 _PAGE = 4096
 _MAX_ARGS = 64
 _MAX_ARG = 512
-# In every text that is secret by its shape, or assigns such a one in the middle.
+# Parts of every secret-shaped text.
 _SECRET_PARTS = (
     "hf_",
     "sk-",
@@ -128,7 +124,7 @@ _SECRET_WORDS = (
 
 
 def cut(text: str, limit: int) -> tuple[str, bool]:
-    """``text`` within ``limit`` characters, head and tail kept, and whether something was left out."""
+    """Returns ``text`` within ``limit`` characters, and True if shortened."""
     if len(text) <= limit:
         return text, False
     mark = f"\n... {len(text) - limit} characters left out ...\n"
@@ -138,7 +134,7 @@ def cut(text: str, limit: int) -> tuple[str, bool]:
 
 
 def safe_argv(argv: tuple[str, ...] | list[str]) -> list[str]:
-    """A command line for a record: bounded, secrets replaced: values of options that sound so, and what is one by its shape."""
+    """Returns a bounded command line without secrets."""
     found: list[str] = []
     hide = False
     for arg in argv[:_MAX_ARGS]:
@@ -151,7 +147,7 @@ def safe_argv(argv: tuple[str, ...] | list[str]) -> list[str]:
         elif "://" in arg and "@" in arg:
             found.append(arg.partition("://")[0] + "://***@" + arg.rpartition("@")[2])
         elif any(part in arg for part in _SECRET_PARTS):
-            # Its patterns cost every rank some milliseconds, so they are made only here.
+            # Compiling the patterns costs milliseconds.
             from rankfall_inside.redact import redact
 
             found.append(cut(redact(arg, []), _MAX_ARG)[0])
@@ -162,12 +158,12 @@ def safe_argv(argv: tuple[str, ...] | list[str]) -> list[str]:
 
 
 def whole(environ: Mapping[str, str], name: str) -> int | None:
-    """The non-negative number in the variable ``name``, or None."""
+    """Returns the non-negative number in variable ``name``, or None."""
     return untrusted.whole(environ.get(name), 9)
 
 
 def place(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Where this process is: run, attempt, role, slot, node and so on, as fields of a record."""
+    """Returns run, attempt, role, slot, node etc. as record fields."""
     return {
         "run": environ.get("RANKFALL_RUN"),
         "attempt": whole(environ, "RANKFALL_ATTEMPT"),
@@ -182,7 +178,7 @@ def place(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def new(kind: str, *, writer: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A record of ``kind``, stamped now; fields that are None are left out."""
+    """Returns a record of ``kind`` with the current time, without None fields."""
     record: dict[str, Any] = {"schema": SCHEMA, "id": os.urandom(16).hex(), "kind": kind, "writer": writer}
     record["at_ns"] = time.time_ns()
     record["mono_ns"] = time.monotonic_ns()
@@ -191,11 +187,11 @@ def new(kind: str, *, writer: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def encode(record: dict[str, Any], *, limit: int = MAX_RECORD) -> bytes:
-    """JSON of ``record`` within ``limit`` bytes: long texts lose their middle first, then lists their tail, at last whole fields."""
+    """Returns JSON within ``limit`` bytes; shortens texts, then lists, then drops fields."""
     data = dumps(record).encode("ascii")
     size = limit * 2
     while len(data) > limit and size:
-        # ASCII JSON may be twelve bytes a character, so the room for texts is lowered until all fits.
+        # A character may need twelve bytes in ASCII JSON.
         size = size * 3 // 4
         record["truncated"] = True
         _shrink(record, size)
@@ -225,7 +221,7 @@ def _shrink(record: dict[str, Any], size: int) -> None:
 
 
 def name_prefix(kind: str, place: Mapping[str, Any]) -> str:
-    """How the file names of all records of ``kind`` from one slot begin."""
+    """Returns the file name prefix for records of ``kind`` from one slot."""
 
     def word(value: Any) -> str:
         text = str(value) if value is not None else "x"
@@ -239,12 +235,7 @@ def _name(record: Mapping[str, Any]) -> str:
 
 
 class Reserve:
-    """Files of one page each, made while the disk has room: a record that finds none later is written into one of them.
-
-    Args:
-        folder: on the file system of the records.
-        count: how many; fewer where there is no room for them even now.
-    """
+    """At most ``count`` preallocated one-page files for records when the disk is full."""
 
     def __init__(self, folder: str, count: int) -> None:
         self._paths: list[str] = []
@@ -256,7 +247,7 @@ class Reserve:
                 break
             self._paths.append(path)
             try:
-                # Not zeros: a page of these might not be kept.
+                # Zeros may become a hole.
                 written = os.write(fd, b" " * _PAGE)
             except OSError:
                 written = 0
@@ -267,14 +258,14 @@ class Reserve:
                 break
 
     def write(self, data: bytes, path: str) -> bool:
-        """Put ``data``, at most a page, under the name ``path``; False when that cannot be done."""
+        """Stores ``data`` (at most a page) as ``path``; False on failure."""
         if not self._paths:
             return False
         spare = self._paths.pop()
         try:
             fd = os.open(spare, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                # In place, so that nothing new is needed; what is left of the page goes only then.
+                # In place: needs no new block.
                 written = os.write(fd, data)
                 os.ftruncate(fd, len(data))
                 os.fsync(fd)
@@ -289,23 +280,17 @@ class Reserve:
         return False
 
     def store(self, record: dict[str, Any], folder: str) -> bool:
-        """As :func:`write`, shortened to a page."""
+        """Writes a record, shortened to a page."""
         return self.write(encode(_copy(record), limit=_PAGE), os.path.join(folder, _name(record)))
 
     def close(self) -> None:
-        """Remove what was not needed."""
+        """Removes unused files."""
         while self._paths:
             _remove(self._paths.pop())
 
 
 def write(record: dict[str, Any], folder: str, *, sync: bool) -> bool:
-    """Write ``record`` into ``folder``; False when that cannot be done.
-
-    Args:
-        record: of :func:`new`; may be shortened.
-        folder: an existing directory.
-        sync: wait until the disk has it: for what must outlive the machine, not for starts.
-    """
+    """Writes ``record`` into ``folder``; False on failure. ``sync`` waits for the disk."""
     if not folder:
         return False
     name = _name(record)
@@ -335,7 +320,7 @@ def _publish(temporary: str, name: str) -> None:
     try:
         os.link(temporary, name)
     except OSError:
-        # File systems without hard links; the name is random, so nothing can be overwritten.
+        # The random name overwrites nothing.
         os.rename(temporary, name)
     else:
         _remove(temporary)
@@ -349,17 +334,16 @@ def _remove(path: str) -> None:
 
 
 def line(record: dict[str, Any], token: str) -> bytes:
-    """``record`` as one line of the log channel, at most 8 KiB, with its newline; the same id makes it the same record."""
+    """Returns ``record`` as a log channel line of at most 8 KiB, with the same id."""
     import base64
 
     head = b"\x1erankfall/1 " + token.encode("utf-8", "replace") + b" "
-    # base64 needs four bytes for three.
     room = (MAX_LINE - len(head) - 8) * 3 // 4
     return head + base64.urlsafe_b64encode(encode(_copy(record), limit=room)) + b"\n"
 
 
 def pieces(record: dict[str, Any]) -> list[bytes]:
-    """``record`` as lines for the pipe ``notify``, each short enough to be written whole whoever else writes."""
+    """Returns ``record`` as lines for ``notify``, short enough for atomic writes."""
     import base64
 
     data = base64.urlsafe_b64encode(encode(_copy(record), limit=_MAX_SENT))
@@ -369,6 +353,6 @@ def pieces(record: dict[str, Any]) -> list[bytes]:
 
 
 def _copy(record: dict[str, Any]) -> dict[str, Any]:
-    """A copy that may be shortened: the lists of a record are replaced, never changed."""
+    """Returns a copy that may be shortened; lists are replaced, never changed."""
     error = record.get("error")
     return dict(record, error=dict(error)) if isinstance(error, dict) else dict(record)

@@ -1,8 +1,4 @@
-"""Removes secrets from text before it is stored: tokens, passwords, keys, headers, environment dumps.
-
-Rather masks one word too many: a value after a name that sounds secret is replaced. The caller bounds the
-input; no pattern has nested repetition, so none can run away.
-"""
+"""Masks secrets in text before storage: tokens, passwords, keys, headers, environment dumps."""
 
 from __future__ import annotations
 
@@ -14,13 +10,13 @@ if TYPE_CHECKING:
     from typing import Mapping
 
 MASK = "***"
-# A name that ends so holds a secret: environment dumps, keyword arguments, JSON, headers, query strings.
+# Environment dumps, arguments, JSON, headers, query strings.
 _NAME = (
     r"(?:[\w.-]{0,64}(?:password|passwd|passphrase|secret|token|api[_-]?key|apikey|access[_-]?key(?:[_-]?id)?|private[_-]?key|"
     r"credentials?|auth[_-]?key|signature|session[_-]?key|x-amz-signature)|pwd|sig)"
 )
 _PATTERNS = (
-    # user:password@host; the user's name is kept
+    # user:password@host; keeps the user
     (re.compile(r"(://[^\s/:@'\"]{0,128}):([^\s/@'\"]{1,512})@"), r"\1:" + MASK + "@"),
     (
         re.compile(
@@ -53,22 +49,22 @@ _PATTERNS = (
         r"\1" + MASK,
     ),
 )
-# The last one: secret arguments of a job in a cluster.
+# The last: secret arguments of a cluster job.
 _SECRET_ENV = re.compile(
     r"(?i)(?:password|passwd|passphrase|pwd|secret|token|key|credential|cookie|auth|dsn|signature)s?$|^RANKFALL_SECRET_\d+$"
 )
-# Shorter values are words like "true" or "none", which would be masked everywhere.
+# Shorter values would be masked everywhere.
 _MIN_VALUE = 8
 
 
 def secrets_of(environ: Mapping[str, str]) -> list[str]:
-    """Values of variables that sound secret, longest first: they are masked wherever they show."""
+    """Returns values of variables with secret-like names, longest first."""
     found = {value for name, value in environ.items() if len(value) >= _MIN_VALUE and _SECRET_ENV.search(name)}
     return sorted(found, key=len, reverse=True)
 
 
 def redact(text: str, secrets: list[str] | None = None) -> str:
-    """``text`` with secrets replaced by ``***``."""
+    """Returns ``text`` with secrets replaced by ``***``."""
     for value in secrets_of(os.environ) if secrets is None else secrets:
         text = text.replace(value, MASK)
     for pattern, replacement in _PATTERNS:

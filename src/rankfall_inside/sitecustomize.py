@@ -1,8 +1,4 @@
-"""Installs the hook in every Python of a job, then runs the sitecustomize that this one hides.
-
-It is loaded because its directory is first on PYTHONPATH. In the bundle this file lies beside the package,
-not in it. It must never break the user's Python.
-"""
+"""Installs the hook in each Python of a job, then runs the hidden sitecustomize."""
 
 from __future__ import annotations
 
@@ -16,11 +12,11 @@ def _hook() -> None:
 
         rank_process.install()
     except BaseException:
-        pass  # whatever it is, the job's Python starts
+        pass  # the job's Python must start
 
 
 def _chain() -> None:
-    """Run the next sitecustomize on sys.path (Debian ships one), as if this one were not there; its errors are site's to report."""
+    """Runs the next sitecustomize on sys.path (Debian has one)."""
     here = os.path.dirname(os.path.abspath(__file__))
     paths = [path for path in sys.path if os.path.abspath(path or os.curdir) != here]
     for finder in sys.meta_path:

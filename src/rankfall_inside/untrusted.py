@@ -1,7 +1,6 @@
-"""JSON and numbers that others wrote, for the wrapper: whatever is wrong with them is a ``ValueError`` or None. Standard library only.
+"""Parses untrusted JSON and numbers; bad input gives ``ValueError`` or None.
 
-Ranks share a pipe and folders with the wrapper, so what comes from there is hostile: nested without end, numbers of a million digits,
-NaN, text that is no UTF-8. The product's own readers are rankfall.model.decoding and rankfall.model.numbers.
+Counterpart of rankfall.model.decoding and rankfall.model.numbers.
 """
 
 from __future__ import annotations
@@ -10,16 +9,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-#: Most digits of a whole number, as nanoseconds since the epoch have them.
+#: Digits of nanoseconds since the epoch.
 MAX_DIGITS = 19
-#: Deepest nesting of JSON.
+#: Deepest JSON nesting.
 MAX_DEPTH = 64
-# Longest text of a number with a fraction or an exponent.
+# Longest text of a real number.
 _MAX_REAL = 40
 
 
 def whole(text: str | bytes | None, digits: int = MAX_DIGITS) -> int | None:
-    """The number of 1 to ``digits`` ASCII digits and nothing else; None if the text is none."""
+    """Returns the number of 1 to ``digits`` ASCII digits; None for other text."""
     if not text or len(text) > digits:
         return None
     if isinstance(text, bytes):
@@ -28,7 +27,7 @@ def whole(text: str | bytes | None, digits: int = MAX_DIGITS) -> int | None:
 
 
 def signed(text: str | bytes | None) -> int | None:
-    """As :func:`whole`, with an optional minus before it."""
+    """Returns :func:`whole` with an optional leading minus."""
     if not text or text[:1] not in ("-", b"-"):
         return whole(text)
     found = whole(text[1:])
@@ -36,7 +35,7 @@ def signed(text: str | bytes | None) -> int | None:
 
 
 def real(text: str | bytes | None) -> float | None:
-    """The finite number that the text is, as ``-1.5e-3``; None if it is none, longer than 40 characters, NaN or infinite."""
+    """Returns a finite number such as ``-1.5e-3``; None for other text or over 40 characters."""
     if not text or len(text) > _MAX_REAL:
         return None
     if isinstance(text, bytes):
@@ -51,10 +50,10 @@ def real(text: str | bytes | None) -> float | None:
 
 
 def loads(data: str | bytes) -> Any:
-    """A value out of JSON.
+    """Parses JSON.
 
     Raises:
-        ValueError: it is no JSON, no UTF-8, nested too deeply, or has a number that is too long, infinite or NaN.
+        ValueError: Invalid JSON or UTF-8, nested too deeply, or a number too long, infinite or NaN.
     """
     import json
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from rankfall_inside import procfs
-from rankfall_inside.wrapper import cgroup
 from support.helpers import wait_until
 from support.patience import scaled
 
@@ -298,14 +297,14 @@ def test_a_rank_without_handler_is_not_killed_by_the_question_for_stacks(slot) -
 
 
 def test_the_oom_counter_is_read_where_the_kernel_shows_it() -> None:
-    path = cgroup.oom_counter_path()
-    assert cgroup.read(path) is None or path is not None
-    assert cgroup.read("/nonexistent/memory.events") is None
-    assert cgroup.read(None) is None
+    path = procfs.oom_counter_path()
+    assert procfs.oom_kills(path) is None or path is not None
+    assert procfs.oom_kills("/nonexistent/memory.events") is None
+    assert procfs.oom_kills(None) is None
 
 
 def test_the_oom_counter_of_both_versions_is_understood(tmp_path: Path) -> None:
     for number, text in enumerate(("low 0\noom 3\noom_kill 2\n", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")):
         path = tmp_path / str(number)
         path.write_text(text)
-        assert cgroup.read(str(path)) == 2
+        assert procfs.oom_kills(str(path)) == 2

@@ -1,6 +1,5 @@
-"""Backends plan, start, stop and remove the slots of a run: processes, Kubernetes workloads, foreign jobs.
+"""Backends plan, start, stop and remove a run's slots; they make no decisions.
 
-A supervisor knows them by `protocol` and `plan` only; `registry` maps a spec's backend name to a class and
-loads it when used. A backend takes no decision. May import `model`, `rundir`, `kube`, `verdict`,
-what `collect.pods` and `evidence.cluster` know of pods, and `rankfall_inside.transfer`.
+May import `model`, `rundir`, `kube`, `verdict`, the pod modules of `collect.pods`, `evidence.cluster` and
+`rankfall_inside.transfer`.
 """

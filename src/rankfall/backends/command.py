@@ -1,8 +1,6 @@
-"""The user's command: its kind (script, module, torchrun, program), its Python, and whether it can start.
+"""The user's command: kind, Python and checks before anything is created.
 
-The interpreter is asked for its version and torch in a child process, once, without importing torch. Refuses
-a missing or non-executable program, script or interpreter before anything is created. Roles inside the world
-of ranks must agree on one launcher and one rendezvous; roles with launcher ``exec`` are outside it.
+A child process reports the interpreter's version and torch, without importing torch.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from rankfall.backends import torchrun
 from rankfall.backends.plan import Launcher, Rendezvous
 from rankfall.model import JobSpec, Part, Refused, SpecError, decoding
 
-# A cold interpreter on a slow disk; asked once.
+# Seconds for a cold interpreter on a slow disk.
 _ASK_TIMEOUT_S: Final = 60.0
 _ASK: Final = """\
 import json, sys
@@ -45,12 +43,12 @@ print("\\n" + json.dumps({"python": list(sys.version_info[:3]), "torch": version
 
 
 class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
-    """One Python.
+    """One Python interpreter.
 
     Attributes:
-        path: absolute, links kept: a virtual environment is known by its own path.
-        version: of the language, as (3, 11, 4).
-        torch: version of torch; None when it has none.
+        path: Absolute, links unresolved: identifies a virtual environment.
+        version: As (3, 11, 4).
+        torch: Version; None if absent.
     """
 
     path: str
@@ -59,10 +57,10 @@ class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_interpreter(spec: JobSpec, *, cwd: Path) -> Interpreter:
-    """The job's Python.
+    """Returns the job's Python.
 
     Raises:
-        SpecError: it does not exist, is not executable, or does not answer.
+        SpecError: Missing, not executable, or silent.
     """
     if spec.python is None:
         return _own()
@@ -80,12 +78,12 @@ def find_interpreter(spec: JobSpec, *, cwd: Path) -> Interpreter:
 
 
 def resolve(program: str, *, cwd: Path, env: dict[str, str]) -> Path | None:
-    """The executable file that a shell in ``cwd`` with ``env`` would start; None when there is none."""
+    """Returns the file that a shell would execute, or None."""
     if "/" in program:
         path = cwd / Path(program).expanduser()
         return path if path.is_file() and os.access(path, os.X_OK) else None
     search = env.get("PATH", os.environ.get("PATH", os.defpath))
-    # Relative parts of PATH are relative to where the job runs.
+    # Relative parts of PATH belong to the working directory.
     folders = os.pathsep.join(str(cwd / part) for part in search.split(os.pathsep))
     found = shutil.which(program, path=folders)
     return Path(found) if found else None
@@ -95,7 +93,7 @@ def resolve(program: str, *, cwd: Path, env: dict[str, str]) -> Path | None:
 def _own() -> Interpreter:
     torch: str | None = None
     if importlib.util.find_spec("torch") is not None:
-        from importlib import metadata  # noqa: PLC0415 - brings e-mail along, and is asked for torch only
+        from importlib import metadata  # noqa: PLC0415 - imports e-mail, and is needed for torch only
 
         try:
             torch = metadata.version("torch")
@@ -106,7 +104,7 @@ def _own() -> Interpreter:
 
 
 @lru_cache(maxsize=64)
-def _ask(path: str, mtime: int) -> Interpreter:  # noqa: ARG001 - a changed file is asked again
+def _ask(path: str, mtime: int) -> Interpreter:  # noqa: ARG001 - a changed file is queried again
     hint = "give a working Python >= 3.8 in $.python (--python)"
     try:
         done = subprocess.run(
@@ -131,12 +129,7 @@ _SHEBANG_BYTES: Final = 256
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's command.
-
-    Attributes:
-        words: as the user gave them.
-        torchrun: the command taken apart, when it is torchrun.
-    """
+    """The user's command; ``torchrun`` is its parsed form, or None."""
 
     kind: Kind
     words: tuple[str, ...]
@@ -144,10 +137,10 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_command(spec: JobSpec, *, cwd: Path) -> Command:
-    """The kind of the command, checked.
+    """Checks the command and returns it.
 
     Raises:
-        SpecError: the script or program does not exist or cannot be executed.
+        SpecError: File missing or not executable.
     """
     first = spec.command[0]
     if spec.module:
@@ -164,7 +157,7 @@ def read_command(spec: JobSpec, *, cwd: Path) -> Command:
 
 
 def command_elsewhere(spec: JobSpec) -> Command:
-    """The kind of a command whose files are in a container's image: told by its words, nothing can be looked at."""
+    """Returns a command inside an image, judged by its words."""
     first = spec.command[0]
     if spec.module:
         return Command(kind="module", words=spec.command)
@@ -182,17 +175,10 @@ def job_words(
     log_dir: str | None,
     env: Mapping[str, str],
 ) -> tuple[str, ...]:
-    """The words that a slot starts.
-
-    Args:
-        command: as read.
-        python: the job's Python.
-        flags: of torchrun for this slot; None starts the command without torchrun.
-        log_dir: where torchrun keeps its own files; None leaves that to it.
-        env: the job's environment, for ``PET_*``.
+    """Returns the words that a slot starts; ``flags`` None = no torchrun.
 
     Raises:
-        SpecError: flags of a given torchrun say something else than the job does.
+        SpecError: torchrun flags contradict the job.
     """
     words = command.words
     if flags is not None:
@@ -207,7 +193,7 @@ def job_words(
 
 
 def rendezvous_of(spec: JobSpec, command: Command) -> Literal["static", "c10d"]:
-    """How the torchruns of all slots find each other: as the job says, else as a given torchrun does, else with fixed ranks."""
+    """Returns the rendezvous of the job, else of its torchrun, else ``static``."""
     if spec.elastic or spec.rdzv == "c10d":
         return "c10d"
     asked = command.torchrun.given.get("rdzv-backend") if command.torchrun and spec.rdzv == "auto" else None
@@ -215,10 +201,10 @@ def rendezvous_of(spec: JobSpec, command: Command) -> Literal["static", "c10d"]:
 
 
 def given_torchrun(spec: JobSpec, command: Command) -> bool:
-    """Whether the command is torchrun itself, to be completed for each slot.
+    """True if the command is torchrun itself.
 
     Raises:
-        SpecError: it would be started once for each rank.
+        SpecError: It would start once per rank.
     """
     if command.kind != "torchrun" or spec.launcher == "exec":
         return False
@@ -232,10 +218,10 @@ def given_torchrun(spec: JobSpec, command: Command) -> bool:
 
 
 def check_hook(spec: JobSpec, command: Command, python: Interpreter) -> None:
-    """Refuse ``inside: require`` where the hook surely cannot be loaded.
+    """Refuses ``inside: require`` if the hook cannot be loaded.
 
     Raises:
-        Refused: names why and the alternative.
+        Refused: Names reason and alternative.
     """
     if spec.inside != "require":
         return
@@ -291,7 +277,7 @@ def _check_program(program: str, *, spec: JobSpec, cwd: Path) -> None:
 
 
 def _check_shebang(path: Path, *, cwd: Path) -> None:
-    """A script whose interpreter is missing fails with the same words as a missing script; say which one it is."""
+    """Raises an error that names a script's missing interpreter."""
     try:
         with path.open("rb") as file:
             head = file.read(_SHEBANG_BYTES)
@@ -309,7 +295,7 @@ def _check_shebang(path: Path, *, cwd: Path) -> None:
 
 @contextmanager
 def naming_role(spec: JobSpec, part: Part) -> Iterator[None]:
-    """Name the role in what is wrong with one of several."""
+    """Adds the role to errors if there are several."""
     try:
         yield
     except SpecError as error:
@@ -320,13 +306,10 @@ def naming_role(spec: JobSpec, part: Part) -> Iterator[None]:
 
 
 def world_launcher(chosen: Sequence[tuple[Part, Launcher]]) -> Launcher:
-    """The launcher of the job: that of all roles inside the world; ``exec`` when there is none.
-
-    Args:
-        chosen: each role with its own.
+    """Returns the launcher of all roles in the world; ``exec`` if none.
 
     Raises:
-        SpecError: torchrun's ranks meet in their agents' store and plain ones in rank 0's; together they would wait for each other for ever.
+        SpecError: Launchers differ; ranks would wait at different stores.
     """
     inside = [(part, launcher) for part, launcher in chosen if part.in_world]
     for part, launcher in inside:
@@ -341,6 +324,6 @@ def world_launcher(chosen: Sequence[tuple[Part, Launcher]]) -> Launcher:
 
 
 def world_rendezvous(commands: Sequence[tuple[Part, Command]]) -> Rendezvous:
-    """How the torchruns of all roles inside the world find each other: c10d when one of them asks for it."""
+    """Returns c10d if any role requests it, else static."""
     asked = {rendezvous_of(part.spec, command) for part, command in commands if part.in_world}
     return "c10d" if "c10d" in asked else "static"

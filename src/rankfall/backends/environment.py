@@ -1,8 +1,4 @@
-"""The environment of a slot: variables that Rankfall adds, and inherited ones that are removed.
-
-A job started inside another job (a batch step, a rank of torchrun, a run of Rankfall) would otherwise take
-the outer rank for its own. Variables that the spec names are always kept.
-"""
+"""The environment of a slot. Variables of an outer job are removed, because the job would use its rank."""
 
 from __future__ import annotations
 
@@ -21,19 +17,19 @@ FOREIGN: Final = frozenset(
     }
 )  # fmt: skip
 _FOREIGN_PREFIXES: Final = ("TORCHELASTIC_", "RANKFALL_")
-# Where Rankfall keeps its runs is the user's setting, not a job's identity.
+# The user's setting, not a job's identity.
 _KEPT: Final = frozenset({"RANKFALL_HOME"})
 
 
 def removed(names: Iterable[str]) -> tuple[str, ...]:
-    """Which inherited variables a slot must not see, sorted."""
+    """Returns the sorted inherited variables that a slot must not see."""
     return tuple(
         sorted(name for name in names if (name in FOREIGN or name.startswith(_FOREIGN_PREFIXES)) and name not in _KEPT)
     )
 
 
 def identity(spec: JobSpec, run_dir: RunDir, *, attempt: int, slot: int, node: str, strategy: str) -> dict[str, str]:
-    """Who this slot is: the ``RANKFALL_*`` variables. ``strategy`` is the one in force, for whoever writes what it needs."""
+    """Returns the slot's ``RANKFALL_*`` variables with the effective ``strategy``."""
     env = {
         "RANKFALL_RUN": run_dir.id,
         "RANKFALL_ATTEMPT": str(attempt),
@@ -57,14 +53,9 @@ def identity(spec: JobSpec, run_dir: RunDir, *, attempt: int, slot: int, node: s
 
 
 def place(spec: JobSpec, part: Part, *, hosts: Mapping[str, str]) -> dict[str, str]:
-    """Where a role's slots stand in a job of several, the same for all of them; the index alone differs. Empty for a job of one role.
+    """Returns variables with a role's position; empty for a single role.
 
-    ``rankfall_inside.wrapper.startup`` and its plain launcher make the sums.
-
-    Args:
-        spec: the job.
-        part: the role.
-        hosts: where the first slot of each role is reached.
+    The wrapper adds the slot index.
     """
     if not spec.several_roles:
         return {}
@@ -82,7 +73,7 @@ def place(spec: JobSpec, part: Part, *, hosts: Mapping[str, str]) -> dict[str, s
 
 
 def assembled(*, own: Mapping[str, str], job: Mapping[str, str], drop: Iterable[str]) -> dict[str, str]:
-    """The whole environment of a slot: inherited, then ours, then the job's own (which cannot name ``RANKFALL_*``)."""
+    """Returns a slot's environment: inherited, Rankfall's, then the job's (without ``RANKFALL_*``)."""
     dropped = set(drop)
     inherited = {name: value for name, value in os.environ.items() if name not in dropped}
     return {**inherited, **own, **job, "RANKFALL_SUPERVISOR_PID": str(os.getpid())}

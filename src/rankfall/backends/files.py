@@ -1,8 +1,6 @@
-"""The files of a run and copies to and from them: a folder of this machine or a workspace's volume.
+"""A run's files and copies of them: a local folder or a workspace's volume.
 
-Paths are meant as the run's command sees them; a path that leads out of the root is refused. The run
-directory says where a run's files are, so every process and user finds the same; a run without a volume has
-none.
+A path outside the root is refused. A run without a volume has no files.
 """
 
 from __future__ import annotations
@@ -29,25 +27,25 @@ from rankfall_inside.transfer.tree import Tree, scan
 
 
 class Files(Protocol):
-    """Where a run's files are."""
+    """Access to a run's files."""
 
     async def put(self, tree: Tree, below: bytes) -> Counts:
-        """Send a tree to a path below the root."""
+        """Sends a tree to a path below the root."""
         ...
 
     async def get(self, below: bytes, dest: Path, *, exclude: Sequence[str] = ()) -> Counts:
-        """Receive what is at a path below the root."""
+        """Receives the file or folder at a path below the root."""
         ...
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Files that can be opened, and how paths are meant there.
+    """Location of files, and the meaning of paths there.
 
     Attributes:
-        open: gives the files; what must be made for that is gone when the block ends.
-        root: the path that people see of its root; absolute paths lie below it.
-        start: below the root: where relative paths begin.
-        label: for people.
+        open: Opens the files; finally removes temporary objects.
+        root: Prefix of absolute paths, as users see it.
+        start: Base of relative paths below the root.
+        label: Name for users.
     """
 
     open: Callable[[], AbstractAsyncContextManager[Files]]
@@ -56,10 +54,10 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     label: str
 
     def below(self, path: bytes) -> bytes:
-        """A path as a user gives it, below the root.
+        """Converts a user's path to one below the root.
 
         Raises:
-            UsageError: it leads out.
+            UsageError: The path is outside.
         """
         if path.startswith(b"/"):
             root = self.root.rstrip(b"/") + b"/"
@@ -77,28 +75,24 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LocalFiles:
-    """A folder of this machine.
-
-    Args:
-        root: that nothing leaves.
-    """
+    """A folder of this machine that limits all paths."""
 
     def __init__(self, root: Path) -> None:
         self._root = os.fsencode(root)
 
     async def put(self, tree: Tree, below: bytes) -> Counts:
-        """Copy a tree into the folder.
+        """Copies a tree into the folder.
 
         Raises:
-            InfrastructureError: it cannot be written.
+            InfrastructureError: The folder is not writable.
         """
         return await asyncio.to_thread(self._put, tree, below)
 
     async def get(self, below: bytes, dest: Path, *, exclude: Sequence[str] = ()) -> Counts:
-        """Copy something out of the folder.
+        """Copies a file or folder out of the folder.
 
         Raises:
-            InfrastructureError: it is not there, or cannot be copied.
+            InfrastructureError: Source missing or not copyable.
         """
         return await asyncio.to_thread(self._get, below, dest, exclude)
 
@@ -120,15 +114,10 @@ def _failed(error: TransferError) -> InfrastructureError:
 
 
 def across(tree: Tree, dest: bytes, *, alone: bool = False) -> Counts:
-    """Copy a tree on this machine as it would be copied to another: checked, each file whole or not at all.
-
-    Args:
-        tree: what is copied.
-        dest: where its root goes.
-        alone: the copy is for this user alone.
+    """Copies a tree locally like a remote copy; ``alone`` = accessible to this user only.
 
     Raises:
-        TransferError: it cannot be.
+        TransferError: The copy failed.
     """
     one, two = socket.socketpair()
     failures: list[BaseException] = []
@@ -146,7 +135,7 @@ def across(tree: Tree, dest: bytes, *, alone: bool = False) -> Counts:
         with two, two.makefile("rb") as file:
             return Receiver(Channel(file.read, two.sendall), dest, owner=f"local{os.getpid()}", alone=alone).run()
     except (TransferError, ConnectionError):
-        # Who sends knows better why it ended, unless it only noticed that we had.
+        # The sender knows the reason better.
         thread.join()
         first = failures[0] if failures else None
         if type(first) is TransferError:
@@ -157,12 +146,12 @@ def across(tree: Tree, dest: bytes, *, alone: bool = False) -> Counts:
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
-    """What a copy did.
+    """Result of a copy.
 
     Attributes:
-        files: in all.
-        sent: bytes that travelled.
-        same: files that were there already.
+        files: Number of files.
+        sent: Transferred bytes.
+        same: Number of existing files.
     """
 
     files: int = 0
@@ -170,20 +159,19 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
     same: int = 0
 
     def and_(self, counts: Counts) -> Copied:
-        """Both together."""
+        """Returns the sum of two results."""
         return Copied(files=self.files + counts.files, sent=self.sent + counts.sent, same=self.same + counts.same)
 
 
 async def put(place: Place, sources: Sequence[Path], remote: str, *, exclude: Sequence[str] = ()) -> Copied:
-    """Copy files and folders of this machine there.
+    """Copies local files and folders to a place; merges folders.
 
-    ``remote`` becomes the name of the one source; where it ends with a slash, and with several sources, they go into it by their own names. A
-    single file also goes into a folder that is there; a folder is laid over one that is there.
+    ``remote`` is a single source's new name, or a folder if there are several, a final slash, or it exists.
 
     Raises:
-        NotFound: a source does not exist.
-        UsageError: a path leads out, or a source holds what cannot be copied; nothing was sent.
-        InfrastructureError: it cannot be done.
+        NotFound: A source does not exist.
+        UsageError: Path outside or uncopyable; nothing was sent.
+        InfrastructureError: The copy failed.
     """
     trees = await asyncio.to_thread(_trees, place, sources, remote, exclude)
     found = Copied()
@@ -194,18 +182,11 @@ async def put(place: Place, sources: Sequence[Path], remote: str, *, exclude: Se
 
 
 async def get(place: Place, remote: str, local: Path, *, into: bool = False, exclude: Sequence[str] = ()) -> Copied:
-    """Copy what is there to this machine.
-
-    Args:
-        place: where it is.
-        remote: its path there.
-        local: its name here; an existing folder takes a single file.
-        into: put it into ``local`` by its own name.
-        exclude: patterns of what is left out.
+    """Copies remote files to this machine; ``into`` keeps the name, inside ``local``.
 
     Raises:
-        UsageError: the path leads out.
-        InfrastructureError: it is not there, or cannot be copied.
+        UsageError: The path is outside the root.
+        InfrastructureError: Source missing or not copyable.
     """
     below = place.below(os.fsencode(remote))
     name = os.fsdecode(below.rpartition(b"/")[2])
@@ -215,7 +196,7 @@ async def get(place: Place, remote: str, local: Path, *, into: bool = False, exc
 
 
 def _trees(place: Place, sources: Sequence[Path], remote: str, exclude: Sequence[str]) -> list[tuple[Tree, bytes]]:
-    """What is to be sent, and where to; all of it is looked at before anything is sent."""
+    """Returns trees and targets; scans all before anything is sent."""
     into = len(sources) > 1 or _is_folder(remote)
     found = []
     for source in sources:
@@ -231,21 +212,14 @@ def _trees(place: Place, sources: Sequence[Path], remote: str, exclude: Sequence
 
 
 def _is_folder(path: str) -> bool:
-    """Whether a path says by its end that it is a folder to put things into."""
     return path in {"", "."} or path.endswith(("/", "/."))
 
 
 def place_of(run_dir: RunDir, *, say: Callable[[str], None], image: str | None = None) -> Place | None:
-    """Where a run's files are; None: it has no volume.
-
-    Args:
-        run_dir: of the run.
-        say: takes lines for people while something is copied.
-        image: of the pod that copies in a cluster; None = the job's.
-    """
+    """Returns the place of a run's files; None without a volume. ``image`` None = the job's."""
     spec = run_dir.spec
     if spec.backend != "local":
-        from rankfall.backends.kubernetes.copy.workspace import place_of_run  # noqa: PLC0415 - runs of this machine need no client of Kubernetes
+        from rankfall.backends.kubernetes.copy.workspace import place_of_run  # noqa: PLC0415 - not for local runs
 
         return place_of_run(spec, run_dir.id, say=say, image=image)
     root = run_dir.path / CODE if spec.code_folders else Path(spec.cwd or "/")

@@ -1,10 +1,6 @@
-"""Packs what travels into a slot: the recorder ``rankfall_inside`` and the code that the job brings.
+"""Packs a slot's payload: the recorder ``rankfall_inside`` and the job's code.
 
-The bundle holds ``rankfall_inside``, its ``sitecustomize.py`` and a ``__main__.py``, and nothing named
-``rankfall``, which would hide an installed package in the job. Its bytes depend on the sources alone: the
-same version has the same name everywhere, and compiled files beside unpacked sources stay valid. The job's
-code is copied into the run directory at submission, so later edits change nothing of a run and every attempt
-has the same code.
+The bundle's bytes depend on the sources alone. Code is copied once, at submission.
 """
 
 from __future__ import annotations
@@ -29,15 +25,15 @@ from rankfall_inside.transfer.tree import Tree, merged, scan
 
 _PACKAGE = "rankfall_inside"
 _MAIN = "import sys\n\nfrom rankfall_inside.__main__ import main\n\nsys.exit(main(sys.argv[1:]))\n"
-# The zip format's own first date; any fixed one makes the bytes repeatable.
+# Fixed, so the bytes are reproducible.
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def contents() -> dict[str, bytes]:
-    """All files of the bundle by their path in it, sorted."""
+    """Returns all files of the bundle by path, sorted."""
     files = {"__main__.py": _MAIN.encode()}
     for name, entry in _sources(resources.files(_PACKAGE), _PACKAGE):
-        # site imports it by its bare name, so it lies beside the package.
+        # site imports it by its bare name.
         files["sitecustomize.py" if entry.name == "sitecustomize.py" else name] = entry.read_bytes()
     return dict(sorted(files.items()))
 
@@ -51,7 +47,7 @@ def _sources(folder: Traversable, path: str) -> Iterator[tuple[str, Traversable]
 
 
 def build_zip() -> bytes:
-    """The bundle as a zip that Python can run and put on ``PYTHONPATH``; the same bytes for the same sources."""
+    """Returns the bundle as a reproducible, runnable zip."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in contents().items():
@@ -63,7 +59,7 @@ def build_zip() -> bytes:
 
 
 def location(home: Path) -> Path:
-    """Where :func:`unpack` puts the bundle; creates nothing."""
+    """Returns the directory of :func:`unpack`; creates nothing."""
     return _target(home, contents())
 
 
@@ -75,13 +71,7 @@ def _target(home: Path, files: dict[str, bytes]) -> Path:
 
 
 def unpack(home: Path) -> Path:
-    """The bundle as a directory ``home/inside/<sha12>/``, made once and then used again.
-
-    Args:
-        home: Rankfall's home; created when it is missing.
-
-    Returns:
-        The directory to run (``python DIR wrap ...``).
+    """Unpacks the bundle to ``home/inside/<sha12>/`` once; returns that directory.
 
     Raises:
         OSError: ``home`` cannot be written.
@@ -95,11 +85,11 @@ def unpack(home: Path) -> Path:
     try:
         for name, data in files.items():
             path = temporary / name
-            # Python would make the folder of compiled files by the umask; the files in it get the modes of their sources.
+            # Python would apply the umask.
             make_folder(path.parent / "__pycache__")
             write_file(path, data)
-        # Atomic: whoever is second finds a complete directory, ours or the other's.
-        os.rename(temporary, target)  # noqa: PTH104 - Path.rename says the same with one more object
+        # Atomic for concurrent processes.
+        os.rename(temporary, target)  # noqa: PTH104 - Path.rename does the same with one more object
     except OSError:
         if not target.is_dir():
             raise
@@ -109,14 +99,14 @@ def unpack(home: Path) -> Path:
 
 
 CODE: Final = "code"
-"""Its folder in the run directory."""
+"""Code folder in the run directory."""
 
 
 def code_of(spec: JobSpec, run_dir: RunDir) -> Tree:
-    """The code of a run, or of a job that is only looked at yet.
+    """Returns the code of a run or an unsubmitted job.
 
     Raises:
-        UsageError: there is no such folder, or it cannot be copied.
+        UsageError: Folder missing or not copyable.
     """
     kept = run_dir.path / CODE
     if kept.is_dir():
@@ -125,14 +115,10 @@ def code_of(spec: JobSpec, run_dir: RunDir) -> Tree:
 
 
 def code_tree(spec: JobSpec, *, skip: Path) -> Tree:
-    """The folders of ``code`` laid over each other.
-
-    Args:
-        spec: of the job.
-        skip: Rankfall's home, which is no code wherever it lies.
+    """Merges the folders of ``code``, without the folder ``skip``.
 
     Raises:
-        UsageError: there is no such folder, or it cannot be copied.
+        UsageError: Folder missing or not copyable.
     """
     trees = []
     try:

@@ -1,8 +1,6 @@
-"""The plan of one attempt: which slots would be started, with what command and environment, and where.
+"""The plan of one attempt: slots with command, environment and place.
 
-A plan is data: printed by ``--dry-run``, stored with the attempt, given to a backend. Printed copies have
-values masked that look secret (rather one too many than one too few); stored copies leave the job's own
-variables to the spec.
+Printed copies mask possible secrets. Stored copies omit the job's variables, which are in the spec.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ PLAN_SCHEMA: Final = "rankfall.plan/1"
 
 
 class SlotPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One slot that would be started.
+    """Plan of one slot.
 
     Attributes:
-        argv: the wrapper with the job's command.
-        env: what Rankfall adds for this slot; the job's own variables stand in ``Plan.env``.
-        cwd, slot_dir, stream_dir: absolute paths.
-        instance: which start of the slot in this attempt, counted from 0.
+        argv: Wrapper with the job's command.
+        env: Rankfall's variables only.
+        cwd, slot_dir, stream_dir: Absolute paths.
+        instance: Start number in this attempt, from 0.
     """
 
     slot: int
@@ -48,11 +46,11 @@ class SlotPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterPlan(PodSource, frozen=True, kw_only=True):
-    """Where in a cluster an attempt lives, and what finds it again: its pods, and the object that makes them.
+    """Location of an attempt in a cluster.
 
     Attributes:
-        excluded: nodes that were avoided, beside those of the spec.
-        restart: how often Kubernetes itself had started the gang again before this attempt; its pods bear that number.
+        excluded: Avoided nodes besides the spec's.
+        restart: Earlier gang restarts by Kubernetes, also a pod label.
     """
 
     backend: str
@@ -61,30 +59,30 @@ class ClusterPlan(PodSource, frozen=True, kw_only=True):
     restart: int = 0
 
     def without(self, roles: Collection[str]) -> ClusterPlan:
-        """The same place, in which these roles have no workload."""
+        """Returns the same location without the workloads of these roles."""
         jobs = {role: name for role, name in self.jobs.items() if role not in roles}
         return msgspec.structs.replace(self, jobs=jobs, object=next(iter(jobs.values()), self.object))
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt that would be started. Making it creates nothing.
+    """Plan of one attempt, made without side effects.
 
     Attributes:
-        env: variables of the job spec, the same for all slots.
-        role_env: variables over these, by role; roles that have none of their own are left out.
-        removed: names taken out of the inherited environment, because they speak of another job.
-        notes: what was chosen and why, for people.
-        strategy: the one in force for this attempt, by name.
-        cluster: where in a cluster; None on this machine.
-        objects: manifests for people, with secrets masked; only while they are shown, never stored.
-        sizes: nodes by role, as they were wished when the plan was made; empty = the spec's.
-        slots: those that were begun with or joined since; some of them may have left.
-        spare: of ``MIN:MAX`` nodes those that may still join.
-        left: slots that left the gang while the attempt went on.
-        outlived: bad ends (``slot`` or ``rank``, its number, process id) that the gang went on after.
-        changes: what of that differs from the attempt before, and what changed while this one ran.
-        left_out: roles that have done their work in an earlier attempt, and are not run again.
-        port: the TCP port kept for the rendezvous or the ranks; None = none is needed.
+        env: The spec's variables.
+        role_env: Overrides by role; no empty entries.
+        removed: Removed inherited variables of another job.
+        notes: Choices and reasons, for users.
+        strategy: Effective strategy.
+        cluster: None on this machine.
+        objects: Masked manifests for display, never stored.
+        sizes: Requested nodes by role; empty = the spec's.
+        slots: All started or joined slots, even if they left.
+        spare: ``MIN:MAX`` slots that may still join.
+        left: Slots that left during the attempt.
+        outlived: Survived failures (``slot`` or ``rank``, number, process id).
+        changes: Size changes since the previous attempt, and during this one.
+        left_out: Roles that succeeded in an earlier attempt.
+        port: TCP port of rendezvous or ranks, or None.
     """
 
     schema: str = PLAN_SCHEMA
@@ -119,27 +117,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(slot for slot in self.slots if slot.slot not in gone) if gone else self.slots
 
     def env_of(self, role: str) -> dict[str, str]:
-        """The job's variables as a role has them."""
+        """Returns the job's variables for a role."""
         return {**self.env, **self.role_env.get(role, {})}
 
     def without(self, roles: Collection[str]) -> Plan:
-        """The same plan, in which these roles are not run: they have done their work."""
+        """Returns the plan without roles that have succeeded."""
         cluster = self.cluster.without(roles) if self.cluster is not None else None
         slots = tuple(one for one in self.slots if one.role not in roles)
         return msgspec.structs.replace(self, slots=slots, cluster=cluster, left_out=tuple(roles))
 
     def with_start(self, slot: int, instance: int) -> Plan:
-        """The same plan, in which a slot is started again: under folders of its own.
-
-        Args:
-            slot: which one.
-            instance: which start of it, more than 0.
-        """
+        """Returns the plan with a restarted slot, in separate folders."""
         slots = tuple(_started_again(one, instance) if one.slot == slot else one for one in self.slots)
         return msgspec.structs.replace(self, slots=slots)
 
     def size_text(self, spec: JobSpec) -> str:
-        """How large the attempt is, in words: nodes and ranks of each role; a role outside the world has no ranks."""
+        """Describes nodes and ranks of each role."""
         found = []
         for part in spec.parts:
             count = sum(slot.role == part.name for slot in self.slots)
@@ -148,7 +141,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(found)
 
     def document(self) -> dict[str, Any]:
-        """The plan as plain data for people: values that look secret are masked."""
+        """Returns plain data with possible secrets masked."""
         slots, spare = _masked_slots(self.slots), _masked_slots(self.spare)
         own = {role: _masked_env(env) for role, env in self.role_env.items()}
         plan = msgspec.structs.replace(self, slots=slots, spare=spare, env=_masked_env(self.env), role_env=own)
@@ -158,22 +151,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return document
 
     def row(self) -> dict[str, Any]:
-        """The plan as it is stored: without the job's own variables, which stand in the spec and nowhere else."""
+        """Returns the plan for storage, without the job's variables."""
         stored: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, env={}, role_env={}, objects=()))
         return stored
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any], spec: JobSpec) -> Plan:
-        """A stored plan.
+        """Restores a stored plan.
 
         Raises:
-            msgspec.ValidationError: it was not written by :meth:`row`.
+            msgspec.ValidationError: Not a row of :meth:`row`.
         """
         return msgspec.structs.replace(decoding.convert(row, cls), **variables(spec))
 
 
 def variables(spec: JobSpec) -> dict[str, Any]:
-    """The job's variables and those of its roles, as the fields ``env`` and ``role_env`` of a plan."""
+    """Returns the spec's variables as fields of a plan."""
     spec = referring(spec)
     return {
         "env": dict(spec.env),
@@ -182,7 +175,7 @@ def variables(spec: JobSpec) -> dict[str, Any]:
 
 
 def referred_words(spec: JobSpec) -> dict[str, str]:
-    """What stands in a plan for each secret argument of a job's commands, by the argument."""
+    """Maps secret arguments of commands to placeholders."""
     found = {pointer: one for pointer, one in secrets_of(spec).items() if "/command/" in pointer}
     return {one.text: secret_reference(pointer, one.label) for pointer, one in found.items()}
 
@@ -199,10 +192,10 @@ def _masked_env(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def slot_plan(plan: Plan, slot: int) -> SlotPlan:
-    """The plan of one slot.
+    """Returns the plan of one slot.
 
     Raises:
-        KeyError: the plan has no such slot.
+        KeyError: No such slot.
     """
     for one in plan.slots:
         if one.slot == slot:
@@ -211,7 +204,6 @@ def slot_plan(plan: Plan, slot: int) -> SlotPlan:
 
 
 def _started_again(slot: SlotPlan, instance: int) -> SlotPlan:
-    """The folders of a slot bear its number of the start; they stand in its words and variables too."""
     before, folder = Path(slot.slot_dir), Path(slot.stream_dir)
     moved = {
         slot.slot_dir: str(before.with_name(f"{slot.role}-{slot.slot}.{instance}")),

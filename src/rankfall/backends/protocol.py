@@ -1,7 +1,4 @@
-"""The protocol of all backends and the types of their answers.
-
-Supervisors know a backend by this protocol alone. Every method but ``plan`` can be called again without harm.
-"""
+"""Protocol of all backends, the supervisors' only access to them, and its answer types."""
 
 from __future__ import annotations
 
@@ -19,18 +16,17 @@ from rankfall.rundir.cluster.pod_source import PodSource
 if TYPE_CHECKING:
     from rankfall.backends.kubernetes.workload import Workload
 
-# What can be seen of a slot without asking its records.
 Life = Literal["absent", "starting", "running", "ended", "dead"]
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """Where observations of a plan come from; ``evidence.attempt`` opens it.
+    """Source of observations of a plan; ``evidence.attempt`` opens it.
 
     Attributes:
-        kind: ``pods`` is a cluster's; the others are places in a file system.
-        path: absolute; of pods the path of the run directory, into which they are fed.
-        slot: None for what all slots share.
-        pods: which pods, and how to reach their API.
+        kind: ``pods``, or a kind of path.
+        path: Absolute; for pods the run directory.
+        slot: None = shared.
+        pods: Pods and access to their API.
     """
 
     kind: Literal["records", "slot_dir", "streams", "pods"]
@@ -40,24 +36,19 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cancellation(msgspec.Struct, frozen=True, kw_only=True):
-    """Who waits for a call that may take minutes. Both are called in the caller's thread.
-
-    Attributes:
-        say: takes lines for people: what is waited for, and why.
-        over: whether something else is wished by now; the call then ends with ``Abandoned``.
-    """
+    """Callbacks for a long operation, called in its thread; a true ``over()`` ends it with ``Abandoned``."""
 
     say: Callable[[str], None]
     over: Callable[[], bool]
 
 
 class HeldBy(msgspec.Struct, frozen=True, kw_only=True):
-    """Another supervisor of the same run, in words that are safe to show.
+    """Another supervisor of the same run, safe to display.
 
     Attributes:
-        who: user, machine and process; empty = nobody, or not known: it was taken by somebody just now.
-        since: how long, by that machine's clock.
-        alive: it gave a sign of life while we looked.
+        who: User, machine and process; empty = unknown.
+        since: Duration by that machine's clock.
+        alive: True if its lease changed during observation.
     """
 
     who: str = ""
@@ -66,12 +57,12 @@ class HeldBy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SuspensionState(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether an attempt's workload is suspended in its cluster.
+    """Suspension of an attempt's workload in its cluster.
 
     Attributes:
-        state: ``held`` = it is, by whomever; ``free`` = it is not, or it has ended; ``gone`` = somebody removed it.
-        since: by the server's clock, in whole seconds; nanoseconds since the epoch. None = the server has not said.
-        queue: of Kueue, that it is released by; empty = by none.
+        state: ``held``; ``free`` (or ended); ``gone`` = removed by another user.
+        since: Whole seconds as nanoseconds since the epoch, server time.
+        queue: Kueue queue that releases it, or empty.
     """
 
     state: Literal["held", "free", "gone"]
@@ -80,11 +71,11 @@ class SuspensionState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backend(Protocol):
-    """Starts and stops slots somewhere. All methods but ``plan`` can be called again without harm.
+    """Starts and stops slots. All methods but ``plan`` are repeatable.
 
     Attributes:
-        strategy: how a root is chosen in jobs that name no strategy themselves.
-        avoids_nodes: whether ``plan`` can keep slots off a node; this machine alone cannot.
+        strategy: Default strategy.
+        avoids_nodes: True if ``plan`` can exclude nodes.
     """
 
     strategy: str
@@ -99,134 +90,125 @@ class Backend(Protocol):
         nnodes: int | None = None,
         exclude: Collection[str] = (),
     ) -> Plan:
-        """What would be started, on other nodes than those of ``exclude``; refuses what cannot work.
-
-        ``nnodes`` is how many of the spec's ``MIN:MAX`` nodes there are at first; None = the most.
-        """
+        """Plans an attempt; refuses impossible jobs. ``nnodes``: initial ``MIN:MAX`` nodes, None = maximum."""
         ...
 
     def hold(self, run_dir: RunDir, *, attempts: int, lost: Callable[[str], None]) -> HeldBy | None:
-        """One try to become the only supervisor of a run, also among machines; None = we are. Called before anything is submitted.
+        """Tries once to become a run's only supervisor; None = success.
 
-        Args:
-            run_dir: the run; its directory's lease is held.
-            attempts: the newest attempt that it knows.
-            lost: told in words, from another thread, when somebody else supervises the run.
+        Call it before any submission, with the directory's lease held. ``lost`` is called in another thread.
 
         Raises:
-            EvidenceLost: the directory is an old copy.
+            EvidenceLost: The directory is an old copy.
         """
         ...
 
     def let_go(self, *, over: bool) -> None:
-        """Supervise the run no more; ``over`` = it has ended."""
+        """Ends the supervision; ``over`` = the run has ended."""
         ...
 
     def submit(self, plan: Plan, *, cancellation: Cancellation | None = None) -> tuple[int, ...]:
-        """Start the slots that were never started; the numbers of those."""
+        """Starts the never started slots and returns their numbers."""
         ...
 
     def adopt(self, plan: Plan) -> None:
-        """Take over a plan that another process submitted."""
+        """Takes over a plan that another process submitted."""
         ...
 
     def start_again(self, plan: Plan, slot: int) -> None:
-        """Start one slot as the start that this plan says, where it was not started yet and the platform does not do so itself.
+        """Starts one unstarted slot, unless the platform does.
 
         Raises:
-            InfrastructureError: it cannot be started.
+            InfrastructureError: The slot cannot be started.
         """
         ...
 
     def life(self, plan: Plan, slot: int) -> Life:
-        """What is seen of a slot now."""
+        """Returns the current state of a slot."""
         ...
 
     def alive(self, plan: Plan, slot: int) -> bool:
-        """Whether its wrapper runs or is starting."""
+        """True if the slot's wrapper is starting or running."""
         ...
 
     def exit_code(self, plan: Plan, slot: int) -> int | None:
-        """The exit code of a slot's command as its parent saw it; None where nobody here could."""
+        """Returns a command's exit code; None if unknown."""
         ...
 
     def stop(self, plan: Plan, slots: Collection[int], *, grace: float, reason: str) -> tuple[int, ...]:
-        """Ask slots to end; the numbers of those that could be told."""
+        """Requests slots to end; returns those that received the request."""
         ...
 
     def request_stacks(self, plan: Plan, slots: Collection[int]) -> tuple[int, ...]:
-        """Ask slots for the stacks of their ranks; the numbers of those that could be told."""
+        """Requests stacks of ranks; returns the slots that received the request."""
         ...
 
     def end(self, plan: Plan, slots: Collection[int], *, grace: float) -> int:
-        """End by force what is left of slots whose wrapper is gone or deaf; how many processes were ended."""
+        """Kills remains of slots without a responsive wrapper; returns the number of processes."""
         ...
 
     def resizes(self, plan: Plan) -> bool:
-        """Whether slots can join and leave this attempt while the others run on."""
+        """True if slots can join and leave during this attempt."""
         ...
 
     def resize(self, plan: Plan) -> bool:
-        """Start those that joined the plan and tell those to end that left it by a resize; whether nothing of that is left to be done."""
+        """Starts joined slots and stops removed ones; returns True if complete."""
         ...
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
-        """Where the observations of a plan come from."""
+        """Returns the sources of the plan's observations."""
         ...
 
     def deleted_externally(self, plan: Plan, *, surely: bool = False) -> str | None:
-        """That somebody else deleted the attempt's workload, as text for people; None where nothing says so.
+        """Returns a message if another user or controller deleted the workload, else None.
 
-        Args:
-            plan: of the attempt.
-            surely: only where it is certain, and not also where its own time to live may have removed it. A cluster that does not answer is an
-                ``InfrastructureError`` then; else it is None.
+        ``surely``: only if certain, not if the time to live may have expired; no answer raises ``InfrastructureError``.
         """
         ...
 
     def suspension_state(self, plan: Plan) -> SuspensionState | None:
-        """Whether the attempt's workload is suspended; None where it cannot be, or cannot be seen now."""
+        """Returns the workload's suspension; None if unsupported or unknown."""
         ...
 
     def clear(self, plan: Plan, *, cancellation: Cancellation | None = None) -> None:
-        """Remove what an ended attempt left outside the run directory, before another one begins; waits until it is gone."""
+        """Removes an ended attempt's objects outside the run directory; waits for their end."""
         ...
 
     def release(self) -> None:
-        """Let go of what is only needed while an attempt runs."""
+        """Releases resources needed only during an attempt."""
         ...
 
 
 @runtime_checkable
 class VerdictPublishingBackend(Backend, Protocol):
-    """A backend that can put a verdict where users of its platform look. Of jobs that Rankfall did not start none can."""
+    """A backend that publishes verdicts on its platform; not for foreign jobs."""
 
     def show(self, plan: Plan, verdict: Verdict) -> str | None:
-        """Put a verdict on the attempt's object; what could not be done, in words. May be called again."""
+        """Publishes a verdict; returns a message on failure. Repeatable."""
         ...
 
 
 @runtime_checkable
 class NodeReportingBackend(Backend, Protocol):
-    """A backend whose nodes are watched over by others, who want to know which node felled a run."""
+    """A backend whose platform monitors nodes and accepts reports about them."""
 
     def report_node(self, plan: Plan, node: str, verdict: RunVerdict) -> str | None:
-        """Tell a node what a verdict says of it; what could not be done, in words. May be called again."""
+        """Reports a verdict about a node; returns a message on failure. Repeatable."""
         ...
 
     def answered(self, plan: Plan, node: str, verdict: RunVerdict) -> NodeAnswer:
-        """What became of it.
+        """Returns the answer to a report.
 
         Raises:
-            InfrastructureError: nobody can be asked now.
+            InfrastructureError: The platform does not answer now.
         """
         ...
 
 
 @runtime_checkable
 class NativeBackend(Backend, Protocol):
-    """A backend whose platform can restart and end a job by itself."""
+    """A backend whose platform restarts and ends jobs itself."""
 
     def workload(self, plan: Plan) -> Workload | None:
-        """What the platform restarts and ends; None where nothing was launched until now."""
+        """Returns the launched object; None before the launch."""
         ...

@@ -1,8 +1,4 @@
-"""Maps the backend name of a spec to its class and loads it when it is used.
-
-The only place that knows the classes. Refuses a name that this version has no backend for, before anything is
-created.
-"""
+"""Maps a spec's backend name to its class and loads it on first use."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ if TYPE_CHECKING:
     from rankfall.backends.plan import Plan
     from rankfall.backends.protocol import Backend, NativeBackend
 
-# Name in a spec -> module and class; the class is called without arguments.
 BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "local": ("rankfall.backends.local.backend", "LocalBackend"),
@@ -33,10 +28,10 @@ BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 
 
 def backend_for(spec: JobSpec) -> Backend:
-    """A new backend for one run of this job.
+    """Returns a new backend for one run.
 
     Raises:
-        Refused: this version has no such backend.
+        Refused: No such backend.
     """
     found = BACKENDS.get(spec.backend)
     if found is None:
@@ -50,19 +45,16 @@ def backend_for(spec: JobSpec) -> Backend:
 
 
 def first_plan(spec: JobSpec, *, home: Path, elsewhere: bool) -> Plan:
-    """The plan of the first attempt; nothing is created, so that what cannot work is refused without a trace.
+    """Returns the first attempt's plan; creates nothing.
 
-    Args:
-        spec: the job.
-        home: where its run would be; need not exist.
-        elsewhere: another process will supervise it, and must find its strategy too.
+    ``elsewhere``: another process supervises and must find the strategy too.
 
     Raises:
-        UsageError: something that the job needs is missing, or fields contradict the command.
-        InfrastructureError: no port is free, or the cluster does not answer.
+        UsageError: Missing requirement or contradiction.
+        InfrastructureError: No free port, or no answer.
     """
-    from rankfall.collect.stores.record_store import require_reader  # noqa: PLC0415 - as the strategies
-    from rankfall.rundir import RunDir  # noqa: PLC0415 - who names backends only needs none
+    from rankfall.collect.stores.record_store import require_reader  # noqa: PLC0415 - like the strategies
+    from rankfall.rundir import RunDir  # noqa: PLC0415 - not needed to name backends
     from rankfall.strategy_registry import find_strategy  # noqa: PLC0415 - loads the signatures
 
     find_strategy(spec.strategy, elsewhere=elsewhere)
@@ -76,12 +68,12 @@ def first_plan(spec: JobSpec, *, home: Path, elsewhere: bool) -> Plan:
 
 
 def native_of(backend: Backend) -> NativeBackend:
-    """The same backend, for a run without a supervisor.
+    """Returns the same backend, for a run without a supervisor.
 
     Raises:
-        Refused: it has no platform that could run a job alone.
+        Refused: Its platform cannot run a job alone.
     """
-    from rankfall.backends.protocol import NativeBackend  # noqa: PLC0415 - who names backends only needs none
+    from rankfall.backends.protocol import NativeBackend  # noqa: PLC0415 - not needed to name backends
 
     if not isinstance(backend, NativeBackend):
         raise Refused(

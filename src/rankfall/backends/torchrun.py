@@ -1,7 +1,6 @@
-"""Parses a command that is torchrun itself, fills in missing flags and refuses flags that contradict the job.
+"""Parses a torchrun command, adds missing flags and refuses contradictory ones.
 
-Flags may be spelled with dashes or underscores, with ``=`` or a space, abbreviated as argparse allows, or set
-as ``PET_*`` variables. Rankfall's flags come first, so that nothing after the user's script is touched.
+Rankfall's flags come first, so the words after the user's script stay unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import msgspec
 
 from rankfall.model import JobSpec, SpecError
 
-# torch.distributed.run of torch 2.4 to 2.15: flag -> whether a value follows.
+# torch.distributed.run of torch 2.4 to 2.15: flag -> has a value.
 FLAGS: Final[Mapping[str, bool]] = {
     "nnodes": True,
     "nproc-per-node": True,
@@ -55,12 +54,11 @@ FLAGS: Final[Mapping[str, bool]] = {
 _SHORT: Final[Mapping[str, str]] = {"-m": "module", "-r": "redirects", "-t": "tee"}
 _MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
 _PYTHON: Final = re.compile(r"(python|pypy)[0-9.]*")
-# Python's own options that take the next word as their value.
 _PYTHON_VALUES: Final = ("-W", "-X", "--check-hash-based-pycs")
-# How often a gang of MIN:MAX nodes may change in one attempt before torchrun itself gives up.
+# Most membership changes per attempt.
 CHANGES: Final = 1000
-# For a gang that may change. torch 2.15 lets its agents share one store with the ranks; a node that joins a later round then waits for an
-# address that nobody writes again (seen: "wait timeout after 60000ms, keys: .../MASTER_ADDR").
+# torch 2.15 shares one store between agents and ranks; a late node then waits forever for an address (seen: "wait
+# timeout after 60000ms, keys: .../MASTER_ADDR").
 ELASTIC_ENV: Final[Mapping[str, str]] = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 LOOPBACK: Final = "127.0.0.1"
 _OURS: Final = "leave it out: Rankfall sets it for each slot"
@@ -76,12 +74,12 @@ _HINTS: Final[Mapping[str, str]] = {
 
 
 class TorchrunCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """A torchrun command, taken apart.
+    """A parsed torchrun command.
 
     Attributes:
-        prefix: the words that start torchrun.
-        rest: flags, script and its arguments, as they were.
-        given: flags with their values (empty for a switch).
+        prefix: Words that start torchrun.
+        rest: Flags, script and its arguments, unchanged.
+        given: Flags with their values (empty for a switch).
     """
 
     prefix: tuple[str, ...]
@@ -90,7 +88,7 @@ class TorchrunCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(command: Sequence[str]) -> TorchrunCommand | None:
-    """The command taken apart; None when it is not torchrun."""
+    """Parses the command; returns None if it is not torchrun."""
     length = _prefix_length(command)
     if not length:
         return None
@@ -122,7 +120,7 @@ def _given(words: Sequence[str]) -> dict[str, str]:
         position += 1
         flag = _SHORT.get(name) or _flag(name)
         if flag is None:
-            # A flag of a newer torch: passed on untouched; whether a value follows it, only torch knows.
+            # Unknown flag of a newer torch.
             continue
         if not equals and FLAGS[flag] and position < len(words):
             value = words[position]
@@ -153,23 +151,11 @@ def rendezvous_flags(
     host: str = LOOPBACK,
     role: str | None = None,
 ) -> dict[str, str]:
-    """The flags that make one gang of all slots.
-
-    Args:
-        spec: the job, of the slot's role alone.
-        nnodes: nodes that are needed at least.
-        most: nodes at most; more than ``nnodes`` is elastic.
-        node: place of this slot among those with ranks, or text that becomes it in the slot.
-        backend: ``static`` or ``c10d``.
-        run: rendezvous id; each attempt has its own.
-        port: TCP port of the rendezvous.
-        host: where the first of them is reached; this machine for local slots.
-        role: torchrun's own name of the role, where there are several: ranks are numbered within each one too.
-    """
+    """Returns the flags that combine all slots into one gang; elastic if ``most`` is above ``nnodes``."""
     flags = {
         "nnodes": f"{nnodes}:{most}" if most != nnodes else str(nnodes),
         "nproc-per-node": str(spec.nproc_per_node),
-        # A node that comes or goes costs its peers' agents one each; of a rank that falls by itself the supervisor takes care.
+        # Each membership change costs the agents one restart.
         "max-restarts": "0" if nnodes == most else str(CHANGES),
         "rdzv-id": run,
         "rdzv-backend": backend,
@@ -179,29 +165,23 @@ def rendezvous_flags(
         return flags | {"node-rank": str(node), "master-addr": host, "master-port": str(port)}
     flags["rdzv-endpoint"] = f"{host}:{port}"
     if host == LOOPBACK:
-        # One host of the store by decision, not by who comes first: it lives as long as slot 0. Elsewhere torch finds it by itself: the
-        # machine whose own address the endpoint's name leads to.
-        # All slots start at once and share one clock, so one that does not come, or went, need not be waited for as long as by default.
+        # Slot 0 hosts the store, so the store lives as long as slot 0. Local slots start simultaneously: a short wait
+        # suffices.
         quick = "" if nnodes == most else ",last_call_timeout=5,keep_alive_interval=2"
         flags |= {"rdzv-conf": f"is_host={1 if node == 0 else 0}{quick}", "local-addr": LOOPBACK}
     return flags
 
 
 def as_words(flags: Mapping[str, str]) -> tuple[str, ...]:
-    """Flags as words of a command line."""
+    """Returns flags as words of a command line."""
     return tuple(word for name, value in flags.items() for word in (f"--{name}", value))
 
 
 def merge(command: TorchrunCommand, flags: Mapping[str, str], *, env: Mapping[str, str]) -> tuple[str, ...]:
-    """The user's torchrun with our flags filled in.
-
-    Args:
-        command: as parsed.
-        flags: ours for this slot.
-        env: the job's environment, for ``PET_*``.
+    """Adds Rankfall's flags to the user's torchrun.
 
     Raises:
-        SpecError: a flag or variable says something else than the job does.
+        SpecError: A flag or ``PET_*`` variable contradicts the job.
     """
     theirs = {f"--{name}": (name, value) for name, value in command.given.items()}
     for name in FLAGS:
@@ -219,7 +199,6 @@ def merge(command: TorchrunCommand, flags: Mapping[str, str], *, env: Mapping[st
 
 
 def _contradicted(name: str, value: str, flags: Mapping[str, str]) -> str | None:
-    """What of ours a flag contradicts, in words; None when it may stand."""
     if name == "standalone":
         on = value.lower() not in {"0", "false", "no"}
         return f"--rdzv-backend {flags['rdzv-backend']}" if on else None
@@ -238,11 +217,11 @@ def _same(name: str, value: str, ours: str) -> bool:
     if name == "master-addr":
         return value == ours or (ours == LOOPBACK and value == "localhost")
     if name == "rdzv-conf":
-        # Other keys are the user's; only who hosts the store is ours.
+        # Other keys are the user's.
         return "is_host" not in value
     return value == ours
 
 
 def job_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The inherited environment with the job's own variables over it."""
+    """Returns the inherited environment with the job's variables."""
     return {**os.environ, **env}

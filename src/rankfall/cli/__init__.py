@@ -1,9 +1,8 @@
-"""The command line: parse arguments, call the client, render the answer.
+"""The command line: parses arguments, calls the client, renders the answer.
 
-This module is loaded by every start, so everything else is imported when it is used.
-The root holds what several commands share; ``commands`` holds one module per group of verbs, loaded when
-its verb runs.
-May import ``client``, ``render``, ``explain``, ``supervisor`` and below; nothing imports ``cli``.
+Every start loads this module, so it imports lazily. ``commands`` has one module per group of verbs.
+
+Imports ``client``, ``render``, ``explain``, ``supervisor`` and below; no package imports ``cli``.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import sys
 
 
 def main() -> None:
-    """Entry point of ``rankfall``; ends the process with the exit code of the verb."""
-    from rankfall.cli.app import run  # noqa: PLC0415 - importing rankfall.cli must stay free
+    """Runs ``rankfall`` and exits with the verb's exit code."""
+    from rankfall.cli.app import run  # noqa: PLC0415 - cheap import
 
     sys.exit(run(sys.argv[1:]))

@@ -1,11 +1,9 @@
-"""Entry point: the table of verbs, their lazy loading, and the exit code of every kind of failure.
+"""Entry point: table of verbs, lazy loading, exit codes of failures.
 
-``VERBS`` names the module of each verb; it is imported when the verb runs, and ``--help`` loads none. Built
-on click: typer loads pydantic, 0.2 s a start.
+``VERBS`` names each verb's module, imported only when it runs. Built on click: typer loads pydantic, 0.2 s a start.
 
-Exit codes: those of ``rankfall.model.errors``; 130 after Ctrl-C; 74 for a defect of Rankfall itself, with
-the traceback in a file; 0 when the reader of stdout goes away. After a failed ``run``, ``submit``,
-``attach`` or ``wait`` the last line of stderr says that the code is Rankfall's.
+Exit codes: ``rankfall.model.errors``; 130 after Ctrl-C; 74 for a defect, traceback in a file; 0 when stdout's reader
+ends. For ``run``, ``submit``, ``attach`` and ``wait``, stderr's last line names the code's origin.
 """
 
 from __future__ import annotations
@@ -29,24 +27,24 @@ VERBS: Final = {
     "ps": ("runs", "List the runs of this machine."),
     "status": ("runs", "Show a run's slots and ranks."),
     "logs": ("logs", "Show what the ranks printed, by rank, time, stream or pattern."),
-    "attach": ("attach", "Go on watching a run; take it over when nobody supervises it."),
-    "wait": ("attach", "Wait for a run's end and leave with its exit code."),
-    "why": ("why", "Say which rank fell first, why, and where."),
+    "attach": ("attach", "Watch a run; supervise it if no other process does."),
+    "wait": ("attach", "Wait for a run's end and exit with its code."),
+    "why": ("why", "Show which rank failed first, why, and on which node."),
     "cancel": ("attach", "Stop a run and everything it started."),
     "suspend": ("modify", "Stop a run without ending it; no budget is used."),
-    "resume": ("modify", "Let a suspended run go on, or give a run its supervisor back."),
+    "resume": ("modify", "Continue a suspended run, or start a lost supervisor again."),
     "resize": ("modify", "Give a run another number of nodes; no budget is used."),
     "cp": ("cp", "Copy files to a run's folder and back."),
-    "agent": ("agent", "Read a node's kernel log and show on its Node what concerns its health."),
+    "agent": ("agent", "Read a node's kernel log and record what concerns its health on its Node."),
     "controller": ("controller", "Watch all nodes for faults and keep the scheduler away from bad ones."),
-    "nodes": ("nodes", "Show the health of nodes; check them, taint them, clear them, take the taints away."),
+    "nodes": ("nodes", "Show the health of nodes; check, taint and clear nodes, remove taints."),
     "doctor": ("doctor", "Check what this machine can do for Rankfall."),
     "config": ("config", "Show formats: JSON schemas of the documents, exit codes, rights in a cluster."),
 }
 SETTINGS: Final[dict[str, Any]] = {
     "help_option_names": ["-h", "--help"],
     "max_content_width": 110,
-    # torchrun takes --nproc_per_node and --nproc-per-node alike, so does every flag here.
+    # All flags accept underscores, as torchrun does.
     "token_normalize_func": lambda token: token.replace("_", "-"),
 }
 HELP: Final = """Runs a multi-node training job and says which rank fell first, why, and on which node.
@@ -59,23 +57,23 @@ HELP: Final = """Runs a multi-node training job and says which rank fell first, 
 """
 
 
-class ReaderGone(Exception):  # noqa: N818 - nothing is wrong
-    """Whoever read stdout went away."""
+class ReaderGone(Exception):  # noqa: N818 - no error
+    """The reader of stdout ended."""
 
 
 class LazyGroup(click.Group):
-    """Lists verbs by their one line of help, and loads the real one when it is called."""
+    """Lists verbs with their help; loads one on call."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """All verbs, in the order of the table."""
+        """All verbs, in table order."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """What ``--help`` needs to know of a verb."""
+        """Returns a verb's stub for ``--help``."""
         return click.Command(cmd_name, help=VERBS[cmd_name][1]) if cmd_name in VERBS else None
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb. click itself would end the process with 1 when the reader of a pipe goes away."""
+        """Runs the verb; click itself would exit with 1 on a closed pipe."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
@@ -84,9 +82,9 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The verb itself; a mistyped one is refused with those near it."""
+        """Returns the verb; refuses unknown ones with similar names."""
         if args[0] not in VERBS and not args[0].startswith("-"):
-            import difflib  # noqa: PLC0415 - for a refusal only; start-up is watched
+            import difflib  # noqa: PLC0415 - refusals only
 
             near = difflib.get_close_matches(args[0], VERBS, n=2)
             meant = f" Did you mean {' or '.join(near)}?" if near else ""
@@ -96,13 +94,13 @@ class LazyGroup(click.Group):
 
 
 def load(verb: str) -> click.Command:
-    """The command behind a verb: the object of that name in its module."""
+    """Returns the command of a verb."""
     command: click.Command = getattr(importlib.import_module(f"rankfall.cli.commands.{VERBS[verb][0]}"), verb)
     return command
 
 
 def command() -> click.Command:
-    """The whole command line."""
+    """Returns the whole command line."""
     return LazyGroup(
         "rankfall",
         help=HELP,
@@ -122,7 +120,7 @@ def command() -> click.Command:
 
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001, FBT001 - click's signature
     if value:
-        from rankfall import __version__  # noqa: PLC0415 - one attribute, asked for rarely
+        from rankfall import __version__  # noqa: PLC0415 - rare
 
         click.echo(f"rankfall {__version__}")
         ctx.exit()
@@ -131,25 +129,18 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  
 CANCELLED: Final = 130
 DEFECT: Final = 74
 USAGE: Final = 2
-# Verbs whose code may be a rank's own, and the start of a run in the background.
+# Verbs that may exit with a rank's code, and ``submit``.
 _OF_RUNS: Final = frozenset({"run", "submit", "attach", "wait"})
 
 
-class _Failed(Exception):  # noqa: N818 - carries an exit code; what went wrong has been said
+class _Failed(Exception):  # noqa: N818 - already reported
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command line.
-
-    Args:
-        argv: words after the program's name.
-
-    Returns:
-        The exit code; nothing is raised.
-    """
+    """Runs one command line, without program name; returns the exit code, raises nothing."""
     console.open_missing_streams()
     console.tolerate_any_text()
     try:
@@ -176,7 +167,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _leave(code: int, argv: Sequence[str]) -> int:
-    """Say whose code it is, where that could be asked."""
+    """Prints the origin of the code for verbs of runs."""
     if argv and argv[0] in _OF_RUNS:
         console.say(f"rankfall-exit: rankfall {code}")
     return code
@@ -186,7 +177,7 @@ def _invoke(argv: Sequence[str]) -> int:
     try:
         result = command().main(args=list(argv), prog_name="rankfall", standalone_mode=False)
     except click.Abort:
-        # click makes it of Ctrl-C too.
+        # click raises it for Ctrl-C too.
         console.say("interrupted")
         raise _Failed(CANCELLED) from None
     except click.exceptions.NoArgsIsHelpError as error:
@@ -205,8 +196,8 @@ def _invoke(argv: Sequence[str]) -> int:
 
 
 def _known(error: Exception) -> int | None:
-    """Report an error that was made for the user; None for all others."""
-    from rankfall.model.errors import JobFailed, RankfallError  # noqa: PLC0415 - a start without a failure need not load it
+    """Reports an error made for users; None for others."""
+    from rankfall.model.errors import JobFailed, RankfallError  # noqa: PLC0415 - failures only
 
     if os.environ.get("RANKFALL_DEBUG") == "1" and isinstance(error, RankfallError):
         traceback.print_exception(error)

@@ -1,7 +1,4 @@
-"""Writes data to stdout and messages to stderr.
-
-A reader that goes away (``| head``) ends the program without an error. Loaded at start-up.
-"""
+"""Writes data to stdout, messages to stderr; an ended reader (``| head``) is no error."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from rankfall.render.formatting import wants_color
 
 
 class Output(enum.StrEnum):
-    """What ``-o`` takes."""
+    """Values of ``-o``."""
 
     TABLE = "table"
     JSON = "json"
@@ -27,24 +24,24 @@ class Output(enum.StrEnum):
 
 
 def document(data: Any, output: Output) -> str:
-    """A struct or builtins as JSON or YAML text, with a newline at its end."""
+    """Formats a struct or builtins as JSON or YAML with final newline."""
     if output is Output.YAML:
-        import yaml  # noqa: PLC0415 - only with -o yaml
+        import yaml  # noqa: PLC0415 - only -o yaml
 
-        # Escaped as in JSON: yaml takes marks that reorder text for printable.
+        # json escapes text-reordering marks; yaml considers them printable.
         text: str = yaml.safe_dump(msgspec.to_builtins(data), sort_keys=False, width=1000)
         return text
-    # ASCII only: the text of a job must not reach a terminal in another shape than escaped.
+    # ASCII only: job text must not reach a terminal unescaped.
     return json.dumps(msgspec.to_builtins(data), indent=2).replace("\x7f", "\\u007f") + "\n"
 
 
 def out(text: str = "") -> None:
-    """A line of data."""
+    """Prints a line of data."""
     sys.stdout.write(text + "\n")
 
 
 def say(text: str = "", *, quiet: bool = False) -> None:
-    """A line of progress on stderr; one that takes nothing is no reason to stop."""
+    """Prints a line to stderr; ignores a failing stderr."""
     if not quiet:
         with contextlib.suppress(OSError):
             sys.stderr.write(text + "\n")
@@ -52,25 +49,25 @@ def say(text: str = "", *, quiet: bool = False) -> None:
 
 
 def color_on(stream: IO[Any] | None = None) -> bool:
-    """Whether that stream (stdout by default) takes colour."""
+    """True if the stream (default: stdout) accepts color."""
     return wants_color(stream or sys.stdout)
 
 
 def width() -> int:
-    """Columns to write into: the terminal's, at most 120; 100 without one."""
+    """Terminal columns, at most 120; 100 without terminal."""
     return min(120, shutil.get_terminal_size((100, 24)).columns)
 
 
 def open_missing_streams() -> None:
-    """Give stdin, stdout and stderr that were closed before the start to /dev/null, so that no file of ours gets their numbers."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - 0, 1 and 2 are the standard streams
+    """Opens closed standard streams on /dev/null, so no other file gets their numbers."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - the standard streams
         name, mode = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))[fd]
         setattr(sys, name, os.fdopen(fd, mode))
     os.close(fd)
 
 
 def tolerate_any_text() -> None:
-    """Let stdout and stderr take every character, whatever the locale says; what they cannot show is escaped."""
+    """Makes stdout and stderr escape characters outside the locale."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -78,7 +75,7 @@ def tolerate_any_text() -> None:
 
 
 def close_quietly() -> None:
-    """After the reader of stdout went away: let the interpreter's own flush at exit go nowhere."""
+    """Sends stdout's flush at exit to /dev/null."""
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, sys.stdout.fileno())

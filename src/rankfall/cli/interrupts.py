@@ -1,4 +1,4 @@
-"""Signals to a verb that stays with a run: counted where a session decides what they mean, or the end of a verb that only reads."""
+"""Signals to a verb that stays with a run: counted in a session, or the end of a reading verb."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rankfall.model import FINAL_STATES
 from rankfall.rundir import RunDir
 
 _CODE: Final = 128
-# How soon a signal is sent again whose exception was dropped, seconds.
+# Delay before a dropped signal repeats, seconds.
 _AGAIN_S: Final = 0.2
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Counts the signals that a person or a system sent to this process.
+    """Counts the signals sent to this process.
 
     Args:
-        at_once: called by the handler of SIGTERM: a program whose output nobody takes gets to nothing else.
+        at_once: Called in the SIGTERM handler, because blocked output may stop all else.
 
     Attributes:
-        viewing: kept up to date by the session: this process does not hold the run's lease.
-        as_viewer: a SIGINT or SIGTERM came while it did not.
+        viewing: Set by the session: this process lacks the run's lease.
+        as_viewer: A SIGINT or SIGTERM came while viewing.
     """
 
     def __init__(self, at_once: Callable[[], None] = lambda: None) -> None:
@@ -38,8 +38,8 @@ class Interrupts:
         self.viewing = False
         self.as_viewer = False
 
-    def handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
-        """The handler."""
+    def handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - handler signature
+        """Handles a signal."""
         if number == signal.SIGINT:
             self.interrupts += 1
         elif number == signal.SIGTERM:
@@ -51,13 +51,13 @@ class Interrupts:
             self._at_once()
 
     def forget(self) -> None:
-        """Act as if nobody had pressed Ctrl-C."""
+        """Forgets Ctrl-C."""
         self.interrupts = 0
         self.as_viewer = False
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
-        """While inside, SIGINT, SIGTERM and SIGHUP are counted instead of ending the process."""
+        """Counts SIGINT, SIGTERM and SIGHUP inside, instead of ending the process."""
         before = {n: signal.signal(n, self.handle) for n in SIGNALS}
         try:
             yield
@@ -67,10 +67,10 @@ class Interrupts:
 
 
 class Reading:
-    """A verb that only reads a run, and ends at the first signal.
+    """A verb that only reads a run and ends at the first signal.
 
     Attributes:
-        code: exit code of a verb that a signal ended (128 + its number); None = none did.
+        code: 128 + signal number; None = no signal.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Reading:
 
     @contextlib.contextmanager
     def until_signal(self) -> Iterator[None]:
-        """SIGINT, SIGTERM or SIGHUP end what is inside, with its clean-up. One that this process was started to ignore stays ignored."""
+        """Ends the body at SIGINT, SIGTERM or SIGHUP, with clean-up; ignored signals stay ignored."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -99,13 +99,13 @@ class Reading:
 
 
 def code_of(number: int) -> int:
-    """Exit code of a process that lets go of a run because of a signal."""
+    """Returns the exit code after a signal."""
     return _CODE + number
 
 
 def goes_on(directory: RunDir) -> str:
-    """What becomes of a run that this process stops watching, and how to come back to it or end it."""
-    from rankfall.supervisor.requests import read_cancel  # noqa: PLC0415 - a view that nobody ends early needs none of it
+    """Describes the future of a run that this process stops watching, with commands to return or end it."""
+    from rankfall.supervisor.requests import read_cancel  # noqa: PLC0415 - early ends only
 
     run = directory.id
     with directory.reader() as reader:
@@ -122,7 +122,7 @@ def goes_on(directory: RunDir) -> str:
 
 
 class _SignalError(BaseException):
-    """Derived from BaseException, as KeyboardInterrupt is: nothing on the way may take it for an error of its own."""
+    """Derived from BaseException, so no handler of errors catches it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -130,10 +130,10 @@ class _SignalError(BaseException):
 
 
 class _SignalRepeater:
-    """Raises the exception of a signal until it gets through.
+    """Raises a signal's exception until the verb ends.
 
-    What a handler raises can be dropped: by Python in a finaliser or the callback of a weak reference, by code in C that clears every error of an
-    attribute it only tries (msgspec, when it makes a decoder). So a thread sends the signal again until the verb has ended.
+    Python drops it in finalizers and weak reference callbacks; C code that clears attribute errors does too (msgspec,
+    making a decoder). So a thread repeats the signal.
     """
 
     def __init__(self) -> None:
@@ -142,8 +142,8 @@ class _SignalRepeater:
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
 
-    def handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
-        """The handler. A signal of a person always raises, so a second Ctrl-C also ends a clean-up; one of the thread only where the first was dropped."""
+    def handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - handler signature
+        """Raises for each signal of a person, and for a repeated one whose first was dropped."""
         sent, self._sent = self._sent, False
         if self._over.is_set() or (sent and _on_its_way(sys.exc_info()[1])):
             return
@@ -160,14 +160,14 @@ class _SignalRepeater:
             signal.pthread_kill(main, self._number)
 
     def stop(self) -> None:
-        """Nothing is sent or raised from now on."""
+        """Stops repeating and raising."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
 
 
 def _on_its_way(error: BaseException | None) -> bool:
-    """Whether clean-up after a signal is what runs now: its exception is being handled, or one that came after it."""
+    """True if clean-up after a signal runs now."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, _SignalError):
@@ -179,7 +179,7 @@ def _on_its_way(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def _unreported() -> Iterator[None]:
-    """Keep Python from printing the exceptions of signals that it drops."""
+    """Hides dropped signal exceptions from Python's report."""
     before = sys.unraisablehook
 
     def hook(dropped: sys.UnraisableHookArgs) -> None:

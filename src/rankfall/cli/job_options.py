@@ -1,7 +1,4 @@
-"""The options of ``run`` and ``submit``, and the job spec made from them and from ``-f job.yaml``.
-
-A flag wins over the same field of the file.
-"""
+"""Options of ``run`` and ``submit``, and the job spec from them and ``-f job.yaml``; flags win."""
 
 from __future__ import annotations
 
@@ -31,10 +28,10 @@ _STRANGE: Final = bounded(r"[^a-z0-9]+", limit=4_096)
 
 
 class Flags(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line of ``run`` said; None or empty = not said.
+    """Flags of ``run``; None or empty = not given.
 
     Attributes:
-        command: words after the flags: a script, a module's name with ``module``, or (also behind ``--``) any command.
+        command: Script, module name with ``module``, or any command (also after ``--``).
     """
 
     command: tuple[str, ...] = ()
@@ -79,10 +76,10 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_spec(flags: Flags) -> JobSpec:
-    """The checked spec.
+    """Returns the checked spec.
 
     Raises:
-        UsageError: a flag, the file or a field is wrong; says which, where, and what is allowed.
+        UsageError: A flag, file or field is wrong; names it and allowed values.
     """
     data = read_job(flags.file) if flags.file else {}
     _top(data, flags)
@@ -105,12 +102,12 @@ def _has_command(role: object) -> bool:
 
 
 def read_job(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML (or JSON) file.
+    """Reads the mapping in a YAML or JSON file.
 
     Raises:
-        UsageError: it cannot be read, is too large, or is no mapping of fields.
+        UsageError: Unreadable, too large, or no mapping.
     """
-    import yaml  # noqa: PLC0415 - only with -f
+    import yaml  # noqa: PLC0415 - only -f
 
     try:
         with path.open("rb") as file:
@@ -129,7 +126,7 @@ def read_job(path: Path) -> dict[str, Any]:
 
 
 def name_from(command: object) -> str:
-    """A run's name from its command: ``python train.py`` gives ``train``; ``job`` where nothing fits."""
+    """Makes a run name: ``python train.py`` gives ``train``; default ``job``."""
     words = [word for word in command if isinstance(word, str)] if isinstance(command, Sequence) else []
     script = next((word for word in words[:_NAME_WORDS] if word.endswith(".py")), words[0] if words else "")
     name = _STRANGE.sub("-", Path(script).stem.lower()).strip("-")[:30].strip("-")
@@ -193,7 +190,7 @@ def _policies(data: dict[str, Any], flags: Flags) -> None:
 
 
 def _ends(data: dict[str, Any], flags: Flags) -> None:
-    """When the job is done, and when its time is up."""
+    """Sets success condition and deadlines."""
     if flags.success is not None:
         _merge(data, "success", parse_success(flags.success))
     said = {}
@@ -229,19 +226,19 @@ def _kubernetes(data: dict[str, Any], flags: Flags) -> None:
         _merge(held, "resources", resources, empty=True)
         if isinstance(held["resources"], dict):
             _merge(held["resources"], "requests", requests)
-            # A slot that may use more memory than it asked for is what a node that runs out of it kills first.
+            # Nodes short of memory first kill slots above their request.
             _merge(held["resources"], "limits", {key: requests[key] for key in requests if key == "memory"})
 
 
 def _merge(data: dict[str, Any], section: str, said: dict[str, Any], *, empty: bool = False) -> None:
-    """What flags said over a section of the file; one of a wrong type is left for the check, which names it."""
+    """Puts flags over a section of the file; the later check reports wrong types."""
     old = data.get(section, {})
     if (said or empty) and isinstance(old, dict):
         data[section] = old | said
 
 
 def _drawn_on(rules: object) -> frozenset[str]:
-    """The budgets that the file's rules name."""
+    """Budgets in the file's rules."""
     found = [rule.get("budget") for rule in rules if isinstance(rule, dict)] if isinstance(rules, list) else []
     return frozenset(name for name in found if isinstance(name, str))
 
@@ -315,7 +312,7 @@ _OPTIONS: Final = (
 
 
 def job_options(function: F) -> F:
-    """All options that describe a job, given to the verb by the names of :class:`rankfall.cli.job_options.Flags`."""
+    """Adds all job options, named as in :class:`rankfall.cli.job_options.Flags`."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function

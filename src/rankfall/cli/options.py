@@ -1,4 +1,4 @@
-"""Click options and arguments that several verbs share."""
+"""Click options and arguments of several verbs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RANKS = "0,8-15|first|last|failed"
 
 
 def output_option(text: str = "Format.") -> Callable[[F], F]:
-    """``-o table|json|yaml``, given to the verb as ``output: Output``."""
+    """Adds ``-o table|json|yaml`` as ``output: Output``."""
     return click.option(
         "-o",
         "--output",
@@ -32,12 +32,12 @@ def output_option(text: str = "Format.") -> Callable[[F], F]:
 
 
 def run_argument(function: F) -> F:
-    """A run's id, or its beginning, or none for the newest run."""
+    """Adds a run's id or prefix; none = newest run."""
     return click.argument("run", required=False, metavar="[RUN]")(function)
 
 
 def target_argument(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A run, or a job of a cluster that Rankfall did not start, with where that is; given to the verb as ``run`` and ``where``."""
+    """Adds a run or a cluster job not started by Rankfall, as ``run`` and ``where``."""
 
     @functools.wraps(function)
     def with_where(
@@ -50,7 +50,7 @@ def target_argument(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def place_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``-n``, ``--context``, ``--kubeconfig`` and ``--no-exec``: where a job is that Rankfall did not start, and how it may be looked at."""
+    """Adds ``-n``, ``--context``, ``--kubeconfig`` and ``--no-exec`` for such a job."""
     function = click.option("--no-exec", is_flag=True, help="Of KIND/NAME: do not look into its pods for the ranks.")(
         function
     )
@@ -64,7 +64,7 @@ def place_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``--context`` and ``--kubeconfig``: which cluster, given to the verb as ``where``."""
+    """Adds ``--context`` and ``--kubeconfig`` as ``where``."""
 
     @functools.wraps(function)
     def with_where(*, context: str | None, kubeconfig: str | None, **rest: Any) -> Any:
@@ -75,7 +75,7 @@ def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def health_config_option(function: F) -> F:
-    """``--config FILE``: policy and rules of node health, given to the verb as ``config``."""
+    """Adds ``--config FILE``, policy and rules of node health, as ``config``."""
     return click.option(
         "--config",
         envvar="RANKFALL_HEALTH_CONFIG",
@@ -86,7 +86,7 @@ def health_config_option(function: F) -> F:
 
 
 def max_bytes(function: F) -> F:
-    """``--max-bytes SIZE``, given to the verb as a number of bytes."""
+    """Adds ``--max-bytes SIZE``, in bytes."""
     return click.option(
         "--max-bytes",
         metavar="SIZE",
@@ -96,7 +96,7 @@ def max_bytes(function: F) -> F:
 
 
 def rank_options(function: F) -> F:
-    """``--rank``, ``--all`` and ``--max-bytes`` of the verbs that show a live run."""
+    """Adds ``--rank``, ``--all`` and ``--max-bytes`` of live views."""
     function = max_bytes(function)
     function = click.option("--all", "everything", is_flag=True, help="Show the output of all ranks.")(function)
     return click.option("--rank", multiple=True, metavar=_RANKS, help="Show the output of these.")(function)

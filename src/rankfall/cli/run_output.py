@@ -1,7 +1,6 @@
-"""Writes lines of a run to stdout, and reads what else a view shows: user frames, last lines of unknown ranks.
+"""Writes a run's lines to stdout; reads user frames and last lines of unknown ranks.
 
-A pipe or file gets the job's bytes as they are; a terminal gets them escaped. Loads no supervisor: ``logs``
-and ``why`` use it too.
+Pipes get the job's raw bytes, terminals escaped text. Loads no supervisor, for ``logs`` and ``why``.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from rankfall.rundir.records import read_untrusted_file
 from rankfall.rundir.streams.content import Packed, Raw, open_content
 
 _NS: Final = 1_000_000_000
-# Bytes that are gathered at most: what is written at once must not hold back the first line of much for long.
+# Largest batch in bytes; a larger one delays the first line.
 _BATCH: Final = 256 << 10
 _COLORS: Final = ("36", "33", "35", "32", "34", "96", "93", "95")
 
@@ -38,13 +37,13 @@ class LineWriter:
     """Writes lines to stdout.
 
     Args:
-        prefix: ``[rank N] `` before each (``[slot S] `` where no rank is known).
-        timestamps: when the line came, RFC 3339 with nanoseconds.
-        as_json: one JSON object a line instead.
-        limit: of bytes in all; the first line that does not fit is not written, and none after it. None = no limit.
+        prefix: Put ``[rank N] `` (or ``[slot S] ``) before each.
+        timestamps: Add arrival times, RFC 3339 with nanoseconds.
+        as_json: Write one JSON object per line.
+        limit: Most bytes; the first excess line ends the output. None = unlimited.
 
     Attributes:
-        spent: whether a line was left out because of the limit.
+        spent: True after the limit.
     """
 
     def __init__(
@@ -55,17 +54,12 @@ class LineWriter:
         self._prefix = prefix
         self._timestamps = timestamps
         self._json = as_json
-        # Where no bytes are taken neither, text is made.
+        # Without a binary stdout, write text.
         self._safe = sys.stdout.isatty() or getattr(sys.stdout, "buffer", None) is None
         self._paint = Paint(color=wants_color(sys.stdout))
 
     def write(self, blocks: Iterable[Block], *, note: str | None = None) -> bool:
-        """Write them, in as few pieces as may be, and flush; whether anything was written.
-
-        Args:
-            blocks: in the order in which they are shown.
-            note: what the prefix says beside whose line it is.
-        """
+        """Writes and flushes blocks, with ``note`` in the prefix; True if any."""
         any_ = False
         raw: list[bytes] = []
         lines_out: list[str] = []
@@ -87,11 +81,11 @@ class LineWriter:
         return any_
 
     def _flush(self, raw: list[bytes], printed: list[str]) -> None:
-        """Hand over what was gathered, at once: whoever reads it line by line is woken up once."""
+        """Writes the batch in one piece, so its reader wakes once."""
         if printed:
             sys.stdout.write("".join(printed))
         if printed or raw:
-            # Text written before must stay before.
+            # Earlier text must come first.
             sys.stdout.flush()
         if raw:
             sys.stdout.buffer.write(b"".join(raw))
@@ -100,14 +94,14 @@ class LineWriter:
         printed.clear()
 
     def lost(self, lost: Sequence[LostLines]) -> None:
-        """Say in JSON that lines are not there: one last object, ``lost_lines``."""
+        """Prints missing lines as a last JSON object, ``lost_lines``."""
         if self._json and lost:
             found = {"lost_lines": msgspec.to_builtins(lost), "incomplete": [one.text for one in lost]}
             sys.stdout.write(json.dumps(found) + "\n")
             sys.stdout.flush()
 
     def _texts(self, block: Block, note: str | None) -> Iterator[str | bytes]:
-        """What is written of a block: all of it, or the lines that fit."""
+        """Yields a block's text, or the lines within the limit."""
         text = self._text(block, note)
         if self._left is None:
             yield text
@@ -125,7 +119,7 @@ class LineWriter:
             yield text
 
     def _text(self, block: Block, note: str | None) -> str | bytes:
-        """Bytes of the job into a pipe, harmless text to a terminal."""
+        """Raw bytes for a pipe, escaped text for a terminal."""
         if self._json:
             return "".join(json.dumps(as_data(line)) + "\n" for line in block.lines())
         head = self._head(block.first, note)
@@ -146,7 +140,6 @@ class LineWriter:
 
 
 def _before_each(head: bytes, data: bytes) -> bytes:
-    """Lines, each with its LF, with the same text before each of them."""
     return head + data[:-1].replace(b"\n", b"\n" + head) + b"\n" if head else data
 
 
@@ -155,13 +148,13 @@ def _size(text: str | bytes) -> int:
 
 
 def spent_text(directory: RunDir) -> str:
-    """What is said when ``--max-bytes`` is reached."""
+    """Returns the message for a reached ``--max-bytes``."""
     file = f", {directory.path / ALL_RANKS} (at the run's end)" if directory.foreign is None else ""
     return f"--max-bytes is reached, no more output is shown; all is kept: rankfall logs {directory.id}{file}"
 
 
 def as_data(line: Line) -> dict[str, object]:
-    """A line as plain data; bytes that are no UTF-8 stand as escapes in ``text``."""
+    """Returns a line as plain data; ``text`` escapes invalid UTF-8."""
     return {
         "at": stamp(line.at) if line.at is not None else None,
         "rank": line.rank,
@@ -178,7 +171,7 @@ def as_data(line: Line) -> dict[str, object]:
 
 
 def stamp(at: int | None) -> str:
-    """RFC 3339 in UTC with nanoseconds; dashes of the same width when unknown."""
+    """Formats RFC 3339 in UTC with nanoseconds; equally wide dashes if unknown."""
     if at is None:
         return "-" * 30
     return f"{datetime.fromtimestamp(at // _NS, UTC):%Y-%m-%dT%H:%M:%S}.{at % _NS:09d}Z"
@@ -265,11 +258,11 @@ _SLOTS: Final = 16
 
 
 class UnknownRanks(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to show.
+    """Output of slots with unknown ranks.
 
     Attributes:
-        slots: whose ranks never became known, and that printed something.
-        lines: the last of each of the first slots.
+        slots: Slots with output.
+        lines: Last lines of the first slots.
     """
 
     slots: tuple[int, ...]
@@ -277,16 +270,16 @@ class UnknownRanks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """What is said before the lines."""
+        """Message before the lines."""
         more = f" (of the first {_SLOTS})" if len(self.slots) > _SLOTS else ""
         named = f"slot {self.slots[0]}" if len(self.slots) == 1 else f"slots {formatting.ranks(self.slots)}"
         return f"the ranks of {named} never became known; the last lines there{more}, rank unknown:"
 
 
 def unknown_ranks(directory: RunDir) -> UnknownRanks | None:
-    """Of the newest attempt; None when each slot's ranks are known, or nothing was printed.
+    """Reads the newest attempt; None without output of unknown ranks.
 
-    Slots of a role outside the world of ranks are left out, where the job has one.
+    Omits slots outside the world of ranks, if there is one.
     """
     try:
         spec = directory.spec

@@ -1,8 +1,7 @@
-"""Stays with a run until its end, a detach or a cancel; supervises it in a thread where nobody else does.
+"""Stays with a run until end, detach or cancel; supervises it in a thread if no process does.
 
-The main thread shows the run and counts signals. Whatever fails here, the job goes on. ``Recording``
-records an unattended run beside ``logs -f``: a second process only reads, and takes over when the first
-ends.
+The main thread shows the run and counts signals. No failure here stops the job. ``Recording`` records an unattended run
+during ``logs -f``; a second process reads, then takes over.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from rankfall.supervisor.supervise import finish, supervise
 
 _TICK_S: Final = 0.05
 _TERMINATED: Final = "SIGTERM to rankfall"
-# How long nobody may hold a run that is not over before it is taken over: longer than a hand-over takes.
+# Ticks without supervisor before a takeover, longer than a hand-over.
 _ORPHANED_TICKS: Final = 20
 _MAX_UNWRITTEN: Final = 256
 
@@ -39,10 +38,10 @@ class Supervision:
     """A supervisor in a thread of this process.
 
     Args:
-        directory: the run.
-        standby: wait for as long as another machine supervises it.
-        on_event: called with each piece of news, in its thread.
-        unseen: this process shows the job's lines to nobody.
+        directory: Run.
+        standby: Wait while another machine supervises.
+        on_event: Called with each event, in its thread.
+        unseen: This process shows no lines of the job.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Supervision:
     ) -> None:
         self.control = Control(unseen=unseen)
         self._on_event = on_event
-        # Events of this supervisor that its run directory has no room for; whoever shows them takes them off.
+        # Events without room in the run directory; the viewer removes them.
         self.unwritten: deque[Event] = deque(maxlen=_MAX_UNWRITTEN)
         self._standby = standby
         self._directory = directory
@@ -67,10 +66,7 @@ class Supervision:
         self._mask: set[int] = set()
 
     def begin(self) -> None:
-        """Start.
-
-        A step of its own: when a signal ends the caller meanwhile, the caller already holds this object and can end it. The thread starts wholly or not at all.
-        """
+        """Starts the thread wholly or not at all; signals wait meanwhile."""
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             self._thread.start()
@@ -79,23 +75,23 @@ class Supervision:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, for whatever reason."""
+        """True after its end, for any reason."""
         return self._done.is_set()
 
     @property
     def holds(self) -> bool:
-        """Whether it became the run's supervisor, among machines too, and has not ended."""
+        """True while it is the run's supervisor, across machines."""
         return self._held.is_set() and not self.over
 
     def pause(self, seconds: float = _TICK_S) -> None:
-        """Wait a moment, or until it ends."""
+        """Waits ``seconds``, or until it ends."""
         self._done.wait(seconds)
 
     def result(self) -> Outcome | None:
-        """What it ended with; None when another process turned out to hold the run, or it never began.
+        """Returns the outcome; None if another process supervises or it never began.
 
         Raises:
-            RankfallError: what ended it.
+            RankfallError: Supervision failed.
         """
         if self._thread.ident is not None:
             self._thread.join()
@@ -113,7 +109,7 @@ class Supervision:
             self._on_event(event)
 
     def _run(self) -> None:
-        # Processes that are started here would inherit what is blocked while this thread starts.
+        # Child processes inherit the signals blocked during this thread's start.
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         try:
             self._outcome = supervise(
@@ -123,68 +119,64 @@ class Supervision:
                 on_event=self._heard,
                 on_lease=self._held.set,
             )
-        except BaseException as error:  # noqa: BLE001 - handed to the main thread
+        except BaseException as error:  # noqa: BLE001 - for the main thread
             self._error = error
         finally:
             self._done.set()
 
 
 class Session:
-    """One person (or script) with one run.
+    """One user (or script) with one run.
 
     Args:
-        directory: the run.
-        viewer: what they see.
-        own: supervise in this process from the start; else only when nobody does.
-        standby: stay also while another machine supervises the run.
+        directory: Run.
+        viewer: Output.
+        own: Supervise from the start; else only if no process does.
+        standby: Stay while another machine supervises.
     """
 
     def __init__(self, directory: RunDir, viewer: Viewer, *, own: bool, standby: bool = False) -> None:
         self._directory = directory
         self._viewer = viewer
         self._signals = Interrupts(self._terminated)
-        # True before the first look at the lease too: a signal may come between its handler and that look.
+        # A signal may come before the first query of the lease.
         self._signals.viewing = not own
         self._asked = 0
         self._cancelled = False
         self._orphaned = 0
         self._patience = 0
         self._standby = standby
-        # Nothing hangs on who watches such a run: who leaves it neither ends it nor hands it on.
+        # Viewers of such a run neither end it nor hand it on.
         self._unattended = directory.spec.unattended
         self._own: Supervision | None = None
         self._announced = own
-        # Its first supervision is the one that it was started with.
+        # The initial supervision.
         self._first = own
         self._left = 0
 
     def begin(self) -> None:
-        """Supervise from now on, if this session was made for that; ``stay`` does so too. Of an unattended run nothing depends on it."""
+        """Starts the initial supervision, if any; ``stay`` does so too."""
         if self._first and self._own is None:
             self._own = Supervision(self._directory)
             self._own.begin()
 
     def stay(self) -> Outcome | None:
-        """Stay until the run is over.
-
-        Returns:
-            How it ended; None when it goes on without us.
-        """
+        """Stays until the run ends; returns None if it continues without this process."""
         with self._signals.caught():
-            # Not before: a signal that nobody catches would leave slots that nobody supervises.
+            # Only with caught signals: else slots may remain without supervisor.
             self.begin()
             try:
                 return self._stay()
             except BaseException:
-                # A defect of the view must not cost the job its supervisor.
+                # A defect of the view must not cost the supervisor.
                 if self._own is not None:
                     self._detach()
                 raise
 
     def exit_code(self, outcome: Outcome | None) -> int:
-        """The exit code of a verb that stayed until ``outcome``; whose it is stands in the last line of stderr.
+        """Returns the verb's exit code; the last line of stderr names its origin.
 
-        Who leaves a run that goes on has 0, and 128 + N where signal N ended a viewer: its caller must not take that for a run that succeeded.
+        A run left behind gives 0, or 128 + N after signal N as a viewer.
         """
         if outcome is not None:
             return print_exit_origin(outcome)
@@ -225,11 +217,11 @@ class Session:
         return None
 
     def _adopt(self) -> None:
-        """Take the run over when nobody supervises it; not when a signal told this viewer to let go."""
+        """Takes over an unsupervised run, unless a signal ended this viewer."""
         if self._signals.as_viewer:
             return
         if self._directory.lease_holder() is not None:
-            # A supervisor that lets go now is probably followed by another one.
+            # A hand-over probably follows a release.
             self._orphaned, self._patience = 0, _ORPHANED_TICKS
             return
         self._orphaned += 1
@@ -238,7 +230,7 @@ class Session:
             self._own.begin()
 
     def _show(self, *, final: Outcome | None = None) -> bool:
-        """Show what is new. A stdout that takes no more (its reader went away, its disk is full) does not end the job."""
+        """Shows new output; a failing stdout (ended reader, full disk) does not end the job."""
         try:
             while self._own is not None and self._own.unwritten:
                 self._viewer.tell(self._own.unwritten.popleft())
@@ -261,7 +253,7 @@ class Session:
             threading.Event().wait(_TICK_S)
 
     def _supervises(self) -> bool | None:
-        """Whether this process holds the run's lease; None until the supervision that it was started with has taken it or been refused."""
+        """True if this process has the lease; None until the initial supervision has it or is refused."""
         own = self._own
         if own is None or own.over or own.control.lost is not None:
             return False
@@ -271,7 +263,7 @@ class Session:
         return True if holder is not None and holder.pid == os.getpid() else None
 
     def _announce(self, *, supervises: bool) -> None:
-        """Say once that a viewer became the supervisor: from then on signals mean something else."""
+        """Prints once that this viewer supervises now."""
         if not supervises or self._announced or self._unattended:
             return
         self._announced = True
@@ -281,7 +273,7 @@ class Session:
             )
 
     def _leave(self) -> bool:
-        """Act on signals; whether we leave the run to itself."""
+        """Handles signals; True to leave."""
         signals = self._signals
         if signals.hung_up:
             return True
@@ -291,7 +283,7 @@ class Session:
             return True
         supervises = self._supervises()
         if supervises is None:
-            # A request for the end would also end a run that another process supervises.
+            # A cancel would also end a run of another supervisor.
             return False
         viewing = signals.as_viewer or not supervises
         if signals.terminated:
@@ -325,7 +317,7 @@ class Session:
         return True
 
     def _ask(self) -> str | None:
-        """Detach, cancel or go on; None = Ctrl-C again, or the terminal went away; "t" = SIGTERM came meanwhile."""
+        """Prompts; None = Ctrl-C again or no terminal; "t" = SIGTERM."""
         sys.stderr.write(
             f"\nrankfall: detach and leave {self._directory.id} running (d), cancel it (c), or go on (Enter)? "
         )
@@ -348,15 +340,15 @@ class Session:
                 return answer if answer in {"d", "c", None} else ""
 
     def _terminated(self) -> None:
-        """SIGTERM, in its handler: the supervisor of this process stops the run, although the view may wait for a reader of its output."""
+        """Handles SIGTERM: the supervisor stops the run even if output blocks."""
         own = self._own
         if own is not None and own.holds and not self._unattended and not self._signals.as_viewer:
-            # What cannot be written from here is written by the loop.
+            # The loop writes what fails here.
             with contextlib.suppress(RankfallError, RuntimeError):
                 self._cancel(_TERMINATED)
 
     def _cancel(self, reason: str) -> None:
-        """In the directory, so that it holds whoever supervises."""
+        """Cancels through the directory, for any supervisor."""
         if not self._cancelled:
             self._cancelled = True
             try:
@@ -367,7 +359,6 @@ class Session:
                 console.say(f"rankfall: cancelling {self._directory.id}; Ctrl-C leaves it to finish alone")
 
     def _detach(self) -> Outcome | None:
-        """Leave; the run gets a supervisor of its own when this process was it."""
         if self._own is not None:
             supervised = (self._own.holds or self._first) and self._own.control.lost is None
             self._own.control.release()
@@ -383,7 +374,7 @@ class Session:
 
 
 def print_exit_origin(outcome: Outcome) -> int:
-    """Say whose exit code it is, as the last line of stderr; the code."""
+    """Prints the exit code's origin as last line of stderr; returns the code."""
     console.say(f"rankfall-exit: {outcome.exit_origin} {outcome.code}")
     return outcome.code
 
@@ -392,21 +383,17 @@ _TEXT: Final = 400
 
 
 class Recording:
-    """The recorder beside a view.
-
-    Args:
-        directory: of a run that its platform ends by itself.
-    """
+    """The recorder of an unattended run during a view."""
 
     def __init__(self, directory: RunDir) -> None:
         self._directory = directory
         self._own: Supervision | None = None
 
     def over(self) -> bool:
-        """Whether the run has ended and all of it is stored; keeps the recorder going until then.
+        """True if the run ended and is stored; restarts the recorder until then.
 
         Raises:
-            RankfallError: what ended the recorder.
+            RankfallError: The recorder failed.
         """
         if self._own is not None:
             if not self._own.over:
@@ -416,7 +403,7 @@ class Recording:
         with self._directory.reader() as reader:
             ended = reader.run().state in FINAL_STATES
         if self._directory.lease_holder() is not None:
-            # Somebody else records it; that one writes its last words still.
+            # Another recorder still writes.
             return False
         if not ended:
             self._own = Supervision(self._directory, on_event=_tell)
@@ -424,7 +411,7 @@ class Recording:
         return ended
 
     def stop(self) -> None:
-        """Let go of the run, which goes on."""
+        """Releases the run, which continues."""
         own, self._own = self._own, None
         if own is not None:
             own.control.release()
@@ -432,7 +419,7 @@ class Recording:
 
 
 def ended_text(directory: RunDir) -> str:
-    """How a job that Rankfall did not start ended, with the command that says more; empty while it goes on."""
+    """Returns how a foreign job ended, with the next command; empty while it runs."""
     foreign = directory.foreign
     with directory.reader() as reader:
         row = reader.run()
@@ -444,7 +431,7 @@ def ended_text(directory: RunDir) -> str:
 
 
 def _tell(event: Event) -> None:
-    """Show what happens to the job itself: lines do not say that they are those of another gang."""
+    """Prints events of the job: lines do not show a new gang."""
     later = event.kind == "attempt" and event.data.get("attempt") != 1
     if later or event.kind in {"gap", "decision", "suspended"}:
         console.say(f"rankfall: {one_line(event.text, width=_TEXT)}")

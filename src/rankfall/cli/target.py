@@ -1,8 +1,7 @@
-"""Resolves the run that a command means: an id, a prefix of one, the newest, or ``KIND/NAME``.
+"""Resolves the run of a command: an id, a prefix, the newest, or ``KIND/NAME``.
 
-``KIND/NAME`` is a job of a cluster that Rankfall did not start; it gets a run directory of its own and is
-never changed. A run that nobody supervises or records is refreshed before it is shown; where that fails,
-the last known state is shown with a message.
+``KIND/NAME`` is a cluster job not started by Rankfall, with a run directory, never changed. Runs without supervisor or
+recorder are refreshed first; on failure the last state appears with a message.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from rankfall.rundir import RunDir, default_home, home, list_runs
 if TYPE_CHECKING:
     from rankfall.supervisor.run_events import Event
 
-# As kubectl has them: "job", "jobs", "jobs.batch", "trainjob.trainer.kubeflow.org", "po".
+# As in kubectl: "job", "jobs", "jobs.batch", "trainjob.trainer.kubeflow.org", "po".
 _TARGET: Final = anchored(r"([A-Za-z]+)(?:\.[A-Za-z0-9.-]+)?/([a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)", limit=1_024)
 _SHORT: Final = {"po": "pod"}
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a target is looked for, None = as kubectl would choose; ``no_exec``: its pods are not looked into."""
+    """Place of a target, None = kubectl's choice; ``no_exec``: run no command in its pods."""
 
     namespace: str | None = None
     context: str | None = None
@@ -36,7 +35,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def given(self) -> bool:
-        """Whether anything was said."""
+        """True if any flag is present."""
         return any((self.namespace, self.context, self.kubeconfig, self.no_exec))
 
 
@@ -44,7 +43,7 @@ NOWHERE: Final = Where()
 
 
 def parse_target(text: str) -> Target | None:
-    """A job of a cluster, from ``KIND/NAME``; None where it is something else: a run's id, a path, a kind that nobody here knows."""
+    """Parses ``KIND/NAME``; None for other text."""
     found = _TARGET.fullmatch(text)
     if found is None:
         return None
@@ -56,26 +55,26 @@ def parse_target(text: str) -> Target | None:
 
 
 def read_home() -> Path:
-    """Rankfall's home, checked when it is there; reading makes nothing.
+    """Returns Rankfall's home, checked if it exists, never created.
 
     Raises:
-        StoreError: its layout is of another version.
+        StoreError: Its layout has another version.
     """
     path = default_home()
     return home() if path.exists() else path
 
 
 def resolve_target(name: str | None, *, where: Where = NOWHERE) -> RunDir:
-    """The run that ``name`` stands for, which may be a job that Rankfall did not start.
+    """Returns the run ``name``, possibly a foreign job.
 
     Args:
-        name: a run's id, the beginning of it, None for the newest, or ``KIND/NAME``.
-        where: of the latter.
+        name: Run id, prefix, None for the newest, or ``KIND/NAME``.
+        where: Place of ``KIND/NAME``.
 
     Raises:
-        NotFound: there is none.
-        UsageError: several begin so, or ``where`` was said of a run.
-        KubeError: the cluster cannot be asked, and there is no record either.
+        NotFound: No such run or job.
+        UsageError: Ambiguous prefix, or ``where`` for a run.
+        KubeError: No cluster access and no record.
     """
     target = parse_target(name) if name is not None else None
     if target is None:
@@ -89,7 +88,7 @@ def resolve_target(name: str | None, *, where: Where = NOWHERE) -> RunDir:
                 f"{name[:200]!r} is of no kind that is known here", hint=f"known: {', '.join(FOREIGN_KINDS)}"
             )
         return one_run(name)
-    from rankfall.backends.foreign.targets import open_target  # noqa: PLC0415 - loads the client of Kubernetes
+    from rankfall.backends.foreign.targets import open_target  # noqa: PLC0415 - loads Kubernetes
 
     opened = open_target(
         target,
@@ -105,18 +104,18 @@ def resolve_target(name: str | None, *, where: Where = NOWHERE) -> RunDir:
 
 
 def resolve_refreshed(name: str | None, *, where: Where = NOWHERE) -> RunDir:
-    """The run that ``name`` stands for. One that nobody supervises or records is looked at first; where that fails it is said.
+    """Returns the run ``name``, refreshed as by :func:`as_it_is`.
 
     Raises:
-        NotFound, UsageError, KubeError: as :func:`run_to_look_at`.
+        NotFound, UsageError, KubeError: As :func:`resolve_target`.
     """
     return as_it_is(resolve_target(name, where=where))
 
 
 def as_it_is(directory: RunDir) -> RunDir:
-    """The same run, looked at where nobody supervises or records it; where that fails it is said. Files that its end owes are written."""
+    """Refreshes an unattended run without recorder; prints failures, completes end files."""
     if directory.end_lock_path.exists():
-        from rankfall.supervisor.outcome import finish_files  # noqa: PLC0415 - hardly ever
+        from rankfall.supervisor.outcome import finish_files  # noqa: PLC0415 - rare
 
         finish_files(directory)
     try:
@@ -125,9 +124,9 @@ def as_it_is(directory: RunDir) -> RunDir:
         with directory.reader() as reader:
             if reader.run().state in FINAL_STATES:
                 return directory
-        from rankfall.supervisor.unattended.driver import refresh_unattended  # noqa: PLC0415 - a supervised run needs none of it
+        from rankfall.supervisor.unattended.driver import refresh_unattended  # noqa: PLC0415 - unattended only
 
-        # Of a job of another tool nobody may ever record anything: what is there now is taken.
+        # A foreign job may have no later recorder, so store its lines now.
         foreign = directory.foreign is not None
         refresh_unattended(directory, lines=foreign, on_event=_tell if foreign else None)
     except LockHeld:
@@ -138,15 +137,11 @@ def as_it_is(directory: RunDir) -> RunDir:
 
 
 def one_run(name: str | None, *, quiet: bool = False) -> RunDir:
-    """The run that ``name`` stands for.
-
-    Args:
-        name: its id, the beginning of it, or None for the newest; which one that is is said on stderr.
-        quiet: say nothing.
+    """Returns the run ``name``, an id or prefix; None = the newest, named on stderr unless ``quiet``.
 
     Raises:
-        NotFound: there is none.
-        UsageError: several begin so.
+        NotFound: No such run.
+        UsageError: Ambiguous prefix.
     """
     folder = read_home()
     if name is not None:

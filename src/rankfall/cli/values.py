@@ -1,7 +1,4 @@
-"""Parses the values of flags: nodes, ranks, slots, times, sizes, variables, budgets. Pure.
-
-Every refusal names the allowed values.
-"""
+"""Parses flag values. Pure; refusals name allowed values."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ _NUMBER: Final = anchored(r"[0-9]{1,12}(?:\.[0-9]{1,9})?", limit=256)
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):
-    """A choice of ranks: numbers, and ``last`` and ``failed``, which depend on the run. All of them empty = every rank."""
+    """Chosen ranks; ``last`` and ``failed`` depend on the run. All empty = every rank."""
 
     numbers: frozenset[int] = frozenset()
     last: bool = False
@@ -36,15 +33,15 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def everything(self) -> bool:
-        """Whether nothing was chosen."""
+        """True without any choice."""
         return not (self.numbers or self.last or self.failed)
 
 
 def parse_nnodes(text: str) -> tuple[int, int | None]:
-    """``N`` or ``MIN:MAX``; the second is None for a fixed number.
+    """Parses ``N`` or ``MIN:MAX``.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: Neither form.
     """
     match = _NODES.fullmatch(text)
     low, high = (numbers.matched(match[1]), numbers.whole(match[2])) if match else (0, None)
@@ -57,10 +54,10 @@ def parse_nnodes(text: str) -> tuple[int, int | None]:
 
 
 def parse_ranks(texts: Iterable[str]) -> Ranks:
-    """``0,8-15``, ``first``, ``last``, ``failed``, in any mixture; a flag given twice adds up.
+    """Parses ``0,8-15``, ``first``, ``last``, ``failed``, mixed.
 
     Raises:
-        UsageError: a part is none of these, or there are too many.
+        UsageError: Another form, or too many.
     """
     chosen: set[int] = set()
     words: set[str] = set()
@@ -80,10 +77,10 @@ def parse_ranks(texts: Iterable[str]) -> Ranks:
 
 
 def parse_slots(texts: Iterable[str]) -> frozenset[int]:
-    """``0,8-15``; a flag given twice adds up.
+    """Parses ``0,8-15``.
 
     Raises:
-        UsageError: a part is no number and no range.
+        UsageError: Neither number nor range.
     """
     chosen: set[int] = set()
     for part in (part.strip() for text in texts for part in text.split(",")):
@@ -95,7 +92,6 @@ def parse_slots(texts: Iterable[str]) -> frozenset[int]:
 
 
 def _range(text: str) -> range | None:
-    """``3`` or ``3-7``, of a size that fits into memory."""
     match = _RANGE.fullmatch(text)
     if match is None:
         return None
@@ -104,10 +100,10 @@ def _range(text: str) -> range | None:
 
 
 def parse_span(text: str, *, flag: str) -> float:
-    """Seconds from ``90``, ``90s``, ``10m``, ``1h30m``, ``500ms``.
+    """Parses seconds from ``90``, ``90s``, ``10m``, ``1h30m``, ``500ms``.
 
     Raises:
-        UsageError: it is no duration.
+        UsageError: No duration.
     """
     if _NUMBER.fullmatch(text):
         return numbers.real(text) or 0.0
@@ -118,10 +114,10 @@ def parse_span(text: str, *, flag: str) -> float:
 
 
 def parse_size(text: str, *, flag: str) -> int:
-    """Bytes from ``4096``, ``64K``, ``10M``, ``1.5G``; K, M and G are powers of 1,024, and ``KiB`` and ``kb`` mean the same.
+    """Parses bytes from ``4096``, ``64K``, ``10M``, ``1.5G``, ``KiB``, ``kb``; powers of 1,024.
 
     Raises:
-        UsageError: it is no size.
+        UsageError: No size.
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
@@ -130,10 +126,10 @@ def parse_size(text: str, *, flag: str) -> int:
 
 
 def parse_span_or_never(text: str, *, flag: str) -> float | None:
-    """As :func:`parse_span`; None for ``never``.
+    """Parses a duration above zero; None for ``never``.
 
     Raises:
-        UsageError: it is neither, or zero.
+        UsageError: Neither, or zero.
     """
     if text == "never":
         return None
@@ -144,10 +140,10 @@ def parse_span_or_never(text: str, *, flag: str) -> float | None:
 
 
 def parse_since(text: str, *, now: int) -> int:
-    """Nanoseconds since the epoch from an age (``10m``) or an RFC 3339 time.
+    """Returns nanoseconds since the epoch from an age (``10m``) or time.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: Neither form.
     """
     try:
         at = datetime.fromisoformat(text) if "T" in text or " " in text or text.count("-") > 1 else None
@@ -166,10 +162,10 @@ def parse_since(text: str, *, now: int) -> int:
 
 
 def parse_env(texts: Iterable[str], *, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables from ``K=V``; ``K`` alone takes the value that ``environ`` has.
+    """Parses ``K=V``; ``K`` takes its value from ``environ``.
 
     Raises:
-        UsageError: no name, or a name without value that ``environ`` does not have.
+        UsageError: No name, or absent in ``environ``.
     """
     found = {}
     for text in texts:
@@ -185,10 +181,10 @@ def parse_env(texts: Iterable[str], *, environ: Mapping[str, str]) -> dict[str, 
 
 
 def parse_success(text: str) -> dict[str, str | float]:
-    """The fields of ``$.success`` from ``all``, ``rank0``, ``0.8`` or ``80%``.
+    """Returns ``$.success`` fields from ``all``, ``rank0``, ``0.8`` or ``80%``.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: Another form.
     """
     if text in {"all", "rank0"}:
         return {"policy": text}
@@ -203,10 +199,10 @@ def parse_success(text: str) -> dict[str, str | float]:
 
 
 def parse_budgets(texts: Iterable[str], *, also: Collection[str] = ()) -> dict[str, int]:
-    """Restart budgets from ``SLUG=N``, by cause, family, or a name among ``also``.
+    """Parses budgets ``SLUG=N`` of causes, families and ``also``.
 
     Raises:
-        UsageError: no such cause or family, or no number.
+        UsageError: Unknown name, or no number.
     """
     found = {}
     families = sorted({info.family for info in catalogue().values()})
@@ -225,7 +221,7 @@ def parse_budgets(texts: Iterable[str], *, also: Collection[str] = ()) -> dict[s
 
 
 def _near(name: str) -> str:
-    import difflib  # noqa: PLC0415 - for a refusal only; start-up is watched
+    import difflib  # noqa: PLC0415 - refusals only
 
     near = difflib.get_close_matches(name[:60], catalogue(), n=3, cutoff=0.6)
     return f"; near it: {', '.join(near)}" if near else ""

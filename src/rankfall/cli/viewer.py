@@ -1,6 +1,6 @@
 """Shows a live run: the job's lines on stdout, events and verdicts on stderr.
 
-Reads the run directory only, so it works beside a supervisor in this process, in another one, or none.
+Reads only the run directory, so any process may supervise.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _PRINTED_KINDS: Final = frozenset(
 )
 _TEXT: Final = 400
 _MAX_KNOWN: Final = 256
-# Shorter than for `logs`: who watches wants to see it now, and ranks that print within a twentieth of a second print together.
+# Shorter than for `logs`: viewers want lines soon; ranks printing within 0.05 s stay ordered.
 _HOLD_S: Final = 0.05
-# Lines shown at one look; a look that gives fewer has shown all there is.
+# Most lines per poll; fewer mean no more.
 _BATCH: Final = 5000
 
 
@@ -55,14 +55,14 @@ class Viewer:
     """One viewer of one run.
 
     Args:
-        directory: the run.
-        ranks: whose lines are shown; none chosen = rank 0 and the last one, and what tells of a failure from all others.
-        everything: lines of all ranks and of no rank.
-        quiet: neither lines nor news; what happened in the end is told all the same.
-        tail: of what is there already, only the last so many lines; None = all.
-        history: tell the news from before this moment too.
-        show_outcome: tell how it ended.
-        limit: of bytes on stdout; past it the news, the verdict and the record go on. None = no limit.
+        directory: Run.
+        ranks: Ranks to show; none = rank 0 and the last, plus failures of all.
+        everything: Show all ranks and lines without rank.
+        quiet: Hide lines and events, not the end.
+        tail: Most existing lines; None = all.
+        history: Include earlier events.
+        show_outcome: Show the end.
+        limit: Most bytes on stdout; events, verdict and record continue. None = unlimited.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Viewer:
         self._query = LineQuery(ranks=ranks.numbers or None, last=ranks.last, failed=ranks.failed, tail=tail)
         self._tail: LineTail | None = None
         self._first_or_last = FirstOrLastRank(directory)
-        # Nothing was asked for: what a person wants to see is chosen for them.
+        # Without a choice, pick useful lines.
         self._default = ranks.everything and not everything
         self._choose: LateRankFilter | None = None
         self._writer = LineWriter(limit=limit)
@@ -95,9 +95,9 @@ class Viewer:
         self._known: deque[tuple[int, str]] = deque(maxlen=_MAX_KNOWN)
 
     def step(self) -> bool:
-        """Show what is new; whether there is more at once. What comes a moment later is cheaper to show together."""
+        """Shows new output; True if more is ready. Waiting makes batches cheaper."""
         events, self._offset = read_events(self._directory.path, offset=self._offset)
-        # Lines first: a verdict should stand below what led to it.
+        # Lines precede the verdict that they explain.
         count = self._lines(final=False)
         for event in events:
             self._tell(event)
@@ -105,7 +105,7 @@ class Viewer:
         return count >= _BATCH
 
     def finish(self, outcome: Outcome) -> None:
-        """Show all that is left, then how it ended."""
+        """Shows remaining output, then the outcome."""
         events, self._offset = read_events(self._directory.path, offset=self._offset)
         self._lines(final=True)
         for event in events:
@@ -131,7 +131,7 @@ class Viewer:
         console.say(render_verdict(verdict, details=details, width=console.width(), color=self._paint.color))
 
     def stop_printing(self) -> None:
-        """Show no more lines; news and verdicts go on."""
+        """Stops lines; events and verdicts continue."""
         self._muted = True
 
     def _lines(self, *, final: bool) -> int:
@@ -148,12 +148,12 @@ class Viewer:
             if not lines or not final:
                 break
         if final and self._write(self._tail.drain()):
-            # The last look at the tables may have told whose earlier lines are.
+            # The last query may assign earlier lines to ranks.
             self._write(())
         return count
 
     def _write(self, lines: Iterable[Line]) -> bool:
-        """Whether more may follow."""
+        """Writes lines; True if more may follow."""
         self._writer.write(map(block_of, lines if self._choose is None else self._choose.pick(lines)))
         if self._writer.spent:
             self._muted = True
@@ -161,7 +161,7 @@ class Viewer:
         return not self._muted
 
     def _begin(self) -> LineTail | None:
-        """Follow once there is an attempt; before, the record has nothing that could be read."""
+        """Starts the tail once an attempt exists."""
         if self._quiet or not self._directory.db_path.exists():
             return None
         with self._directory.reader() as reader:
@@ -173,7 +173,7 @@ class Viewer:
         return tail
 
     def _without_ranks(self) -> None:
-        """The end of what slots printed whose ranks never became known: nothing of it was shown but failures."""
+        """Shows last lines of slots with unknown ranks; until then only failures appeared."""
         if not self._default or self._quiet or self._muted:
             return
         found = unknown_ranks(self._directory)
@@ -182,7 +182,7 @@ class Viewer:
             self._writer.write(map(block_of, found.lines), note="rank unknown")
 
     def tell(self, event: Event) -> None:
-        """Show an event that is not in the run directory, and may come to be there later."""
+        """Shows an event that the run directory lacks but may get later."""
         self._known.append((event.at, event.text))
         self._show(event)
 
@@ -204,14 +204,14 @@ class Viewer:
             self._say(one_line(event.text, width=_TEXT))
 
     def _show_started_ranks(self) -> None:
-        """Ranks that started, together: a thousand of them are one line."""
+        """Prints started ranks in one line."""
         if self._started:
             numbers = {rank for _, rank in self._started}
             self._say(f"{formatting.count(len(numbers), 'rank')} started: {formatting.ranks(numbers)}")
             self._started.clear()
 
     def _verdict_of(self, event: Event) -> None:
-        """The verdict of an attempt that is followed by another; the last one is shown at the end."""
+        """Shows an attempt's verdict before the next attempt; ``finish`` shows the last."""
         attempt = event.data.get("attempt")
         if not isinstance(attempt, int) or self._quiet or self._printed_attempt == attempt:
             return

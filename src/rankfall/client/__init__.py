@@ -1,11 +1,6 @@
-"""The public Python API: submit, watch, explain and cancel runs.
+"""Public Python API: submits, watches, diagnoses and cancels runs.
 
-One async client; the sync one wraps it. Every answer is read from the run directory, so a client holds no
-state and can be thrown away at any moment.
-No async method blocks the event loop: files are read in a thread. Names are loaded on first use: a command
-that only creates a run needs no event loop.
-May import ``supervisor``, ``explain``, ``render.line_selection``, ``backends``, the run directory and
-``model``; never ``cli``.
+Clients have no state; answers come from the run directory. Must not import ``cli``.
 """
 
 from __future__ import annotations
@@ -32,7 +27,7 @@ __all__ = ["Client", "Run", "SyncClient", "SyncRun", "complete", "create_run"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first asked for (PEP 562)."""
+    """Loads a public name on first use."""
     if name not in _WHERE:
         raise AttributeError(f"module 'rankfall.client' has no attribute {name!r}")
     value = getattr(importlib.import_module(_WHERE[name]), name)

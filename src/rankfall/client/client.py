@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """Runs of one home.
+    """Async client for one home folder.
 
     Args:
-        home: Rankfall's home; by default ``$RANKFALL_HOME`` or the platform's data folder.
+        home: Default ``$RANKFALL_HOME`` or the platform's data folder.
 
     Raises:
-        StoreError: home cannot be made, or is laid out by another version.
+        StoreError: Not creatable, or another version's layout.
     """
 
     def __init__(self, *, home: Path | None = None) -> None:
@@ -37,40 +37,39 @@ class Client:
     async def submit(
         self, spec: JobSpec, *, detach: bool = True, request_token: str | None = None, replace: bool = False
     ) -> Run:
-        """Start a job.
+        """Starts a job.
 
         Args:
-            spec: the job. Without ``cwd`` and ``python`` this process's folder and Python are written into it, so that the run is
-                the same whoever supervises it later.
-            detach: supervise in a process of its own; false = in a thread of this process, and the run waits when it ends. An unattended job
-                is launched and left, or recorded in that thread.
-            request_token: names the request: a second call with it gives the same run.
-            replace: end what an earlier request with this token, whose directory is not here, left running in a cluster.
+            spec: Job spec; default ``cwd`` and ``python`` are this process's.
+            detach: Supervise in a separate process, else in a thread here. Unattended jobs are only launched, or
+                recorded in the thread.
+            request_token: Request id; a repeated call returns the same run.
+            replace: End cluster leftovers of a request without directory.
 
         Raises:
-            UsageError: the spec cannot work; nothing was created.
-            StoreError: the home cannot be written.
+            UsageError: The spec cannot work; nothing was created.
+            StoreError: Home is not writable.
         """
         return await asyncio.to_thread(self._submit, spec, detach, request_token, replace)
 
     async def plan(self, spec: JobSpec) -> dict[str, Any]:
-        """What ``submit`` would start, as plain data with secrets masked; creates nothing.
+        """Returns the plan of ``submit`` as plain data, secrets masked; creates nothing.
 
         Raises:
-            UsageError: the spec cannot work.
+            UsageError: The spec cannot work.
         """
         return await asyncio.to_thread(self._plan, complete(spec))
 
     async def runs(self) -> list[RunSummary]:
-        """All runs, newest first."""
+        """Returns all runs, newest first."""
         return await asyncio.to_thread(self._runs)
 
     async def get(self, run: str) -> Run:
-        """The run with this id, or the only one whose id begins so.
+        """Returns the run with this id or unique prefix.
 
         Raises:
-            NotFound: there is none.
-            UsageError: several begin so.
+            NotFound: No match.
+            UsageError: Several matches.
         """
         return Run(await asyncio.to_thread(RunDir.open, self.home, run))
 
@@ -81,40 +80,40 @@ class Client:
         attempt: int | None = None,
         strategy: str | None = None,
     ) -> Verdict:
-        """The verdict of a run, or of plain files and folders.
+        """Returns the verdict of a run, or of files and folders.
 
         Args:
-            target: a run, its id, or paths. A text is a run's id first, a path second.
-            attempt: of a run; the newest by default.
-            strategy: how the root is chosen; the run's own by default.
+            target: Run, id or paths; text is first tried as id.
+            attempt: Attempt number; default newest.
+            strategy: Name; default the run's.
 
         Raises:
-            NotFound: there is no such run, attempt or file.
-            SpecError: there is no such strategy.
+            NotFound: No such run, attempt or file.
+            SpecError: No such strategy.
         """
         return await asyncio.to_thread(self._why, target, attempt, strategy)
 
     async def copy_to_workspace(
         self, run: str | Run, sources: Path | Collection[Path], remote: str, *, exclude: Collection[str] = ()
     ) -> Copied | None:
-        """Copy files and folders of this machine to a run's, as ``rankfall cp`` does; what is there already is not sent again.
+        """Copies local files and folders to a run, as ``rankfall cp``; skips existing files.
 
         Args:
-            run: a run or its id.
-            sources: of this machine.
-            remote: where the run's command sees them: relative to its code directory, or absolute on its volume. It becomes the copy's
-                name; with several sources, or a slash at its end, they go into it.
-            exclude: patterns of names or paths that are left out.
+            run: Run or id.
+            sources: Local paths.
+            remote: Relative to the code directory, or absolute on the volume: new name, or folder with several sources
+                or a final slash.
+            exclude: Patterns of names or paths.
 
         Returns:
-            What was done; None: the run has no volume, and nothing was.
+            Summary; None if the run has no volume.
 
         Raises:
-            NotFound: there is no such run or source.
-            UsageError: a path leads out, or a source cannot be copied; nothing was sent.
-            InfrastructureError: the copy cannot be done; the same again goes on where it stopped.
+            NotFound: No such run or source.
+            UsageError: Path outside or source unusable; nothing was sent.
+            InfrastructureError: The copy failed; a repeated call resumes it.
         """
-        from rankfall.backends.files import put  # noqa: PLC0415 - only what is really copied needs it
+        from rankfall.backends.files import put  # noqa: PLC0415 - only for copies
 
         place = await self._files(run)
         some = [sources] if isinstance(sources, Path) else list(sources)
@@ -123,9 +122,9 @@ class Client:
     async def copy_from_workspace(
         self, run: str | Run, remote: str, local: Path, *, exclude: Collection[str] = ()
     ) -> Copied | None:
-        """Copy a file or folder of a run to ``local``, which becomes its name; an existing folder takes a single file.
+        """Copies a file or folder of a run to ``local``; see :meth:`copy_to_workspace`.
 
-        Arguments, answers and errors are those of :meth:`copy_to_workspace`.
+        A single file goes into an existing folder.
         """
         from rankfall.backends.files import get  # noqa: PLC0415 - as above
 
@@ -144,10 +143,9 @@ class Client:
         directory = create_run(spec, home=self.home, request_token=request_token, replace=replace)
         run = Run(directory)
         if run.outcome() is not None or directory.lease_holder() is not None:
-            # An earlier request with the same token made it.
             return run
         if detach and spec.unattended:
-            from rankfall.supervisor.unattended.driver import launch  # noqa: PLC0415 - a supervised run needs none of it
+            from rankfall.supervisor.unattended.driver import launch  # noqa: PLC0415 - unattended only
 
             launch(directory)
         elif detach:
@@ -158,7 +156,7 @@ class Client:
         return run
 
     def _plan(self, spec: JobSpec, *, elsewhere: bool = False) -> dict[str, Any]:
-        from rankfall.backends.registry import first_plan  # noqa: PLC0415 - a client that only lists runs needs none
+        from rankfall.backends.registry import first_plan  # noqa: PLC0415 - not for listings
 
         return first_plan(spec, home=self.home, elsewhere=elsewhere).document()
 
@@ -170,7 +168,7 @@ class Client:
         return found
 
     def _why(self, target: str | Run | Path | Collection[Path], attempt: int | None, strategy: str | None) -> Verdict:
-        from rankfall.explain import explain_files, explain_run  # noqa: PLC0415 - loads the signatures
+        from rankfall.explain import explain_files, explain_run  # noqa: PLC0415 - loads signatures
 
         if isinstance(target, Run):
             return explain_run(target.directory, attempt=attempt, strategy=strategy).verdict

@@ -1,7 +1,4 @@
-"""Requests another number of nodes for a run and waits until it holds.
-
-Refuses a size that the job or the cluster cannot have; the run's supervisor carries the request out.
-"""
+"""Requests another number of nodes for a run and waits until it is applied."""
 
 from __future__ import annotations
 
@@ -18,24 +15,22 @@ from rankfall.rundir.requests import planned_sizes, read_resizes, requested_size
 from rankfall.supervisor import request_resize
 
 _POLL_S: Final = 0.1
-# A slot that has begun; how it ends is another matter.
 _BEGUN: Final = frozenset({"running", "ended", "lost"})
-# Backends whose slots of MIN:MAX nodes can join and leave while the others run on.
+# Elastic slots join and leave while others run.
 _IN_PLACE: Final = frozenset({"local", "job"})
 
 How = Literal["nothing", "in_place", "new_attempt", "next_attempt"]
 
 
 class Resized(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a wish for another size.
+    """Answer to a resize request.
 
     Attributes:
-        nodes: wished.
-        before: nodes of the newest attempt, or of the first when none has begun.
-        how: ``nothing``: it has this size, and nobody wished for another one. ``in_place``: slots join or leave while the others run on.
-            ``new_attempt``: the attempt that runs is stopped and one of the new size begins. ``next_attempt``: none runs now.
-        state: of the run.
-        holds: whether it has this size now.
+        nodes: Requested number.
+        before: Nodes of the newest attempt, or of the first.
+        how: ``nothing``; ``in_place``: slots join or leave; ``new_attempt``; ``next_attempt``: none runs.
+        state: State of the run.
+        holds: True if the run has this size.
     """
 
     run: str
@@ -48,17 +43,17 @@ class Resized(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def over(self) -> bool:
-        """Whether the run has ended."""
+        """True if the run has ended."""
         return self.state in FINAL_STATES
 
 
 def ask(directory: RunDir, *, nodes: int, role: str | None, reason: str) -> Resized:
-    """Leave the wish, when it is one that can be fulfilled and is not fulfilled yet.
+    """Writes a resize request unless it is impossible, pending or fulfilled.
 
     Raises:
-        UsageError: the job cannot have this size; nothing was asked for.
-        InfrastructureError: the cluster, which would have to say so, does not answer.
-        StoreError: the wish cannot be written.
+        UsageError: The job cannot have this size.
+        InfrastructureError: The cluster does not answer.
+        StoreError: Writing failed.
     """
     spec = directory.spec
     name = check_size(spec, nodes=nodes, role=role)
@@ -71,7 +66,7 @@ def ask(directory: RunDir, *, nodes: int, role: str | None, reason: str) -> Resi
         return answer
     wished = requested_sizes(directory.path, spec)
     if wished[name] == nodes:
-        # Asked for before, and perhaps on its way.
+        # The same request may be pending.
         how = "nothing" if before == nodes else _how(directory, running=newest is not None and newest.ended is None)
         return msgspec.structs.replace(answer, how=how, holds=before == nodes)
     _try_plan(directory, wished | {name: nodes}, attempt=(newest.attempt if newest else 0) + 1)
@@ -82,7 +77,7 @@ def ask(directory: RunDir, *, nodes: int, role: str | None, reason: str) -> Resi
 
 
 async def holds(directory: RunDir, asked: Resized) -> Resized:
-    """Wait until the run has the size, another one is wished, it stands still, or it has ended; says which by ``state`` and ``holds``."""
+    """Waits for the size, another resize request, suspension or the end; see ``state`` and ``holds``."""
     while True:
         status = await asyncio.to_thread(_status, directory)
         found = msgspec.structs.replace(asked, state=status.state, holds=_has(status, asked))
@@ -108,8 +103,8 @@ def _how(directory: RunDir, *, running: bool) -> How:
 
 
 def _try_plan(directory: RunDir, sizes: dict[str, int], *, attempt: int) -> None:
-    """Refuse now what the next attempt would be refused for, where the whole gang is planned anew."""
-    from rankfall.backends.registry import backend_for  # noqa: PLC0415 - a client that only lists runs needs none
+    """Raises the error of the next attempt early."""
+    from rankfall.backends.registry import backend_for  # noqa: PLC0415 - not for listings
 
     spec = directory.spec
     if spec.elastic:

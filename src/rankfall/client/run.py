@@ -1,7 +1,4 @@
-"""One run as its user sees it: status, lines, verdict, wait, and the requests cancel, suspend, resume, resize.
-
-Where nobody supervises the run, ``cancel`` supervises it in this process until its end.
-"""
+"""One run for its user: status, lines, verdict, wait and requests."""
 
 from __future__ import annotations
 
@@ -31,19 +28,14 @@ from rankfall.supervisor.requests import refuse_foreign
 
 _POLL_S: Final = 0.1
 _FOLLOW_S: Final = 0.05
-# What a supervisor still does after the final state: the files made for reading.
+# Seconds for summary files.
 _LINGER_S: Final = 5.0
-# How long a run may be without a supervisor before a wait for it is given up: one may just be taking over from another.
+# Seconds without a supervisor; another may take over.
 _ALONE_S: Final = 5.0
 
 
 class Run:
-    """One run, live or ended.
-
-    Attributes:
-        id: as ``ps`` shows it.
-        directory: its run directory.
-    """
+    """One run, live or ended; ``directory`` is its run directory."""
 
     def __init__(self, directory: RunDir) -> None:
         self.directory = directory
@@ -53,15 +45,15 @@ class Run:
         return f"Run({self.id!r})"
 
     async def status(self) -> StatusDocument:
-        """The run with its slots and ranks, as it stands now."""
+        """Returns the current state of the run, its slots and ranks."""
         return await asyncio.to_thread(self._status)
 
     async def verdict(self, *, attempt: int | None = None, slot: int | None = None) -> Verdict | None:
-        """The newest verdict; None while nothing has fallen.
+        """Returns the newest verdict; None if nothing has failed.
 
         Args:
-            attempt: of this one; of the newest that has one by default.
-            slot: of the last time that this slot fell alone (``restart_scope: replica``), in whatever became of it.
+            attempt: Number; default the newest with a verdict.
+            slot: Slot that failed alone (``restart_scope: replica``).
         """
         return await asyncio.to_thread(self._verdict, attempt, slot)
 
@@ -82,25 +74,25 @@ class Run:
         instance: int | None = None,
         include_unranked: bool | None = None,
     ) -> AsyncIterator[Line]:
-        """Lines of the run in the order of their stamps; fields and filters as :class:`rankfall.rundir.lines.LineQuery`.
+        """Yields lines in time order; see :class:`rankfall.rundir.lines.LineQuery`.
 
         Args:
-            follow: go on until the run has ended; each line comes once.
-            ranks: global ranks; None = all.
-            last: the last rank.
-            failed: ranks that failed.
-            slots: only these slots.
-            attempt: its number, ``"all"``, or None for the newest.
-            streams: both, only stdout, or only stderr.
-            since: nanoseconds since the epoch.
-            tail: only the last so many lines of what is there.
+            follow: Continue until the run ends; each line once.
+            ranks: Global ranks; None for all.
+            last: Only the last rank.
+            failed: Only failed ranks.
+            slots: Slot numbers; None for all.
+            attempt: Number, ``"all"``, or None for the newest.
+            streams: Both, stdout or stderr.
+            since: Nanoseconds since the epoch.
+            tail: Number of last existing lines.
             grep: RE2 pattern.
-            level: ``"error"``: only lines of errors.
-            instance: only this start of a slot, from 0.
-            include_unranked: lines of no rank too.
+            level: ``"error"`` for error lines.
+            instance: Start of the slot, from 0.
+            include_unranked: Include lines without rank.
 
         Raises:
-            UsageError: the filters make no sense.
+            UsageError: Contradictory filters.
         """
         query = LineQuery(
             ranks=frozenset(ranks) if ranks is not None else None,
@@ -128,7 +120,7 @@ class Run:
     async def _follow(self, query: LineQuery) -> AsyncIterator[Line]:
         tail = await asyncio.to_thread(LineTail, self.directory, query)
         while True:
-            # Asked before the lines are read: what was written before the end is then surely among them.
+            # State first, so this poll has all earlier lines.
             over = await asyncio.to_thread(self._over)
             found = await asyncio.to_thread(tail.poll)
             for line in found:
@@ -140,15 +132,15 @@ class Run:
         for line in await asyncio.to_thread(list, tail.drain()):
             yield line
 
-    async def wait(self, *, timeout: float | None = None) -> Outcome:  # noqa: ASYNC109 - the deadline is of the wait alone
-        """Wait for the end.
+    async def wait(self, *, timeout: float | None = None) -> Outcome:  # noqa: ASYNC109 - limits the wait, not the run
+        """Waits for the end of the run.
 
         Args:
-            timeout: seconds; None = no limit.
+            timeout: Seconds; None for no limit.
 
         Raises:
-            TimeoutError: the run had not ended by then; it goes on.
-            EvidenceLost: nobody supervises the run, so it cannot come to its end by itself. An unattended one is recorded here then.
+            TimeoutError: Not ended in time; the run continues.
+            EvidenceLost: No supervisor; an unattended run is recorded here instead.
         """
         async with asyncio.timeout(timeout):
             found = await self._end()
@@ -158,13 +150,12 @@ class Run:
                 break
             await asyncio.sleep(_FOLLOW_S)
         if pending_cleanup(self.directory) is not None:
-            from rankfall.supervisor.supervise import finish  # noqa: PLC0415 - loads the signatures
+            from rankfall.supervisor.supervise import finish  # noqa: PLC0415 - loads signatures
 
             await asyncio.to_thread(finish, self.directory)
         return found
 
     async def _recorded(self) -> Outcome:
-        """The end of a run that nobody has to hold: where nobody records it, this process does."""
         while True:
             found = await asyncio.to_thread(self.outcome)
             if found is not None:
@@ -194,9 +185,9 @@ class Run:
             await asyncio.sleep(_POLL_S)
 
     async def cancel(self, reason: str = "") -> Outcome:
-        """Ask for the end, and wait for it. Without a living supervisor this process stops the slots itself.
+        """Requests the end and waits; without a supervisor, stops the slots from here.
 
-        A run that has ended already stays as it is.
+        An ended run stays unchanged.
         """
         refuse_foreign(self.directory, "cancel")
         if (ended := await asyncio.to_thread(self.outcome)) is not None:
@@ -212,10 +203,10 @@ class Run:
         return found
 
     async def suspend(self, reason: str = "") -> bool:
-        """Stop everything of the run, use no budget, and keep its record; returns when nothing of it runs.
+        """Stops all slots without using budget; waits until nothing runs.
 
         Returns:
-            Whether the run is suspended now; false when it had ended before it could be.
+            False if the run ended first.
         """
         refuse_foreign(self.directory, "suspend")
         if self.directory.spec.unattended:
@@ -230,10 +221,10 @@ class Run:
             await asyncio.sleep(_FOLLOW_S)
 
     async def resume(self, reason: str = "") -> bool:
-        """Let a suspended run go on in a new attempt, and give a run that nobody supervises a detached supervisor.
+        """Continues a suspended run in a new attempt; starts a detached supervisor if none runs.
 
         Returns:
-            Whether either was needed; false too when the run has ended.
+            True if either was needed.
         """
         refuse_foreign(self.directory, "resume")
         if await asyncio.to_thread(self.outcome) is not None:
@@ -248,17 +239,17 @@ class Run:
     async def resize(
         self, nodes: int, *, role: str | None = None, reason: str = "", wait: bool = False
     ) -> resizing.Resized:
-        """Give the run another number of nodes; a run that nobody supervises gets a detached supervisor, unless it is suspended.
+        """Requests another number of nodes; starts a detached supervisor if none runs, unless suspended.
 
         Args:
-            nodes: wished.
-            role: whose; needed only where the job has several roles.
-            reason: kept with the run.
-            wait: return when the run has this size. It is given up when the run ends or is suspended, or somebody wishes for another size.
+            nodes: Requested number.
+            role: Required only with several roles.
+            reason: Text stored with the run.
+            wait: Wait for the size, the end, suspension or another request.
 
         Raises:
-            UsageError: the job cannot have this size; nothing was changed.
-            InfrastructureError: the cluster, which would have to say so, does not answer.
+            UsageError: Impossible size; nothing changed.
+            InfrastructureError: The cluster does not answer.
         """
         refuse_foreign(self.directory, "resize")
         asked = await asyncio.to_thread(resizing.ask, self.directory, nodes=nodes, role=role, reason=reason)
@@ -269,7 +260,7 @@ class Run:
         return await resizing.holds(self.directory, asked) if wait else asked
 
     async def _cancel_unattended(self, reason: str) -> Outcome:
-        from rankfall.supervisor.unattended import control as steering  # noqa: PLC0415 - loads the client of Kubernetes
+        from rankfall.supervisor.unattended import control as steering  # noqa: PLC0415 - loads the Kubernetes client
 
         said: list[str] = []
         recorder = asyncio.create_task(self._recorded())
@@ -285,7 +276,7 @@ class Run:
             recorder.cancel()
 
     async def _suspend_unattended(self, reason: str) -> bool:
-        from rankfall.supervisor.unattended import control as steering  # noqa: PLC0415 - loads the client of Kubernetes
+        from rankfall.supervisor.unattended import control as steering  # noqa: PLC0415 - as above
 
         if await asyncio.to_thread(self.outcome) is not None:
             return False
@@ -307,12 +298,11 @@ class Run:
                 await recorder
 
     async def _resume_unattended(self, reason: str) -> bool:
-        from rankfall.supervisor.unattended import control as steering  # noqa: PLC0415 - loads the client of Kubernetes
+        from rankfall.supervisor.unattended import control as steering  # noqa: PLC0415 - as above
 
         return await asyncio.to_thread(steering.resume, self.directory, reason=reason)
 
     async def _supervised(self) -> bool:
-        """Start a detached supervisor where there is none; whether one was started."""
         if await asyncio.to_thread(self.directory.lease_holder) is not None:
             return False
         try:
@@ -325,11 +315,11 @@ class Run:
         return read_suspension(self.directory.path, initially=self.directory.spec.suspend).suspended
 
     def _hold(self, what: Literal["suspend", "resume"], reason: str) -> bool:
-        """Ask for it, once; whether the run has not ended."""
+        """Requests suspend or resume once; False if the run has ended."""
         if self.outcome() is not None:
             return False
         hold = read_suspension(self.directory.path, initially=self.directory.spec.suspend)
-        # What somebody in the cluster began would end with them: it becomes this user's own.
+        # This makes an outside suspension the user's.
         if hold.suspended != (what == "suspend") or (what == "suspend" and hold.outside):
             request_suspension(self.directory.path, what, reason=reason)
         return True
@@ -351,23 +341,23 @@ class Run:
         return self._state() in FINAL_STATES
 
     def outcome(self) -> Outcome | None:
-        """How the run ended; None while it has not. Reads files: call it from a thread where that matters."""
-        from rankfall.supervisor.outcome import outcome_of  # noqa: PLC0415 - a client that only lists runs needs none
+        """Returns the outcome, None before the end; blocks while it reads files."""
+        from rankfall.supervisor.outcome import outcome_of  # noqa: PLC0415 - not for listings
 
         with self.directory.reader() as reader:
             return outcome_of(self.directory, reader) if reader.run().state in FINAL_STATES else None
 
 
 def supervise_here(directory: RunDir) -> Outcome:
-    """Supervise a run in this thread to its end."""
-    from rankfall.supervisor.supervise import supervise  # noqa: PLC0415 - loads the signatures
+    """Supervises a run in this thread until its end."""
+    from rankfall.supervisor.supervise import supervise  # noqa: PLC0415 - loads signatures
 
     return supervise(directory)
 
 
 async def _until_cancelled(directory: RunDir) -> Outcome:
-    """Record a run in a thread; who is cancelled lets go of it, and the run goes on."""
-    from rankfall.supervisor.requests import Control  # noqa: PLC0415 - a client that only lists runs needs none
+    """Records a run in a thread; cancellation stops only that."""
+    from rankfall.supervisor.requests import Control  # noqa: PLC0415 - not for listings
     from rankfall.supervisor.supervise import supervise  # noqa: PLC0415 - as above
 
     control = Control()

@@ -1,8 +1,4 @@
-"""Creates a run directory from a job spec, with what only the submitting process knows.
-
-Folder, Python and code are resolved here and stored. Uses no event loop, because commands that only create
-a run must start fast.
-"""
+"""Creates a run directory from a job spec and facts of the submitting process."""
 
 from __future__ import annotations
 
@@ -17,10 +13,10 @@ from rankfall.rundir import RunDir
 
 
 def complete(spec: JobSpec) -> JobSpec:
-    """The same spec with what only this process knows: folder and Python, and its other folders, all absolute. In a cluster they would say nothing.
+    """Returns the spec with absolute paths; local jobs get this folder and Python.
 
     Raises:
-        SpecError: fields contradict each other.
+        SpecError: Fields contradict each other.
     """
     check_spec(spec)
     folders = tuple(str(Path(folder).expanduser().absolute()) for folder in spec.code_folders)
@@ -29,7 +25,7 @@ def complete(spec: JobSpec) -> JobSpec:
     if spec.log_dir is not None:
         spec = msgspec.structs.replace(spec, log_dir=str(Path(spec.log_dir).expanduser().absolute()))
     if spec.backend != "local":
-        from rankfall.backends.kubernetes.planning import pinned  # noqa: PLC0415 - a job on this machine needs no client of Kubernetes
+        from rankfall.backends.kubernetes.planning import pinned  # noqa: PLC0415 - not for local jobs
 
         return pinned(spec)
     if folders:
@@ -39,17 +35,11 @@ def complete(spec: JobSpec) -> JobSpec:
 
 
 def create_run(spec: JobSpec, *, home: Path, request_token: str | None = None, replace: bool = False) -> RunDir:
-    """A new run directory, with the job's code in it as it is now: what is edited later changes nothing of the run.
-
-    Args:
-        spec: as :func:`complete` gives it.
-        home: Rankfall's home.
-        request_token: names the request, as in :meth:`rankfall.client.Client.submit`.
-        replace: likewise.
+    """Creates a run directory with a snapshot of the job's code; ``spec`` comes from :func:`complete`.
 
     Raises:
-        UsageError: the code cannot be copied, or ``log_dir`` belongs to another run; nothing was created.
-        StoreError: home cannot be written.
+        UsageError: Code not copyable, or another run's ``log_dir``; nothing was created.
+        StoreError: Home is not writable.
     """
     if spec.log_dir is None:
         return _created(spec, home=home, request_token=request_token, replace=replace)
@@ -78,7 +68,7 @@ def _created(spec: JobSpec, *, home: Path, request_token: str | None, replace: b
             fill=lambda fresh: across(tree, os.fsencode(fresh / CODE), alone=True),
         )
     except TransferError as error:
-        # Its folders hold none of home: what cannot be written there is no fault of the code.
+        # The home is at fault, not the code.
         if str(error).startswith(f"{home}{os.sep}"):
             raise StoreError(
                 f"cannot copy the code: {error}",

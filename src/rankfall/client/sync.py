@@ -1,7 +1,6 @@
-"""The synchronous client, and line iterators in the shapes of torchx and NeMo-Run.
+"""Synchronous client, with line iterators for torchx (``log_iter``) and NeMo-Run (``fetch_logs``).
 
-``log_iter`` serves torchx, ``fetch_logs`` NeMo-Run. Each call runs the async method in an event loop of its
-own, so it must not be called inside a running one.
+Each call runs a new event loop, so none may be running.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def log_iter(
     should_tail: bool,
     streams: Literal["stdout", "stderr", "combined"] | None,
 ) -> Iterator[str]:
-    """As :meth:`rankfall.client.SyncRun.log_iter`."""
+    """Implements :meth:`rankfall.client.SyncRun.log_iter`."""
     query = LineQuery(
         slots=frozenset({_slot_of(directory, role, k)}),
         streams={"stdout": "out", "stderr": "err"}.get(streams or "combined", "all"),  # type: ignore[arg-type] # one of the three
@@ -60,7 +59,7 @@ def log_iter(
 
 
 def fetch_logs(directory: RunDir, *, stream: bool, lines: int | None) -> Iterator[str]:
-    """As :meth:`rankfall.client.SyncRun.fetch_logs`."""
+    """Implements :meth:`rankfall.client.SyncRun.fetch_logs`."""
     tail = LineTail(directory, LineQuery())
     usual = FirstOrLastRank(directory)
     late = LateRankFilter(tail, usual)
@@ -74,9 +73,8 @@ def fetch_logs(directory: RunDir, *, stream: bool, lines: int | None) -> Iterato
 
 
 def _lines(directory: RunDir, tail: LineTail, pick: Pick, *, follow: bool) -> Iterator[Line]:
-    """What ``pick`` takes of a follower's lines: those there are, or all until the run is over."""
     while follow:
-        # Asked before the lines are read: what was written before the end is then surely among them.
+        # State first: this poll has all earlier lines.
         with directory.reader() as reader:
             over = reader.run().state in FINAL_STATES
         found = tail.poll()
@@ -86,12 +84,10 @@ def _lines(directory: RunDir, tail: LineTail, pick: Pick, *, follow: bool) -> It
         if not found:
             time.sleep(_PAUSE_S)
     yield from pick(tail.drain())
-    # The last look at the tables may have told whose earlier lines are.
     yield from pick(())
 
 
 def _slot_of(directory: RunDir, role: str, k: int) -> int:
-    """The slot of a role's replica."""
     spec = directory.spec
     parts = sized(spec, requested_sizes(directory.path, spec)).parts
     for part in parts:
@@ -107,14 +103,13 @@ def _slot_of(directory: RunDir, role: str, k: int) -> int:
 
 
 def _stamp(when: When) -> int | None:
-    """Nanoseconds since the epoch; a time without a zone is a local one, as callers of torchx mean it."""
+    """Returns nanoseconds since the epoch; times without a zone are local, as in torchx."""
     if when is None:
         return None
     return round((when.timestamp() if isinstance(when, datetime) else when) * _NS)
 
 
 def _text(line: Line) -> str:
-    """The line with whose it is; bytes that are no UTF-8 stand as escapes."""
     who = f"[rank {line.rank}]" if line.rank is not None else f"[slot {line.slot}]"
     return f"{who} {line.data.decode('utf-8', 'backslashreplace')}"
 
@@ -123,7 +118,7 @@ T = TypeVar("T")
 
 
 class SyncRun:
-    """A :class:`Run` for code without an event loop; the same methods, without ``await``."""
+    """Methods of :class:`Run` for code without an event loop."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -134,15 +129,15 @@ class SyncRun:
         return f"SyncRun({self.id!r})"
 
     def status(self) -> StatusDocument:
-        """As :meth:`Run.status`."""
+        """Calls :meth:`Run.status`."""
         return _sync(self._run.status())
 
     def verdict(self, *, attempt: int | None = None, slot: int | None = None) -> Verdict | None:
-        """As :meth:`Run.verdict`."""
+        """Calls :meth:`Run.verdict`."""
         return _sync(self._run.verdict(attempt=attempt, slot=slot))
 
     def logs(self, **filters: Any) -> Iterator[Line]:
-        """As :meth:`Run.logs`."""
+        """Calls :meth:`Run.logs`."""
         with asyncio.Runner() as runner:
             lines = self._run.logs(**filters)
             with contextlib.suppress(StopAsyncIteration):
@@ -160,23 +155,22 @@ class SyncRun:
         should_tail: bool = False,
         streams: Literal["stdout", "stderr", "combined"] | None = None,
     ) -> Iterator[str]:
-        """Lines of one replica of a role, as torchx's ``Scheduler.log_iter`` has them: asked for each replica, each line comes once.
+        """Yields lines of one replica for torchx's ``Scheduler.log_iter``, each once.
 
         Args:
-            role: its name.
-            k: the replica: a slot of the role (a pod), from 0.
-            regex: RE2 pattern that a line must hold.
-            since: only lines from then on; seconds since the epoch, or a time (without a zone: a local one).
-            until: only lines up to then.
-            should_tail: go on until the run is over.
-            streams: both, only stdout, or only stderr.
+            role: Role name.
+            k: Replica of the role, from 0.
+            regex: RE2 pattern.
+            since: Seconds since the epoch, or a datetime (without zone: local).
+            until: Same.
+            should_tail: Continue until the run ends.
+            streams: Both, stdout or stderr.
 
         Yields:
-            Lines without their newline, with ``[rank N] `` before them, or ``[slot N] `` where no rank is known; of the newest attempt, and of
-            those that follow while it goes on.
+            Lines from the newest attempt on, without newline, after ``[rank N] ``, or ``[slot N] `` if unknown.
 
         Raises:
-            UsageError: there is no such role or replica, or the pattern is not valid.
+            UsageError: No such replica, or invalid pattern.
         """
         return log_iter(
             self.directory,
@@ -190,11 +184,11 @@ class SyncRun:
         )
 
     def fetch_logs(self, *, stream: bool = False, lines: int | None = 100) -> Iterator[str]:
-        """What ``rankfall run`` shows by default, as NeMo-Run's ``fetch_logs`` has it: rank 0, the true last rank, failures of all others.
+        """Yields default lines of ``rankfall run`` for NeMo-Run: rank 0, last rank, failures.
 
         Args:
-            stream: all of it, until the run is over.
-            lines: without ``stream``: the last so many; None = all.
+            stream: Continue until the run ends.
+            lines: Number of last lines without ``stream``; None for all.
 
         Yields:
             Lines as :meth:`log_iter`.
@@ -202,31 +196,31 @@ class SyncRun:
         return fetch_logs(self.directory, stream=stream, lines=lines)
 
     def wait(self, *, timeout: float | None = None) -> Outcome:
-        """As :meth:`Run.wait`."""
+        """Calls :meth:`Run.wait`."""
         return _sync(self._run.wait(timeout=timeout))
 
     def cancel(self, reason: str = "") -> Outcome:
-        """As :meth:`Run.cancel`."""
+        """Calls :meth:`Run.cancel`."""
         return _sync(self._run.cancel(reason))
 
     def suspend(self, reason: str = "") -> bool:
-        """As :meth:`Run.suspend`."""
+        """Calls :meth:`Run.suspend`."""
         return _sync(self._run.suspend(reason))
 
     def resume(self, reason: str = "") -> bool:
-        """As :meth:`Run.resume`."""
+        """Calls :meth:`Run.resume`."""
         return _sync(self._run.resume(reason))
 
     def resize(self, nodes: int, *, role: str | None = None, reason: str = "", wait: bool = False) -> Resized:
-        """As :meth:`Run.resize`."""
+        """Calls :meth:`Run.resize`."""
         return _sync(self._run.resize(nodes, role=role, reason=reason, wait=wait))
 
 
 class SyncClient:
-    """A :class:`Client` for code without an event loop; not to be used inside one.
+    """Methods of :class:`Client` for code without an event loop.
 
     Args:
-        home: as :class:`Client`.
+        home: See :class:`Client`.
     """
 
     def __init__(self, *, home: Path | None = None) -> None:
@@ -236,19 +230,19 @@ class SyncClient:
     def submit(
         self, spec: JobSpec, *, detach: bool = True, request_token: str | None = None, replace: bool = False
     ) -> SyncRun:
-        """As :meth:`Client.submit`."""
+        """Calls :meth:`Client.submit`."""
         return SyncRun(_sync(self._client.submit(spec, detach=detach, request_token=request_token, replace=replace)))
 
     def plan(self, spec: JobSpec) -> dict[str, Any]:
-        """As :meth:`Client.plan`."""
+        """Calls :meth:`Client.plan`."""
         return _sync(self._client.plan(spec))
 
     def runs(self) -> list[RunSummary]:
-        """As :meth:`Client.runs`."""
+        """Calls :meth:`Client.runs`."""
         return _sync(self._client.runs())
 
     def get(self, run: str) -> SyncRun:
-        """As :meth:`Client.get`."""
+        """Calls :meth:`Client.get`."""
         return SyncRun(_sync(self._client.get(run)))
 
     def why(
@@ -258,20 +252,20 @@ class SyncClient:
         attempt: int | None = None,
         strategy: str | None = None,
     ) -> Verdict:
-        """As :meth:`Client.why`."""
+        """Calls :meth:`Client.why`."""
         wanted = Run(target.directory) if isinstance(target, SyncRun) else target
         return _sync(self._client.why(wanted, attempt=attempt, strategy=strategy))
 
     def copy_to_workspace(
         self, run: str | SyncRun, sources: Path | Collection[Path], remote: str, *, exclude: Collection[str] = ()
     ) -> Copied | None:
-        """As :meth:`Client.copy_to_workspace`."""
+        """Calls :meth:`Client.copy_to_workspace`."""
         return _sync(self._client.copy_to_workspace(_named(run), sources, remote, exclude=exclude))
 
     def copy_from_workspace(
         self, run: str | SyncRun, remote: str, local: Path, *, exclude: Collection[str] = ()
     ) -> Copied | None:
-        """As :meth:`Client.copy_from_workspace`."""
+        """Calls :meth:`Client.copy_from_workspace`."""
         return _sync(self._client.copy_from_workspace(_named(run), remote, local, exclude=exclude))
 
 

@@ -1,7 +1,4 @@
-"""Evidence: turns the bytes of a run directory, or of any files, into facts and evidence for a diagnosis.
+"""Converts the bytes of a run directory, or of any files, into facts and evidence.
 
-readers/ has one reader a kind of file, cluster/ reads the journal of pods, attempt/ observes one attempt
-incrementally.
-Faces: attempt.observer (a run) and files.log_files (a pile of files). Writes nothing; draws no verdict.
-Imports rundir, kernellog, verdict.signatures, verdict.diagnose and model; never collect.
+Entries: ``attempt.observer`` for a run, ``files.log_files`` for files. Writes nothing; draws no verdict.
 """

@@ -1,4 +1,4 @@
-"""Builds evidence from observations: one function per kind, with identity, time and pointer."""
+"""Builds evidence from observations, with identity, time and pointer."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
 from rankfall.model.evidence import digest
 from rankfall.verdict.signatures.catalogue import Catalogue
 
-# Phases of a rank whose work is done: an exception of then is noise unless nothing else is there.
+# A later exception counts only without other evidence.
 WORK_DONE: Final = frozenset({"teardown", "done"})
-# How long a line may be on its way to whoever gives it its stamp, seconds.
+# Maximum seconds from a line to its timestamp.
 _LINE_S: Final = 0.05
 _NS: Final = 1_000_000_000
 
 
 def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | None) -> Evidence:
-    """The exception that a rank recorded itself."""
+    """Returns the evidence of a recorded exception."""
     error = record.error
     types = error.types if error else ()
     chain = error.chain if error else ()
@@ -78,7 +78,10 @@ def of_finding(
     attempt: int | None,
     round_number: int | None = None,
 ) -> Evidence:
-    """A line or traceback of a stream. A rank named by the stream's owner beats one that the line claims."""
+    """Returns the evidence of a line or traceback.
+
+    The stream's rank precedes one in the line.
+    """
     meaning, prefix = finding.meaning, finding.prefix
     claimed = prefix.rank if prefix.rank is not None else numbers.whole(finding.groups.get("rank"))
     return Evidence(
@@ -115,7 +118,10 @@ def of_finding(
 
 
 def of_rank_end(facts: RankFacts, *, attempt: int | None, unattended: bool = False) -> Evidence | None:
-    """The end of a rank's process, when it was not a plain success. In an ``unattended`` run nobody outside of the pods sends anything."""
+    """Returns the evidence of a rank's end, unless successful.
+
+    In an ``unattended`` run no outside process sends signals.
+    """
     if facts.state != "ended" or (facts.exit_code == 0 and facts.signal is None):
         return None
     if facts.exit_code is None and facts.signal is None:
@@ -148,7 +154,7 @@ def of_rank_end(facts: RankFacts, *, attempt: int | None, unattended: bool = Fal
 
 
 def of_slot_signal(record: Record, *, name: str) -> Evidence | None:
-    """A signal that somebody else sent to the slot's wrapper: terminated from outside."""
+    """Returns the evidence of another sender's signal to the slot's wrapper."""
     info = record.exit
     if record.kind != "kill" or info is None or info.how != "received" or info.ours:
         return None
@@ -172,7 +178,7 @@ def of_slot_signal(record: Record, *, name: str) -> Evidence | None:
 
 
 def of_oom(facts: RankFacts | None, slot: SlotFacts | None, *, kills: int, where: str, attempt: int | None) -> Evidence:
-    """The cgroup's OOM counter rose while this rank (or a process of this slot) was killed."""
+    """Returns the evidence of a risen cgroup OOM counter at a killed rank."""
     place = facts or slot
     number = slot.slot if slot else facts.slot if facts else None
     return Evidence(
@@ -196,7 +202,7 @@ def of_oom(facts: RankFacts | None, slot: SlotFacts | None, *, kills: int, where
 
 
 def of_kernel(line: KernelLine, facts: RankFacts, *, attempt: int | None) -> Evidence:
-    """A line of the kernel that names a rank's process."""
+    """Returns the evidence of a kernel line about a rank's process."""
     signature = line.hit.signature
     return Evidence(
         id=digest("kernel", line.at // 1000, line.text),

@@ -1,7 +1,6 @@
-"""Facts of ranks and slots of one attempt, built from records in any order.
+"""Facts of ranks and slots of one attempt, from records in any order.
 
-Also finds the round of each rank process in a gang of MIN:MAX nodes, because torch does not tell it: a
-start that repeats a slot's local rank or a global rank, or sees another world size, begins the next round.
+torch reports no rounds: a start with a repeated rank or another world size begins one.
 """
 
 from __future__ import annotations
@@ -22,7 +21,10 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
-    """What the start of a rank's process tells. ``at`` is by one common clock, nanoseconds since the epoch; None = unknown, taken as late."""
+    """Start of a rank's process.
+
+    ``at`` in nanoseconds since the epoch by one clock; None counts as late.
+    """
 
     slot: int | None
     local_rank: int | None
@@ -32,7 +34,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rounds_of(seats: Mapping[K, Seat]) -> dict[K, int]:
-    """The round of each process, counted from 0, in order of their starts."""
+    """Returns the round of each process, from 0."""
     found: dict[K, int] = {}
     number, held = 0, _Round()
     for key, seat in sorted(seats.items(), key=lambda item: (item[1].at is None, item[1].at or 0, item[1].rank)):
@@ -60,7 +62,7 @@ class _Round:
         self._world = self._world if seat.world_size is None else seat.world_size
 
 
-# How long after its end a process is reaped at most, on a machine that is not overcommitted, seconds.
+# Maximum seconds between a process's end and its reaping.
 _WAITED_S: Final = 0.05
 _STOP_SIGNALS: Final = frozenset({1, 2, 3, 9, 15})
 
@@ -70,13 +72,7 @@ Process = tuple[int | None, int | None]  # slot, pid
 class Facts:
     """Facts of one attempt.
 
-    Args:
-        slots: the slots of the plan: number -> (node, role, launcher).
-        elastic: slots may come and go, which makes new rounds.
-        here: the slots share this machine's file system: times of their files tell how far their clocks are off.
-
-    Attributes:
-        clocks: of the slots' nodes.
+    ``elastic``: slots may join and leave. ``here``: slots share this file system, whose times reveal clock offsets.
     """
 
     def __init__(self, slots: dict[int, SlotFacts], *, elastic: bool = False, here: bool = True) -> None:
@@ -89,27 +85,27 @@ class Facts:
         self._errors: dict[Process, Record] = {}
         self._rounds: dict[tuple[int | None, int], list[Process]] = defaultdict(list)
         self._agent_stopped: set[Process] = set()
-        # When a signal from outside first came to a slot, by the slot's own clock; 0 = it does not say.
+        # First outside signal by the slot's clock; 0 if unknown.
         self._signalled: dict[int | None, int] = {}
         self._reported: dict[Process, tuple[Reported, str]] = {}
         self._reported_ranks: dict[int, tuple[Reported, int | None, str]] = {}
         self.clocks = NodeClocks(self._node_of)
         self._steps: dict[Process, tuple[int, str | None, int | None]] = {}
         self._last_lines: dict[tuple[int | None, int], int] = {}
-        # By slot and ordinal: the streams that end with the statement that the work is done.
+        # By slot and ordinal: streams that state complete work.
         self._finished: dict[tuple[int | None, int], set[str]] = {}
-        # When Rankfall asked the platform for the end of all slots, by this machine's clock; None: it did not.
+        # Time of Rankfall's stop by this machine's clock, or None.
         self._stop_at: int | None = None
         self._rank_facts: tuple[RankFacts, ...] | None = None
 
     def set_stop(self, at_ns: int) -> None:
-        """Take when Rankfall itself asked for the end of all slots; a signal that a slot got after that was Rankfall's."""
+        """Sets the time of Rankfall's stop; later signals were Rankfall's."""
         if self._stop_at != at_ns:
             self._stop_at = at_ns
             self._rank_facts = None
 
     def add(self, found: Found) -> None:
-        """Take one record."""
+        """Adds one record."""
         self._rank_facts = None
         record = found.record
         key = (record.slot, record.pid)
@@ -131,7 +127,7 @@ class Facts:
             self._slot(record, found.name)
 
     def add_report(self, reported: Reported, *, slot: int | None, where: str) -> None:
-        """Take one statement of torchrun about a process of its slot; under the plain launcher such a line is the job's own text."""
+        """Adds one of torchrun's reports; ignored under the plain launcher, as the job's text."""
         place = self.slots.get(slot) if slot is not None else None
         if place is not None and place.launcher == "plain":
             return
@@ -145,37 +141,37 @@ class Facts:
                 self._reported_ranks[reported.rank] = (reported, slot, where)
 
     def add_step(self, process: Process, step: int, phase: str | None, *, at: int | None = None) -> None:
-        """Take the last step that a process reported, and when, by its own clock."""
+        """Sets a process's last step, and its time."""
         held = self._steps.get(process)
         if held is None or held[:2] != (step, phase):
             self._steps[process] = (step, phase, at)
             self._rank_facts = None
 
     def step_of(self, process: Process) -> int | None:
-        """The last step that a process reported."""
+        """Returns a process's last step."""
         held = self._steps.get(process)
         return held[0] if held else None
 
     def add_line_time(self, *, slot: int, ordinal: int, at: int) -> None:
-        """Take when the last bytes of a process came."""
+        """Sets the arrival time of the last bytes of a process."""
         self._last_lines[slot, ordinal] = at
         self._rank_facts = None
 
     def set_finished(self, *, slot: int, ordinal: int, by: str, done: bool) -> None:
-        """Take whether the text of a stream of a process says that its work is done."""
+        """Sets whether a stream states that its work is complete."""
         said = self._finished.setdefault((slot, ordinal), set())
         if (by in said) != done:
             (said.add if done else said.discard)(by)
             self._rank_facts = None
 
     def set_slot(self, facts: SlotFacts) -> None:
-        """Take what is known of a slot from somewhere else than records."""
+        """Sets facts of a slot that are not from records."""
         if self.slots.get(facts.slot) != facts:
             self.slots[facts.slot] = facts
             self._rank_facts = None
 
     def renew(self, slot: int, instance: int) -> None:
-        """Forget all that is known of a slot: it is started again, and nothing of the start before is true of the new one."""
+        """Forgets a restarting slot's facts."""
         held = self.slots[slot]
         self.slots[slot] = SlotFacts(
             slot=slot,
@@ -198,17 +194,17 @@ class Facts:
         self._rank_facts = None
 
     def rank_of(self, slot: int | None, pid: int | None) -> int | None:
-        """Global rank of a process, when a start record told."""
+        """Returns a process's global rank by its start record, or None."""
         held = self._starts.get((slot, pid))
         return held[0].rank if held else None
 
     def start_of(self, slot: int | None, pid: int | None) -> Record | None:
-        """The start record of a process."""
+        """Returns the start record of a process."""
         held = self._starts.get((slot, pid))
         return held[0] if held else None
 
     def explains_exit(self, record: Record) -> bool:
-        """Whether an error record speaks of its process's end: a ``sys.exit`` that somebody caught ended nothing."""
+        """True if an error record explains its process's end, unlike a caught ``sys.exit``."""
         asked = record.error.exit_code if record.error else None
         if asked is None:
             return True
@@ -216,7 +212,7 @@ class Facts:
         return end is not None and end[0].exit is not None and end[0].exit.code in {asked & 0xFF, None}
 
     def ranks(self) -> tuple[RankFacts, ...]:
-        """One fact sheet a process that was a rank, older rounds included, in order of rank and round."""
+        """Returns the facts of each rank process, older rounds included, sorted."""
         if self._rank_facts is None:
             self._rank_facts = self._all_rank_facts()
         return self._rank_facts
@@ -317,18 +313,18 @@ class Facts:
         if signalled and key not in self._agent_stopped and self._signal_was_ours(key[0]):
             return "wrapper"
         if info.signal in _STOP_SIGNALS and (key in self._agent_stopped or signalled):
-            return "agent"  # its launcher stopped it, of its own accord or because it was told to
+            return "agent"  # its launcher stopped it
         return "foreign"
 
     def _was_signalled(self, key: Process) -> bool:
-        """Whether its slot had got a signal from outside before it ended: who ended earlier did not end of that."""
+        """True if its slot received an outside signal before its end."""
         at = self._signalled.get(key[0])
         end = self._ends.get(key)
         ended = end[0].at_ns if end is not None else None
         return at is not None and (ended is None or ended >= at)
 
     def _signal_was_ours(self, slot: int | None) -> bool:
-        """Whether the first signal from outside came after Rankfall had asked for the end, as far as the slot's clock can tell."""
+        """True if the first outside signal followed Rankfall's stop, within clock accuracy."""
         at = self._signalled.get(slot)
         if not at or self._stop_at is None:
             return False
@@ -367,7 +363,7 @@ class Facts:
         self.slots[slot] = held
 
     def _clock(self, found: Found) -> None:
-        """How far this slot's clock is off: our writer stamps a record right before the file system does."""
+        """Bounds this slot's clock error by a record's time and its file's."""
         record = found.record
         if self._here and record.at_ns is not None and record.kind in {"slot_start", "start"}:
             self.clocks.written(record.slot, record.at_ns, found.mtime)
@@ -378,13 +374,12 @@ class Facts:
 
 
 def _launcher(record: Record) -> SlotLauncher | None:
-    """How the wrapper says that it starts the ranks."""
     names: dict[str | None, SlotLauncher] = {"torchrun": "torchrun", "plain": "plain", "exec": "exec"}
     return names.get(record.launcher)
 
 
 def _local_rank(start: Record) -> int | None:
-    """The local rank as torchrun counts it; with virtual local ranks every worker is told 0, so it is derived."""
+    """Returns torchrun's local rank, derived: virtual ones are all 0."""
     per_node, group, rank = start.local_world_size, start.group_rank, start.rank
     if per_node and group is not None and rank is not None and 0 <= rank - group * per_node < per_node:
         return rank - group * per_node

@@ -1,8 +1,6 @@
-"""Combines all bounds of node clocks of an attempt and converts times to this machine's clock.
+"""Combines all bounds of node clocks and converts times to this machine's clock.
 
-Fine bounds (nanoseconds) come from lines and records that arrived live, coarse ones (whole seconds) from
-object timestamps. A clock counts as ours when the fine bounds put it within half a second; coarse bounds
-are then ignored.
+Fine bounds (nanoseconds) come from live lines, coarse ones (whole seconds) from objects.
 """
 
 from __future__ import annotations
@@ -16,21 +14,17 @@ from rankfall.model import RankFacts, SlotFacts
 from rankfall.model.evidence import SlotClock
 from rankfall.model.timestamps import EXACT, Bound
 
-# A clock that is off by less than this is as good as this machine's own, seconds.
+# Maximum offset in seconds of a clock that counts as local.
 GOOD_CLOCK_S: Final = 0.5
 _NS: Final = 1_000_000_000
 _GOOD: Final = round(GOOD_CLOCK_S * _NS)
 Sheet = TypeVar("Sheet", RankFacts, SlotFacts)
-# Of a stamp that may be of any time.
+# Lateness without any bound.
 _NEVER: Final = 1 << 62
 
 
 class NodeClocks:
-    """Clocks of one attempt.
-
-    Args:
-        node_of: the node of a slot; slots of one node share its clock.
-    """
+    """Clocks of one attempt; slots of one node share its clock."""
 
     def __init__(self, node_of: Callable[[int | None], str | None]) -> None:
         self._node_of = node_of
@@ -38,21 +32,22 @@ class NodeClocks:
         self._coarse: dict[int, Bound] = {}
         self._nodes: dict[str, Bound] = {}
         self._server = EXACT
-        # What all slots of a node prove together; None = to be put together anew.
+        # By node; None = to be computed again.
         self._by_node: dict[str, tuple[Bound, Bound]] | None = None
         self._off: dict[int, Bound] | None = None
         self._late: dict[int | None, int] = {}
 
     def came(self, slot: int | None, delay_ns: int) -> None:
-        """Take the least delay of what came from a slot: between its stamp and its arrival here."""
+        """Adds the least delay from a slot's timestamp to its arrival."""
         self._forget()
         held = self._fine.get(slot)
         fine = Bound(-delay_ns, None)
         self._fine[slot] = fine if held is None else held.meet(fine)
 
     def written(self, slot: int | None, at: int, arrived: int) -> None:
-        """Take a stamp that the writer made right before the file system made ``arrived``, by this machine's clock."""
-        # The writer may have been stopped in between, so the greatest lower bound counts; half a second is what it may take.
+        """Adds a writer's timestamp and the file system's right after it."""
+        # The writer may have been suspended in between: the greatest lower bound counts; the write may take half a
+        # second.
         lo = at - arrived
         held = self._fine.get(slot)
         if held is None or held.lo is None or lo > held.lo:
@@ -60,35 +55,35 @@ class NodeClocks:
             self._forget()
 
     def proved(self, slot: int, ahead: Bound) -> None:
-        """Take what stamps on the slot's objects prove; replaces what they proved before."""
+        """Replaces the bound that the slot's objects prove."""
         if self._coarse.get(slot) != ahead:
             self._coarse[slot] = ahead
             self._forget()
 
     def proved_of_node(self, node: str, ahead: Bound) -> None:
-        """Take what stamps on a node's own objects prove; replaces what they proved before."""
+        """Replaces the bound that a node's objects prove."""
         if self._nodes.get(node) != ahead:
             self._nodes[node] = ahead
             self._forget()
 
     def placed(self) -> None:
-        """Slots have come to be known to be on nodes: they are put together anew."""
+        """Combines the slots again, when their nodes become known."""
         self._forget()
 
     def server(self, ahead: Bound) -> None:
-        """Take how far the API server's clock is ahead."""
+        """Sets the API server's clock offset."""
         self._server = ahead
 
     def ahead(self, slot: int | None) -> Bound:
-        """How far the clock of a slot's node is ahead of this machine's; :data:`EXACT` where it counts as ours."""
+        """Returns the offset of a slot's clock; :data:`EXACT` if local."""
         fine, known = self._known(slot)
         if self._is_local_clock(fine, known):
             return EXACT
         return fine.meet(known)
 
     def late(self, slot: int | None) -> int:
-        """How much later than its stamp something of a slot can have been, nanoseconds; negative where its clock is surely ahead."""
-        # Asked for each slot at each look.
+        """Returns the nanoseconds by which an event may follow its timestamp; may be negative."""
+        # Called for each slot at each poll.
         if slot not in self._late:
             self._late[slot] = self._find_late(slot)
         return self._late[slot]
@@ -101,18 +96,18 @@ class NodeClocks:
         return _NEVER if lo is None else -lo
 
     def ours(self, slot: int | None, at: int) -> int:
-        """A stamp of a slot by this machine's clock, as well as it is known; nanoseconds since the epoch."""
+        """Converts a slot's timestamp to this machine's clock; nanoseconds since the epoch."""
         return at - (self.ahead(slot).middle or 0)
 
     def off(self) -> Mapping[int, Bound]:
-        """Slots whose clock does not count as ours."""
+        """Returns slots whose clock is not local."""
         if self._off is None:
             slots = {slot for slot in (*self._fine, *self._coarse) if slot is not None}
             self._off = {slot: ahead for slot in sorted(slots) if (ahead := self.ahead(slot)) is not EXACT}
         return self._off
 
     def retimed(self, facts: Sheet) -> Sheet:
-        """A sheet with its times by this machine's clock, as well as they are known."""
+        """Returns the facts with times by this machine's clock."""
         if facts.slot not in self.off():
             return facts
         started, ended = self._times(facts.slot, facts.started_at, facts.ended_at)
@@ -122,7 +117,7 @@ class NodeClocks:
         return [None if at is None else self.ours(slot, at) for at in times]
 
     def table(self) -> tuple[SlotClock, ...]:
-        """All clocks that do not count as ours, for a case."""
+        """Returns all clocks that are not local."""
         rows = [SlotClock(slot, ahead) for slot, ahead in self.off().items()]
         server = self._server
         ours = (server.lo is None or server.lo <= _GOOD) and (server.hi is None or server.hi >= -_GOOD)
@@ -134,7 +129,6 @@ class NodeClocks:
         self._off = None
 
     def _known(self, slot: int | None) -> tuple[Bound, Bound]:
-        """The fine proofs and the coarse ones, of all slots on the same node."""
         if self._by_node is None:
             self._by_node = self._combined()
         node = self._node_of(slot)

@@ -1,5 +1,5 @@
-"""Reader of the kernel log (/dev/kmsg), used by node health and by evidence.
+"""Reader of the kernel log (/dev/kmsg) for node health and evidence.
 
-Parses records, reads each once with an exact cursor, counts gaps, and learns the kernel clock.
-Imports model only; the health agent must stay small.
+Parses records, reads each once with an exact cursor, counts gaps and learns the kernel clock. Imports model only: the
+health agent must stay small.
 """

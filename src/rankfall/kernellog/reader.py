@@ -1,9 +1,8 @@
-"""Opens the kernel log and reads it with an exact cursor: each record once, overwritten records counted.
+"""Opens the kernel log and reads each record once; counts overwritten ones.
 
-The source is /dev/kmsg or, on test beds, a SOCK_SEQPACKET socket that behaves like it. A cursor is boot id
-and sequence number, because the device remembers no reader. KernelClock turns timestamps into times: the
-kernel's clock is not disciplined and drifts (21 s seen), so its start is learnt from records read at the
-moment they were printed.
+The source is /dev/kmsg or, on test beds, a similar SOCK_SEQPACKET socket. The cursor is boot id and sequence number,
+because the device stores no position. The kernel's undisciplined clock drifts (21 s seen), so KernelClock learns its
+start from records read when printed.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from rankfall.model.patterns import anchored
 
 DEVICE: Final = Path("/dev/kmsg")
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-# Seconds that the other side of a socket may take to say which boot it is.
+# Seconds for the server to send its boot id.
 _PATIENCE_S: Final = 5.0
 _BOOT: Final = anchored(r"[0-9A-Za-z-]{1,64}", limit=64)
 
 
 class Opened(NamedTuple):
-    """An open descriptor that never blocks, and the boot whose records it gives. Whoever opened it closes it."""
+    """A non-blocking descriptor, closed by the caller, and the boot id of its records."""
 
     fd: int
     boot: str
 
 
 def this_boot(path: Path = BOOT_ID) -> str:
-    """Boot id of the kernel that this runs on.
+    """Returns the boot id of the running kernel.
 
     Raises:
-        EvidenceLost: it cannot be read.
+        EvidenceLost: The file is unreadable.
     """
     try:
         return _boot(path.read_text("ascii"), where=str(path))
@@ -48,10 +47,10 @@ def this_boot(path: Path = BOOT_ID) -> str:
 
 
 def open_device(path: Path = DEVICE, *, boot_id: Path = BOOT_ID) -> Opened:
-    """Open the kernel's own ring, at its oldest record.
+    """Opens the kernel's own ring at its oldest record.
 
     Raises:
-        EvidenceLost: it cannot be read, with what is needed.
+        EvidenceLost: Unreadable; the hint names the needed rights.
     """
     boot = this_boot(boot_id)
     try:
@@ -65,10 +64,10 @@ def open_device(path: Path = DEVICE, *, boot_id: Path = BOOT_ID) -> Opened:
 
 
 def open_socket(path: Path) -> Opened:
-    """Connect to what gives records in the kernel's stead.
+    """Connects to a socket that replaces the kernel's ring.
 
     Raises:
-        EvidenceLost: nobody listens, or what is there says no boot id.
+        EvidenceLost: No server, or it sends no boot id.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(_PATIENCE_S)
@@ -91,19 +90,19 @@ def _boot(text: str, *, where: str) -> str:
     return boot
 
 
-# A ring that is written faster than it is read only tells of overruns; after so many of them the owner has its turn again.
+# A ring written too fast yields only overruns; after this many, ``take`` returns.
 _MAX_OVERRUNS: Final = 1_000
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """The last record that was taken: boot id and number. The same number of another boot is another record."""
+    """Boot id and sequence number of the last record; numbers are unique per boot."""
 
     boot: str
     seq: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """Records that were overwritten before they were read: ``first`` to ``last``, both among them."""
+    """Overwritten, unread records from ``first`` to ``last``, both included."""
 
     boot: str
     first: int
@@ -111,12 +110,12 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """How many records are lost."""
+        """Number of lost records."""
         return self.last - self.first + 1
 
 
 class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that are no record, as they came."""
+    """Unchanged bytes that are not a valid record."""
 
     data: bytes
 
@@ -125,20 +124,20 @@ Entry = KmsgRecord | Gap | Unreadable
 
 
 class Ring:
-    """One open ring.
+    """One open ring of kernel records.
 
     Args:
-        fd: the device, or what gives a record a read as it does (a ``SOCK_SEQPACKET`` socket), opened without blocking.
-        boot: id of the boot whose ring it is.
-        after: what was taken before; None = begin with the oldest record, and what is older than that is no loss.
-        read: ``os.read``; a test gives errors of the kernel.
+        fd: Non-blocking descriptor of device or ``SOCK_SEQPACKET`` socket; one record per read.
+        boot: Boot id of the ring.
+        after: Last record read earlier; None = start at the oldest, without loss.
+        read: ``os.read``; tests raise kernel errors.
 
     Attributes:
-        cursor: the last record that was taken; it moves with each one that ``take`` gives.
-        lost: records of all gaps.
-        repeated: records that were there already and were left out.
-        overruns: how often the kernel said that the ring moved on under the reader.
-        ended: what is read is at its end; the device has none.
+        cursor: Last record returned by ``take``.
+        lost: Number of records in all gaps.
+        repeated: Skipped records that were read before.
+        overruns: Times the ring overtook the reader.
+        ended: True at the source's end; the device has none.
     """
 
     def __init__(
@@ -147,7 +146,7 @@ class Ring:
         self._fd = fd
         self._boot = boot
         self._read = read
-        # After another boot the ring begins with 0, and what is not there any more is lost.
+        # After a reboot the ring starts at 0; missing records count as lost.
         self._next = None if after is None else after.seq + 1 if after.boot == boot else 0
         self.cursor = after
         self.lost = 0
@@ -156,10 +155,12 @@ class Ring:
         self.ended = False
 
     def take(self, limit: int = 1_000) -> list[Entry]:
-        """The next entries, at most about ``limit`` (a gap comes with the record behind it); empty when there are none now.
+        """Returns the next entries; empty if there are none now.
+
+        It may exceed ``limit`` by one: a gap comes with the next record.
 
         Raises:
-            OSError: the device cannot be read any more; its owner opens it again with ``cursor``.
+            OSError: The device is unreadable; reopen it with ``cursor``.
         """
         found: list[Entry] = []
         until = self.overruns + _MAX_OVERRUNS
@@ -168,7 +169,7 @@ class Ring:
                 data = self._read(self._fd, MAX_RECORD)
             except BlockingIOError:
                 break
-            except BrokenPipeError:  # EPIPE: the next read goes on with the oldest record, whose number tells the gap
+            except BrokenPipeError:  # EPIPE: the next read gets the oldest record, whose number shows the gap
                 self.overruns += 1
                 continue
             if data:
@@ -195,25 +196,25 @@ class Ring:
 
 
 SECOND: Final = 1_000_000_000
-# A bound is forgotten after one to two of these, because the clocks drift: at 500 parts in a million by 0.3 s.
+# A bound lasts one to two epochs, because clocks drift: 500 ppm is 0.3 s per epoch.
 _EPOCH_NS: Final = 600 * SECOND
 _DRIFT: Final = 500e-6
 _LEARNT_S: Final = 1.0
 
 
 class RingStart(NamedTuple):
-    """When the kernel's clock was 0, in nanoseconds since the epoch, and seconds on each side of it."""
+    """Zero of the kernel's clock in nanoseconds since the epoch, with uncertainty in seconds."""
 
     at: int
     uncertainty: float
 
 
 class KernelClock:
-    """Turns stamps into times, better with each record that comes live.
+    """Converts kernel timestamps to times; each live record improves the estimate.
 
     Args:
-        real: nanoseconds since the epoch.
-        steady: nanoseconds since the boot on a clock that never jumps.
+        real: Returns nanoseconds since the epoch.
+        steady: Nanoseconds since boot, never jumping.
     """
 
     def __init__(
@@ -229,11 +230,11 @@ class KernelClock:
         self._live = False
 
     def read(self, stamp_us: int, *, live: bool) -> None:
-        """Learn from a record.
+        """Learns from one record.
 
         Args:
-            stamp_us: of it.
-            live: its reader had taken everything before it and waited for it.
+            stamp_us: Timestamp of the record in microseconds.
+            live: True if the reader was waiting for this record.
         """
         now = self._steady()
         if now // _EPOCH_NS != self._epoch:
@@ -243,12 +244,12 @@ class KernelClock:
         self._now = ahead if self._now is None else min(self._now, ahead)
 
     def ring_start(self) -> RingStart:
-        """As far as it is known now."""
+        """Returns the current estimate."""
         steady = self._steady()
         zero = self._real() - steady
         known = [each for each in (self._before, self._now) if each is not None]
         ahead = min(known, default=0)
         if self._live and known:
             return RingStart(max(0, zero + ahead), _LEARNT_S)
-        # Nothing live yet: the two clocks began together, and how far they drifted since is not known.
+        # Nothing live yet: both clocks started at boot, but the drift is unknown.
         return RingStart(max(0, zero + min(0, ahead)), _LEARNT_S + _DRIFT * steady / SECOND)

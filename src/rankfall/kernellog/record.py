@@ -1,10 +1,9 @@
 """Parses one /dev/kmsg record: facility, level, sequence number, timestamp, text.
 
-Pure; the format is the kernel's dev-kmsg ABI. Text stays escaped as the kernel wrote it, so it is one line
-and a newline in a name cannot start another. Facility 0 is the kernel; a process that writes to the device
-cannot choose it. Anything else is returned as unreadable, never half read.
+Pure; the format is the kernel's dev-kmsg ABI. Text stays escaped on one line, so a newline in a name cannot start
+another. Facility 0 is the kernel; no process can choose it. Invalid input is unreadable as a whole.
 
-Cost: time linear in the bytes of a record, at most ``MAX_RECORD``; nothing is kept.
+Cost: time linear in the bytes of a record, at most ``MAX_RECORD``; stores nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import msgspec
 from rankfall.model import numbers
 from rankfall.model.patterns import anchored, bounded
 
-#: More than any record: the kernel's own limit is 8 KiB with its dictionary (CONSOLE_EXT_LOG_MAX).
+#: Larger than any record: the kernel's limit is 8 KiB with its dictionary (CONSOLE_EXT_LOG_MAX).
 MAX_RECORD: Final = 16 << 10
 
 _FACILITY_SHIFT: Final = 3
 _LEVEL_MASK: Final = 7
-# Numbers are bounded before they are read: a priority has a facility of at most a few digits, number and stamp are 64 bits.
+# Bounds digits before conversion: few for the priority's facility, 64 bits for number and timestamp.
 _RECORD: Final = anchored(
     rb"([0-9]{1,9}),([0-9]{1,20}),([0-9]{1,20})(?:,([^,;\n]{0,8})(?:,[^;\n]*)?)?;([^\n]*)", limit=1 << 14
 )
@@ -30,15 +29,15 @@ _UINT64: Final = 1 << 64
 
 
 class KmsgRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One record.
+    """One kernel record.
 
     Attributes:
-        facility: 0 = the kernel itself; any other one was written by a process.
+        facility: 0 = the kernel; others = a process.
         level: 0 (emergency) to 7 (debug).
-        seq: number since the boot; 1 more than that of the record before.
-        stamp_us: microseconds on the kernel's own clock since the boot, which does not run while the machine sleeps.
-        flags: ``-`` whole, ``c`` beginning of a line in parts, ``+`` a later part; empty from kernels that give none.
-        text: the line, escaped; ``unescape`` gives its bytes.
+        seq: Number since boot; consecutive.
+        stamp_us: Microseconds since boot; stops while the machine sleeps.
+        flags: ``-`` whole line, ``c`` first part, ``+`` later part; may be empty.
+        text: The escaped line; see ``unescape``.
     """
 
     facility: int
@@ -50,12 +49,12 @@ class KmsgRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_kernel(self) -> bool:
-        """The kernel itself wrote it. False = any process with the device open did."""
+        """True if the kernel wrote the record, False for a process."""
         return self.facility == 0
 
 
 def parse_record(data: bytes) -> KmsgRecord | None:
-    """Read what one ``read`` of the device gave; None when it is no record."""
+    """Parses the bytes of one device ``read``; None if invalid."""
     if len(data) > MAX_RECORD:
         return None
     found = _RECORD.match(data)
@@ -77,5 +76,5 @@ def parse_record(data: bytes) -> KmsgRecord | None:
 
 
 def unescape(text: bytes) -> bytes:
-    r"""``\xNN`` as the byte that it stands for: the kernel escapes so what is not printable ASCII, and the backslash itself."""
+    r"""Replaces ``\xNN`` by its byte; the kernel escapes backslashes and non-printable ASCII."""
     return _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), text) if b"\\x" in text else text

@@ -1,4 +1,4 @@
-"""The client ``Kube``: the calls of ``objects``, and connections that stay open (streams, logs, websockets)."""
+"""The client ``Kube``: calls of ``objects`` and long-lived connections (streams, logs, websockets)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,10 @@ __all__ = ["ALL_NAMESPACES", "MANAGER", "Kube", "Limits", "Listing", "Object", "
 
 
 class Kube(Objects):
-    """A client of one API server, as one user.
+    """Client of one API server as one user; an asynchronous context manager.
 
-    ``async with Kube(access) as kube: await kube.get(PODS, "p")``. All methods raise ``ApiError`` (by status), ``Unreachable`` and
-    ``CredentialsError``.
-
-    Args:
-        access: which server and user.
-        rate: requests a second in the long run, streams and websockets included.
-        burst: requests at once.
-        retry: pace of repeats.
-        limits: time-outs and sizes.
+    All methods raise ``ApiError`` (by status), ``Unreachable`` and ``CredentialsError``. ``rate`` and ``burst``
+    include streams.
     """
 
     def __init__(
@@ -48,12 +41,12 @@ class Kube(Objects):
 
     @property
     def counters(self) -> Counters:
-        """Requests sent so far."""
+        """Counters of the requests sent so far."""
         return self._transport.counters
 
     @property
     def server_ahead(self) -> Bound:
-        """How far the server's clock is ahead of this machine's, by all answers so far."""
+        """Bounds of the server's clock offset."""
         return self._transport.clock.ahead
 
     async def __aenter__(self) -> Self:
@@ -77,16 +70,10 @@ class Kube(Objects):
         head_timeout: float | None = None,
         repeat: bool = True,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A body as it comes: watches. Errors are raised before it begins; inside, aiohttp's own (``answers.lost`` words them).
+        """Opens a streaming answer; inside the body aiohttp's errors are raised (see ``responses.broken``).
 
-        Args:
-            path: of ``Resource.path``.
-            params: of the query.
-            read_timeout: longest silence in seconds, the wait for the answer's head included; None = any once the head is there.
-            verb: for messages and counters.
-            what: names the object in messages; None = the path.
-            head_timeout: longest wait for the answer's head; None = that of ``Limits``.
-            repeat: False = the caller repeats at its own pace; 401 is still answered with renewed credentials.
+        ``read_timeout`` is the longest silence in seconds, headers included. With ``repeat=False`` the caller retries;
+        401 still renews credentials.
         """
         request = Request(
             "GET", path, verb=verb, what=what or path, risk=Risk.READ, params=pairs(params), repeat=repeat
@@ -109,7 +96,7 @@ class Kube(Objects):
         head_timeout: float | None = None,
         repeat: bool = True,
     ) -> AsyncIterator[BodyStream]:
-        """As ``stream``, for bodies that are only read from end to end: logs. Arguments and errors are the same."""
+        """Like ``stream``, for sequential reading: logs."""
         request = Request(
             "GET", path, verb=verb, what=what or path, risk=Risk.READ, params=pairs(params), repeat=repeat
         )
@@ -127,15 +114,9 @@ class Kube(Objects):
         heartbeat: float | None = None,
         largest: int = 4 << 20,
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """A websocket: exec, attach, port-forward. Not opened again once the server may have begun what it asks for.
+        """Opens a websocket for exec, attach or port-forward; not opened again once the server may have acted.
 
-        Args:
-            path: of ``Resource.path``.
-            params: of the query; names may come more than once (``command``).
-            protocols: offered, best first; the one taken is ``.protocol``.
-            what: names the object in messages; None = the path.
-            heartbeat: seconds between pings; a missing pong ends the connection; None = no pings.
-            largest: message in bytes.
+        ``heartbeat``: seconds between pings; a missing pong ends the connection. ``largest``: bytes of a message.
         """
         request = Request("GET", path, verb="exec", what=what or path, risk=Risk.TWICE, params=pairs(params))
         socket = await self._transport.websocket(request, protocols=protocols, heartbeat=heartbeat, largest=largest)

@@ -1,9 +1,7 @@
-"""What a server offers: its version, API groups, resources, and which fields of a manifest it would drop.
+"""Discovers a server's version, resources, and manifest fields it would drop.
 
-Everything comes from the version, the OpenAPI v3 index and one document for each group version in question;
-documents are cached on disk by the hash that the server gives them, and a cached one is checked before use. A
-server without OpenAPI v3 (before 1.24) is asked by plain discovery; its dropped fields are then an error, not
-an empty list.
+Servers without OpenAPI v3 (before 1.24) get plain discovery; dropped fields are then an error, not an empty
+list.
 """
 
 from __future__ import annotations
@@ -27,29 +25,20 @@ from rankfall.kube.resources import Resource
 from rankfall.model import decoding, numbers
 from rankfall.model.patterns import anchored
 
-# Counted up when ``Schemas`` changes its form: what lies in caches is then not found.
+# Increased with the format of ``Schemas``.
 _FORM: Final = 1
-# Files kept: the group versions of a dozen clusters.
+# Largest number of cache files.
 _MOST: Final = 64
 
 
 class Cache:
-    """One folder.
-
-    Args:
-        folder: made when the first schema is kept; None = keep nothing.
-    """
+    """Disk cache of schemas in one folder; None = no cache."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
     def get(self, name: str, digest: str) -> Schemas | None:
-        """The schemas of a group version in one state; None when they are not here.
-
-        Args:
-            name: ``batch/v1``.
-            digest: of the server.
-        """
+        """Returns the cached schemas of a group version, or None."""
         if self._folder is None:
             return None
         try:
@@ -58,7 +47,7 @@ class Cache:
             return None
 
     def put(self, name: str, digest: str, schemas: Schemas) -> None:
-        """Keep them; a reader never sees half of them."""
+        """Stores schemas atomically."""
         if self._folder is None:
             return
         with contextlib.suppress(OSError):
@@ -74,7 +63,7 @@ class Cache:
             self._prune(self._folder)
 
     def _path(self, folder: Path, name: str, digest: str) -> Path:
-        # What a server calls its hash is no name of a file.
+        # The server's hash may be an invalid file name.
         return folder / f"{hashlib.sha256(f'{_FORM} {name} {digest}'.encode()).hexdigest()}.json"
 
     def _prune(self, folder: Path) -> None:
@@ -86,20 +75,13 @@ class Cache:
 _INDEX: Final = "/openapi/v3"
 _GROUP_VERSION: Final = anchored(r"api/(v[a-z0-9]+)|apis/([a-z0-9.-]+/v[a-z0-9]+)", limit=512)
 _STABILITY: Final = anchored(r"v(\d+)(?:(alpha|beta)(\d+))?", limit=512)
-# A document may change between the index and its fetching; a server that changes that often is not ready yet.
+# A document may change between index and download.
 _TRIES: Final = 3
 _MOVED: Final = range(300, 400)
 
 
 class Served:
-    """What one server offered when it was asked.
-
-    Args:
-        version: major and minor, as (1, 34).
-        group_versions: served, as ``batch/v1``; the core group is ``v1``.
-        schemas: of the group versions that were asked for.
-        resources: of these, where the server has no schemas; None = it has.
-    """
+    """Snapshot of a server's version, group versions, and requested schemas or resources."""
 
     def __init__(
         self,
@@ -116,19 +98,19 @@ class Served:
         self._resources = resources or {name: found.resources for name, found in schemas.items()}
 
     def at_least(self, minor: int) -> bool:
-        """Whether the server is Kubernetes 1.``minor`` or newer."""
+        """True if the server is Kubernetes 1.``minor`` or newer."""
         return self.version >= (1, minor)
 
     def versions(self, group: str) -> tuple[str, ...]:
-        """Versions of a group that are served, the most stable and newest first; empty = the group is not there."""
+        """Returns a group's served versions, most stable and newest first."""
         pairs = (name.rpartition("/")[::2] for name in self.group_versions)
         return tuple(sorted((version for found, version in pairs if found == group), key=_order))
 
     def serves(self, resource: Resource) -> bool:
-        """Whether the server has this resource in this version.
+        """True if the server has this resource.
 
         Raises:
-            KubeError: its group version is served, and was not asked for.
+            KubeError: Group version not requested from ``discover``.
         """
         if resource.api_version not in self.group_versions:
             return False
@@ -136,10 +118,13 @@ class Served:
         return found is not None and found.kind == resource.kind
 
     def offers(self, resource: Resource, *fields: str) -> bool:
-        """Whether the schema of a kind names a field; lists on the way are stepped into: ``offers(TRAINJOBS, "spec", "podSpecOverrides")``.
+        """True if a kind's schema names a field, also in lists.
+
+        Example: ``offers(TRAINJOBS, "spec", "podSpecOverrides")``.
+
 
         Raises:
-            KubeError: the schema is not known.
+            KubeError: The schema is unknown.
         """
         if not self.serves(resource):
             return False
@@ -147,13 +132,10 @@ class Served:
         return schemas.names(root, fields)
 
     def pruned(self, manifest: Mapping[str, Any]) -> list[str]:
-        """Fields of a manifest that the server would drop without a word; of a part that is dropped whole its top.
-
-        Returns:
-            Paths, as ``$.spec.template.spec.containers[0].imge``.
+        """Lists manifest fields that the server would drop silently; only the top of a dropped part.
 
         Raises:
-            KubeError: the server does not serve this kind, or its schema is not known.
+            KubeError: Kind not served, or schema unknown.
         """
         schemas, root = self._root(str(manifest.get("apiVersion", "")), str(manifest.get("kind", "")))
         return schemas.dropped(manifest, root)
@@ -183,18 +165,11 @@ class Served:
 
 
 async def discover(kube: Kube, resources: Iterable[Resource], *, cache: Path | None = None) -> Served:
-    """Ask a server what it offers.
-
-    Sends one request for the version, one for the index, and one for each group version of ``resources`` that is served and not in the cache.
-
-    Args:
-        kube: an open client.
-        resources: their group versions are looked at closely.
-        cache: folder for schemas, by their hash; None = keep nothing.
+    """Queries version, index and the uncached group versions of ``resources``.
 
     Raises:
-        ApiError: the server refuses; every user may ask for these as a rule (role ``system:discovery``).
-        Unreachable: no answer.
+        ApiError: Refused; every user normally may (``system:discovery``).
+        Unreachable: No answer.
     """
     wanted = dict.fromkeys(resource.api_version for resource in resources)
     version = await kube.version()
@@ -222,7 +197,6 @@ async def discover(kube: Kube, resources: Iterable[Resource], *, cache: Path | N
 
 
 async def _index(kube: Kube) -> dict[str, str | None]:
-    """Hash of the document of each group version; None where the server gives none."""
     document = await kube.raw(_INDEX, what="the index of schemas")
     paths = document.get("paths")
     found: dict[str, str | None] = {}
@@ -236,7 +210,7 @@ async def _index(kube: Kube) -> dict[str, str | None]:
 
 
 async def _schemas(kube: Kube, name: str, digest: str | None, cache: Cache) -> Schemas | None:
-    """The schemas of a group version; None when they have another hash by now."""
+    """Returns a group version's schemas; None if their hash changed."""
     if digest is not None:
         known = await asyncio.to_thread(cache.get, name, digest)
         if known is not None:
@@ -258,7 +232,6 @@ async def _schemas(kube: Kube, name: str, digest: str | None, cache: Cache) -> S
 
 
 async def _plain(kube: Kube, version: tuple[int, int], wanted: Iterable[str]) -> Served:
-    """Discovery without OpenAPI v3: what there is, and nothing about fields."""
     core = await kube.raw("/api", what="the core versions")
     groups = await kube.raw("/apis", what="the groups")
     names = [name for name in _list(core.get("versions")) if isinstance(name, str)]
@@ -285,7 +258,7 @@ def _path(name: str) -> str:
 
 
 def _order(version: str) -> tuple[int, int, int, str]:
-    """Kubernetes's own order: stable before beta before alpha, newer before older, others last by name."""
+    """Kubernetes's order: stable, beta, alpha; newer first; others by name."""
     match = _STABILITY.fullmatch(version)
     if match is None:
         return (3, 0, 0, version)

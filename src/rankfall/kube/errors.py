@@ -1,17 +1,13 @@
-"""Errors of the Kubernetes client. Each names verb, resource, object and the next step, never a credential.
+"""Errors of the Kubernetes client, never with a credential.
 
     InfrastructureError
-    +-- KubeError
-        +-- KubeConfigError    kubeconfig missing, broken, contradictory                      exit 69
-        +-- CredentialsError   plug-in failed, file unreadable, 401 after a refresh           exit 77
-        +-- Unreachable        no connection, TLS, time-out; retries are spent                exit 69
-        +-- ApiError           the server answered with an error status
-            +-- Unauthorized 401, Forbidden 403, ObjectNotFound 404, Conflict 409, Expired 410, Invalid 422,
-                TooManyRequests 429, ServerError 5xx
+    |-- KubeError
+        |-- KubeConfigError    kubeconfig missing, broken        exit 69
+        |-- CredentialsError   plug-in failed, or 401           exit 77
+        |-- Unreachable        no answer; retries are spent      exit 69
+        |-- ApiError           error status of the server
 
-"Not found", "forbidden" and "unknown" are different classes on purpose: code that treats them alike shows a
-deleted job as pending. Imports nothing heavy, so that readers can catch these errors without loading the
-client.
+"Not found", "forbidden" and "unknown" are separate classes: merged, a deleted job would appear pending.
 """
 
 from __future__ import annotations
@@ -23,17 +19,17 @@ from rankfall.model import InfrastructureError
 
 
 class KubeError(InfrastructureError):
-    """Root of all errors of the Kubernetes client."""
+    """Base class of these errors."""
 
 
 class KubeConfigError(KubeError):
-    """The kubeconfig is missing, broken or contradictory, or asks for what is refused here."""
+    """Missing, broken or unsupported kubeconfig."""
 
 
 class CredentialsError(KubeError):
-    """We cannot prove who we are: a plug-in failed, a file cannot be read, or the server refused renewed credentials.
+    """The client cannot authenticate.
 
-    It has an exit code of its own (77, ``EX_NOPERM``), because the job itself is untouched and logging in again is the whole cure.
+    Exit code 77 (``EX_NOPERM``): the job is unaffected and a login fixes it.
     """
 
     exit_code = 77
@@ -42,9 +38,7 @@ class CredentialsError(KubeError):
 class Unreachable(KubeError):  # noqa: N818 - reads as the answer that it is
     """No answer: no connection, TLS refused, time-out.
 
-    Args:
-        maybe_done: the request may have reached the server, which may have done what it asked for; the caller has to look.
-        tls: the other side's certificate was refused, or ours was; repeating does not help.
+    ``maybe_done``: the server may have executed it. ``tls``: a certificate was refused; retries do not help.
     """
 
     def __init__(self, message: str, *, hint: str | None = None, maybe_done: bool = False, tls: bool = False) -> None:
@@ -57,12 +51,7 @@ class Unreachable(KubeError):  # noqa: N818 - reads as the answer that it is
 class ApiError(KubeError):
     """The server answered with an error.
 
-    Args:
-        status: of HTTP.
-        reason: of the Status object, as ``AlreadyExists``; empty where there was none.
-        details: of the Status object; empty where there were none.
-        retry_after: seconds after which the server would like to be asked again.
-        maybe_done: a write that may have been carried out although its answer is an error (5xx of something on the way).
+    ``maybe_done``: a write may have succeeded despite a proxy's 5xx. ``retry_after`` is in seconds.
     """
 
     def __init__(
@@ -84,45 +73,45 @@ class ApiError(KubeError):
         self.maybe_done = maybe_done
 
 
-class Unauthorized(ApiError):  # noqa: N818 - Kubernetes's own word
-    """401: the server does not know us."""
+class Unauthorized(ApiError):  # noqa: N818 - Kubernetes's term
+    """401: unrecognized credentials."""
 
     exit_code = 77
 
 
-class Forbidden(ApiError):  # noqa: N818 - Kubernetes's own word
-    """403: it knows us and says no. Never repeated."""
+class Forbidden(ApiError):  # noqa: N818 - Kubernetes's term
+    """403: missing permission. Never retried."""
 
 
 class ObjectNotFound(ApiError):  # noqa: N818 - reads as the answer that it is
-    """404: no such object, or no such kind of object."""
+    """404: the object or its kind does not exist."""
 
 
-class Conflict(ApiError):  # noqa: N818 - Kubernetes's own word
-    """409: the object exists already, has another version or UID than asked for, or another manager owns the field."""
+class Conflict(ApiError):  # noqa: N818 - Kubernetes's term
+    """409: the object exists, has another version or UID, or a field has another manager."""
 
     @property
     def already_exists(self) -> bool:
-        """Whether an object of this name is in the way of a new one."""
+        """True if an object of this name exists."""
         return self.reason == "AlreadyExists"
 
 
-class Expired(ApiError):  # noqa: N818 - Kubernetes's own word
-    """410: this resourceVersion, or this page of a list, is too old."""
+class Expired(ApiError):  # noqa: N818 - Kubernetes's term
+    """410: the resource version, or the list page, is too old."""
 
 
-class Invalid(ApiError):  # noqa: N818 - Kubernetes's own word
-    """422: a field is wrong; ``details["causes"]`` says which."""
+class Invalid(ApiError):  # noqa: N818 - Kubernetes's term
+    """422: a field is wrong; ``details["causes"]`` names it."""
 
 
-class TooManyRequests(ApiError):  # noqa: N818 - Kubernetes's own word
-    """429: the server is busy, or an eviction would break a disruption budget."""
+class TooManyRequests(ApiError):  # noqa: N818 - Kubernetes's term
+    """429: the server is busy, or a disruption budget forbids an eviction."""
 
     passing = True
 
 
 class ServerError(ApiError):
-    """5xx: the server, or something on the way to it, failed."""
+    """5xx: the server or a proxy failed."""
 
     passing = True
 
@@ -140,5 +129,5 @@ _SERVER_SIDE: Final = 500
 
 
 def error_class(status: int) -> type[ApiError]:
-    """The class for a status of HTTP (or the ``code`` of a Status object in a watch)."""
+    """Returns the class for an HTTP status."""
     return _BY_STATUS.get(status, ServerError if status >= _SERVER_SIDE else ApiError)

@@ -1,9 +1,6 @@
-"""Recognises the kubelet's own messages in the body of a container log. Pure.
+"""Recognizes the kubelet's messages in a container log, as of Kubernetes 1.25 to 1.34. Pure.
 
-The kubelet answers 200 before it opens the log and writes later errors into the body as plain text: at the
-start or after the lines sent so far, always last and without LF. The texts are those of Kubernetes 1.25 to
-1.34 (``cri-client/pkg/logs``, ``kuberuntime``). A line with a timestamp is never taken for one, because a job
-may print such a sentence itself; without timestamps the two cannot be told apart.
+They end a body, without LF. Lines with a timestamp never count: a job may print the same.
 """
 
 from __future__ import annotations
@@ -16,9 +13,9 @@ from rankfall.model.patterns import bounded
 
 Kind = Literal["gone", "limits", "runtime", "file"]
 
-# What the stamp of a log line looks like; the kubelet writes one before every line when asked to.
+# The kubelet's timestamp before every line.
 STAMP: Final = bounded(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d) ", limit=8_192)
-# A path and an error number make a few hundred bytes.
+# A path and an error number: a few hundred bytes.
 MAX_COMPLAINT: Final = 4096
 
 _PATH: Final = rb'"(?:[^"\\]|\\.)*"'
@@ -38,12 +35,12 @@ _COMPLAINTS: Final = tuple((kind, bounded(pattern, limit=8_192)) for kind, patte
 
 
 class Complaint(msgspec.Struct, frozen=True):
-    """What the kubelet says instead of a line.
+    """Error message of the kubelet in place of a log line.
 
     Attributes:
-        kind: ``gone``: the log is no longer there; ``limits``: the node has no room for one more follow (inotify), try again later;
-            ``runtime``: its container runtime did not answer; ``file``: the log cannot be read.
-        text: of the kubelet.
+        kind: ``gone``: no log; ``limits``: no inotify watch left, retry later; ``runtime``: runtime
+            unreachable; ``file``: unreadable log.
+        text: Message of the kubelet.
     """
 
     kind: Kind
@@ -51,11 +48,7 @@ class Complaint(msgspec.Struct, frozen=True):
 
 
 def complaint(piece: bytes) -> Complaint | None:
-    """Whether the end of a body is the kubelet's, and what it says.
-
-    Args:
-        piece: what follows the last LF of a body that has ended; the whole body where it has none.
-    """
+    """Returns the kubelet's message after a body's last LF, or None."""
     if not piece or len(piece) > MAX_COMPLAINT or b"\n" in piece or STAMP.match(piece):
         return None
     for kind, pattern in _COMPLAINTS:
@@ -64,7 +57,7 @@ def complaint(piece: bytes) -> Complaint | None:
     return None
 
 
-# Our own messages end with the status in parentheses.
+# Rankfall's messages end with the status in parentheses.
 _WAITS: Final = bounded(
     r'container "[^"]*" in pod "[^"]*" is waiting to start(?:: (?P<why>[^\n]*?)| - no logs yet)(?: \(\d{3}(?: \w+)?\))?$',
     limit=8_192,
@@ -75,12 +68,9 @@ _NOT_THERE: Final = bounded(
 
 
 def not_started(message: str) -> str | None:
-    """Why there is no log yet, out of the message of an answer 400; None = it speaks of something else.
+    """Returns from a 400 message why a container has no log yet, as ``ContainerCreating``, or None.
 
-    A container that has not started is a state to wait in, not an error.
-
-    Returns:
-        The reason, as ``ContainerCreating``; empty where the kubelet gives none.
+    Such a container is a state to wait in.
     """
     found = _WAITS.search(message)
     if found:

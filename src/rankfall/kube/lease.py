@@ -1,9 +1,7 @@
-"""Lock on a coordination.k8s.io Lease: at most one process, on whatever machine, believes that it holds it.
+"""Lock on a coordination.k8s.io Lease for at most one process.
 
-Every write carries the version that was read, so of two writers one is refused. A lease is taken over only
-after its record did not change for its whole duration, by the observer's own clock; times inside a Lease are
-of the holder's clock and are only shown. A holder that cannot renew stops believing well before that, by a
-clock that also runs while the machine sleeps. A lease without the expected labels is refused.
+Takeover requires a record unchanged for its whole duration by the observer's clock; its times are only
+displayed.
 """
 
 from __future__ import annotations
@@ -22,21 +20,21 @@ from rankfall.kube.errors import ApiError, Conflict, KubeError, ObjectNotFound, 
 from rankfall.kube.resources import LEASES
 from rankfall.kube.secret import excerpt
 
-# What a lease without a duration, or with one that makes no sense, is given.
+# Default duration in seconds.
 _DURATION_S: Final = 30.0
 _LONGEST_S: Final = 3600.0
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at a Lease.
+    """Snapshot of a Lease.
 
     Attributes:
-        uid, version: of the object.
-        holder: empty = nobody holds it.
-        acquired, renewed: as the holder wrote them; for people.
-        duration_s: how long it may be silent.
-        transitions: how often the holder changed.
-        owners: UIDs of the objects that it goes with.
+        uid, version: Of the object.
+        holder: Identity; empty = free.
+        acquired, renewed: The holder's times, for display.
+        duration_s: Seconds without renewal until expiry.
+        transitions: Changes of the holder.
+        owners: UIDs of the owner objects.
     """
 
     uid: str
@@ -53,7 +51,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, item: Mapping[str, Any]) -> LeaseRecord:
-        """The record in an object; what is missing or no text counts as not said."""
+        """Parses a Lease object; missing and invalid fields get defaults."""
         meta, spec = _dict(item.get("metadata")), _dict(item.get("spec"))
         seconds, count = spec.get("leaseDurationSeconds"), spec.get("leaseTransitions")
         owners = meta.get("ownerReferences")
@@ -75,10 +73,9 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HolderIdle:
-    """Watches one lease from outside. Seconds of any clock that never runs backward.
+    """Detects an idle holder by a clock that never runs backward.
 
-    Attributes:
-        moved: the record changed while it was watched: its holder lives.
+    ``moved`` is True if the record changed: the holder lives.
     """
 
     def __init__(self) -> None:
@@ -87,8 +84,8 @@ class HolderIdle:
         self._since = 0.0
 
     def see(self, record: LeaseRecord, *, now: float) -> bool:
-        """Whether the holder has been silent for as long as its lease lasts; a lease that nobody holds is free at once."""
-        # Not the version: labels that somebody else writes are no sign of life.
+        """True if the lease is free or was not renewed for its duration."""
+        # Without the version: others' label changes do not prove that the holder lives.
         sign = (record.holder, record.renewed, record.transitions, record.uid)
         if sign != self._seen:
             self.moved = self.moved or (self._seen is not None and self._seen[0] == record.holder)
@@ -97,7 +94,7 @@ class HolderIdle:
 
 
 def stamp(at_ns: int) -> str:
-    """A time as a Lease has it: microseconds, UTC."""
+    """Formats a time: microseconds, UTC."""
     whole, rest = divmod(at_ns, 1_000_000_000)
     return f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}.{rest // 1000:06d}Z"
 
@@ -115,29 +112,28 @@ def _texts(value: Any) -> dict[str, str]:
 
 
 DURATION_S: Final = 30
-"""How long a holder may be silent before another one may take its lease, seconds."""
+"""Seconds of silence before another process may take the lease."""
 
 RENEW_S: Final = 10.0
-"""Between two renewals, seconds; a third of the duration, so that two may fail."""
+"""Seconds between renewals; a third of the duration, so two may fail."""
 
-# Of its duration, how long after its last renewal a holder still acts: what it sends then arrives before anybody else may take over.
+# Fraction of the duration in which a holder acts, so that its last request precedes any takeover.
 _FIRM: Final = 2 / 3
-# Of its duration, the longest wait for an answer: a renewal that hangs must not use up the time of the next ones.
+# Fraction of the duration to wait for an answer; leaves time for another renewal.
 _ANSWER: Final = 4 / 15
-# Of a renewal whose version is out of date: somebody else writes labels, or takes it.
+# Attempts with an outdated version.
 _TRIES: Final = 3
 
 
 def boot_clock() -> float:
-    """Seconds since the machine started, those in which it slept too: a lid that was closed for an hour is an hour."""
+    """Returns seconds since boot, including sleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeaseLost(KubeError):  # noqa: N818 - reads as the answer that it is
-    """Somebody else holds the lease by now.
+    """Another process holds the lease.
 
-    Args:
-        record: who; None = it is gone and could not be made anew.
+    ``record`` is None if the lease was deleted and cannot be created.
     """
 
     def __init__(self, message: str, *, record: LeaseRecord | None, hint: str | None = None) -> None:
@@ -146,15 +142,10 @@ class LeaseLost(KubeError):  # noqa: N818 - reads as the answer that it is
 
 
 class LeaseLock:
-    """One process's side of one lease.
+    """Handle of one process on one lease.
 
-    Args:
-        name, namespace: of the lease.
-        holder: names this process for people, and no other one.
-        labels: that it bears; one with other values is not ours and left alone.
-        notes: annotations of this holder.
-        duration_s: how long we may be silent.
-        clock: seconds; never runs backward, and goes on while the machine sleeps.
+    ``holder`` is unique to this process. Leases without ``labels`` are foreign and stay unchanged. ``clock``
+    includes sleep.
     """
 
     def __init__(
@@ -179,19 +170,19 @@ class LeaseLock:
 
     @property
     def record(self) -> LeaseRecord | None:
-        """The lease as we wrote it last; None while we do not hold it."""
+        """The lease as last written here; None if not held."""
         return self._record
 
     def firm(self) -> bool:
-        """Whether nobody else can hold it now: we do, and renewed it a short time ago."""
+        """True if no other process can hold the lease now."""
         return self._record is not None and self._clock() < self._firm_until
 
     async def look(self, kube: Kube) -> LeaseRecord | None:
-        """The lease as it stands; None = there is none.
+        """Returns the current lease, or None.
 
         Raises:
-            LeaseLost: it is not ours: other marks.
-            KubeError: it cannot be seen.
+            LeaseLost: The lease has foreign labels.
+            KubeError: The lease is unreadable.
         """
         try:
             found = LeaseRecord.of(await self._answered(kube.get(LEASES, self.name, namespace=self.namespace)))
@@ -206,35 +197,26 @@ class LeaseLock:
         return found
 
     async def take(self, kube: Kube, found: LeaseRecord | None) -> bool:
-        """Take a lease that is free, whose holder is silent, or that was never there; whether we hold it now.
-
-        Args:
-            kube: an open client.
-            found: the newest look; None = there is none.
+        """Takes a free, expired or missing lease; returns True if held now.
 
         Raises:
-            KubeError: whether it was written is not known; the next look tells.
+            KubeError: Result unknown; ``look`` shows it.
         """
         async with self._writes:
             if found is None:
                 return await self._create(kube)
-            # With our own name on it the answer to an earlier try was lost.
+            # With this holder's name, only the earlier answer was lost.
             more = found.holder != self.holder
             return await self._write(kube, found, {**self._hold(), "leaseTransitions": found.transitions + more})
 
     async def renew(
         self, kube: Kube, *, notes: Mapping[str, str] | None = None, owners: list[dict[str, Any]] | None = None
     ) -> None:
-        """Say that we live, and write what is to stand on the lease.
-
-        Args:
-            kube: an open client.
-            notes: annotations to set, from now on.
-            owners: references to the objects that it goes with, from now on; an empty list = it goes with none.
+        """Renews the lease and writes annotations and owners; an empty list removes owners.
 
         Raises:
-            LeaseLost: somebody else holds it.
-            KubeError: it cannot be written; as long as :meth:`firm` says so it is ours all the same.
+            LeaseLost: Another process holds the lease.
+            KubeError: Not written; held while :meth:`firm` is true.
         """
         async with self._writes:
             self._notes |= notes or {}
@@ -248,10 +230,10 @@ class LeaseLock:
             raise Unreachable(f"{self._label} changes faster than it can be renewed", hint="it is tried again")
 
     async def give_back(self, kube: Kube) -> None:
-        """Hold it no more, so that the next one need not wait. Its having been lost is fine.
+        """Releases the lease; does nothing if lost.
 
         Raises:
-            KubeError: it cannot be written; it runs out by itself.
+            KubeError: Not written; the lease expires.
         """
         async with self._writes:
             if self._record is not None:
@@ -259,10 +241,10 @@ class LeaseLock:
                 self._record = None
 
     async def remove(self, kube: Kube) -> None:
-        """Delete it, where we hold it.
+        """Deletes the lease if held.
 
         Raises:
-            KubeError: it cannot be deleted.
+            KubeError: The deletion failed.
         """
         async with self._writes:
             record, self._record = self._record, None
@@ -274,8 +256,6 @@ class LeaseLock:
                         LEASES, self.name, namespace=self.namespace, uid=record.uid, resource_version=record.version
                     )
                 )
-
-    # -- inside
 
     @property
     def _label(self) -> str:
@@ -291,7 +271,7 @@ class LeaseLock:
         }
 
     async def _see_whose(self, kube: Kube) -> None:
-        """After a write that was refused for its version: another one's labels, another holder, or it is gone and made anew."""
+        """Handles a refused write: changed labels, a new holder or a deleted lease."""
         found = await self.look(kube)
         if found is None and await self._create(kube):
             return
@@ -318,11 +298,10 @@ class LeaseLock:
             "metadata": meta,
             "spec": {**self._hold(), "leaseTransitions": 0},
         }
-        # What is not found here is the namespace.
+        # Not found means a missing namespace.
         return await self._written(kube.create(LEASES, body, namespace=self.namespace), refused=(Conflict,))
 
     async def _write(self, kube: Kube, record: LeaseRecord, spec: dict[str, Any]) -> bool:
-        """Change it, where it still has the version of ``record``."""
         meta: dict[str, Any] = {"annotations": self._notes}
         if self._owners is not None:
             meta["ownerReferences"] = self._owners
@@ -339,8 +318,8 @@ class LeaseLock:
         )
 
     async def _written(self, request: Awaitable[dict[str, Any]], *, refused: tuple[type[ApiError], ...]) -> bool:
-        """Whether the server took it: not when somebody else was faster, or it is gone."""
-        # Ours from the moment at which it was sent: when the server wrote it down is not known.
+        """True if the server accepted the write; False on conflict or without a lease."""
+        # Counts from sending: the server's time of writing is unknown.
         sent = self._clock()
         try:
             self._record = LeaseRecord.of(await self._answered(request))

@@ -1,6 +1,6 @@
-"""Runs the asynchronous client for synchronous callers: one event loop in its own thread, one open client.
+"""Runs the asynchronous client for synchronous callers in one thread.
 
-A caller that is interrupted (Ctrl-C) cancels its call. Calls after ``close`` start a new thread.
+An interrupted caller cancels its call.
 """
 
 from __future__ import annotations
@@ -17,20 +17,16 @@ from rankfall.kube.errors import KubeError, Unreachable
 _T = TypeVar("_T")
 _TICK_S: Final = 0.1
 _LAST_S: Final = 15.0
-# For one look with all of its requests, seconds: who watches looks again soon.
+# Seconds for one query with all its requests.
 _LOOK_S: Final = 15.0
 
 
 class Abandoned(KubeError):  # noqa: N818 - reads as the answer that it is
-    """Whoever asked does not want it any more; what was sent until then may be done."""
+    """The caller canceled; sent requests may have taken effect."""
 
 
 class EventLoopThread:
-    """One client in one thread, started when it is first needed.
-
-    Args:
-        connect: makes the client; called in the thread.
-    """
+    """One client in one thread, started on first use."""
 
     def __init__(self, connect: Callable[[], Kube]) -> None:
         self._connect = connect
@@ -41,15 +37,13 @@ class EventLoopThread:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def call(self, work: Callable[[Kube], Awaitable[_T]], *, meanwhile: Callable[[], bool] | None = None) -> _T:
-        """Run ``work`` with the client and wait for it.
+        """Runs ``work`` and waits for it.
 
-        Args:
-            work: gets the client.
-            meanwhile: called in this thread every now and then; true = the work is cancelled.
+        ``meanwhile`` runs regularly in the caller's thread; true cancels the work.
 
         Raises:
-            Abandoned: ``meanwhile`` said so.
-            KubeError: what the client raises, and whatever ``work`` raises.
+            Abandoned: ``meanwhile`` returned true.
+            KubeError: Any error of ``work``.
         """
         future: Future[_T] = asyncio.run_coroutine_threadsafe(self._run(work), self._started())
         try:
@@ -63,20 +57,20 @@ class EventLoopThread:
             raise
 
     def look(self, work: Callable[[Kube], Coroutine[Any, Any, _T]]) -> _T:
-        """Run ``work`` with the client as one look, which only asks: it has 15 s with all of its requests.
+        """Runs read-only ``work`` within 15 s.
 
         Raises:
-            Unreachable: that was not enough.
-            KubeError: what the client raises, and whatever ``work`` raises.
+            Unreachable: The time-out expired.
+            KubeError: Any error of ``work``.
         """
         return self.call(lambda kube: _in_time(work(kube)))
 
     def start(self, work: Callable[[Kube], Awaitable[None]]) -> None:
-        """Run ``work`` with the client beside all calls, until it ends or the portal is closed."""
+        """Runs ``work`` in the background until ``close``."""
         self.call(lambda kube: self._begin(kube, work))
 
     def close(self) -> None:
-        """Close the client and end the thread; may be called again, and a later call starts anew."""
+        """Closes client and thread; repeatable."""
         with self._lock:
             thread, loop, self._thread, self._loop = self._thread, self._loop, None, None
         if thread is not None and loop is not None:
@@ -110,7 +104,7 @@ class EventLoopThread:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        # A call that was cancelled may still be undoing what it had done.
+        # A canceled call may still be undoing its changes.
         left = asyncio.all_tasks() - {asyncio.current_task()}
         if left:
             _, late = await asyncio.wait(left, timeout=_LAST_S)

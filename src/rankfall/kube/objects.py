@@ -1,7 +1,6 @@
-"""Calls on API objects that are answered at once: get, list by pages, create, apply, patch, delete.
+"""Single calls on API objects.
 
-A list is begun anew when the server has forgotten its position (410). Refused: deleting a collection without
-a selector, and sending a create twice.
+An expired list (410) starts again. Deleting a collection without a selector and repeating a create are refused.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from rankfall.kube.request import Object, Params, Request, Risk, at_version, del
 from rankfall.kube.resources import Resource
 from rankfall.model import decoding, numbers
 
-# A page may expire while the next one is asked for; twice is a server that forgets faster than we read.
+# A page may expire; twice means faster than the client reads.
 _PAGED_TRIES: Final = 2
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """All objects of a list at one moment.
+    """Snapshot of all objects of a list.
 
     Attributes:
-        items: whole objects, ``kind`` and ``apiVersion`` filled in.
-        resource_version: from which a watch goes on.
+        items: Objects with ``kind`` and ``apiVersion``.
+        resource_version: Start of a following watch.
     """
 
     items: list[Object]
@@ -36,11 +35,11 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 class RawListing(msgspec.Struct, frozen=True):
-    """A list whose objects are still bytes: a thousand pods are six MiB so, and a hundred as Python's objects.
+    """List of objects as JSON: a thousand pods take six MiB, as Python objects a hundred.
 
     Attributes:
-        items: JSON of each, as the server wrote it: without ``kind`` and ``apiVersion``.
-        resource_version: from which a watch goes on.
+        items: JSON without ``kind`` and ``apiVersion``.
+        resource_version: Start of a following watch.
     """
 
     items: list[msgspec.Raw]
@@ -58,21 +57,12 @@ _PAGE: Final = decoding.decoder(_Page)
 async def read_list(
     transport: Transport, resource: Resource, *, space: str | None, params: Params, page: int
 ) -> RawListing:
-    """All objects of a list.
-
-    Args:
-        transport: sends the requests.
-        resource: their kind.
-        space: their namespace; None = all of them.
-        params: what they are chosen by.
-        page: objects a request.
-    """
+    """Reads all objects of a list, ``page`` per request; ``space`` None = all namespaces."""
     for _ in range(_PAGED_TRIES):
         try:
             return await _pages(transport, resource, space=space, params=[*params, ("limit", str(page))])
         except Expired:
             continue
-    # In one piece nothing can expire in between.
     return await _pages(transport, resource, space=space, params=params)
 
 
@@ -102,10 +92,10 @@ async def _pages(transport: Transport, resource: Resource, *, space: str | None,
 
 
 ALL_NAMESPACES: Final = ""
-"""For ``list``: every namespace."""
+"""All namespaces, for ``list``."""
 
 MANAGER: Final = "rankfall"
-"""Field manager of what is created and patched."""
+"""Field manager of created and patched objects."""
 
 Propagation = Literal["Background", "Foreground", "Orphan"]
 
@@ -118,11 +108,9 @@ _APPLY: Final = "application/apply-patch+yaml"
 
 
 class Objects:
-    """Reads and writes objects of one API server, as one user. The part of ``Kube`` that needs no open connection.
+    """The short-lived calls of ``Kube``.
 
-    Args:
-        access: which server and user.
-        transport: that sends the requests.
+    ``namespace`` None is the client's everywhere.
     """
 
     def __init__(self, access: Access, transport: Transport) -> None:
@@ -133,14 +121,7 @@ class Objects:
     async def get(
         self, resource: Resource, name: str, *, namespace: str | None = None, subresource: str | None = None
     ) -> Object:
-        """One object.
-
-        Args:
-            resource: its kind.
-            name: its name.
-            namespace: None = the client's.
-            subresource: as ``status`` or ``scale``.
-        """
+        """Returns one object."""
         return await self._object(
             "get", "GET", resource, name, namespace=namespace, subresource=subresource, risk=Risk.READ
         )
@@ -154,14 +135,9 @@ class Objects:
         fields: str | None = None,
         page: int = 500,
     ) -> Listing:
-        """All objects that fit; pages are followed, and begun anew when the server has forgotten where we were.
+        """Returns all matching objects; reads pages and starts again if the position expired.
 
-        Args:
-            resource: their kind.
-            namespace: None = the client's, ``ALL_NAMESPACES`` = every one.
-            labels: selector, as ``rankfall.dev/run=train-1``.
-            fields: selector, as ``spec.nodeName=n1``.
-            page: objects a request.
+        ``namespace`` may be ``ALL_NAMESPACES``.
         """
         found = await self.raw_list(resource, namespace=namespace, labels=labels, fields=fields, page=page)
         what = resource.label(None, self._space(resource, namespace) or None)
@@ -177,22 +153,16 @@ class Objects:
         fields: str | None = None,
         page: int = 500,
     ) -> RawListing:
-        """As :meth:`list`, for who wants few of the objects at a time."""
+        """Like :meth:`list`, for callers that decode few objects at a time."""
         space = self._space(resource, namespace) or None
         return await read_list(self._transport, resource, space=space, params=selectors(labels, fields), page=page)
 
     async def create(
         self, resource: Resource, body: Mapping[str, Any], *, namespace: str | None = None, dry_run: bool = False
     ) -> Object:
-        """Make an object; fields that the server does not know are refused.
+        """Creates an object; the server refuses unknown fields.
 
-        Not repeated once the server may have seen it: then ``Unreachable`` or ``ServerError`` has ``maybe_done`` and the caller asks.
-
-        Args:
-            resource: its kind.
-            body: its manifest.
-            namespace: None = the manifest's, else the client's.
-            dry_run: let the server check and say no, and keep nothing.
+        Not retried once the server may have received it: the error has ``maybe_done``, and the caller checks.
         """
         meta = body.get("metadata") or {}
         place = namespace if namespace is not None else meta.get("namespace")
@@ -223,16 +193,9 @@ class Objects:
         force: bool = False,
         subresource: str | None = None,
     ) -> Object:
-        """Server-side apply: make it so, whether it is there or not.
+        """Creates or updates an object by server-side apply.
 
-        Args:
-            resource: its kind.
-            name: its name.
-            body: the fields that ``manager`` owns from now on; with ``apiVersion`` and ``kind``.
-            manager: who owns them.
-            namespace: None = the client's.
-            force: take over fields that another manager owns; without it that is a ``Conflict``.
-            subresource: as ``status``.
+        ``force`` takes over other managers' fields, else ``Conflict``.
         """
         params = [("fieldManager", manager), ("fieldValidation", "Strict"), ("force", "true" if force else "false")]
         return await self._object(
@@ -259,16 +222,9 @@ class Objects:
         subresource: str | None = None,
         resource_version: str | None = None,
     ) -> Object:
-        """Change an object.
+        """Changes an object; custom resources refuse ``strategic``.
 
-        Args:
-            resource: its kind.
-            name: its name.
-            body: the patch: a list of operations for ``json``, else an object.
-            kind: of patch; ``strategic`` is not known for custom resources.
-            namespace: None = the client's.
-            subresource: as ``status``.
-            resource_version: only when the object still has this one; else ``Conflict``.
+        Another ``resource_version`` is a ``Conflict``.
         """
         params = [("fieldManager", MANAGER), ("fieldValidation", "Strict")]
         return await self._object(
@@ -295,16 +251,9 @@ class Objects:
         propagation: Propagation = "Background",
         grace: int | None = None,
     ) -> Object:
-        """Delete one object.
+        """Deletes one object.
 
-        Args:
-            resource: its kind.
-            name: its name.
-            namespace: None = the client's.
-            uid: only the object with this UID, else ``Conflict``; with it a lost request may be repeated.
-            resource_version: only in this version, else ``Conflict``.
-            propagation: what happens to what it owns.
-            grace: seconds that pods have to end; None = their own.
+        Another ``uid`` is a ``Conflict``, which makes retries safe. ``grace`` in seconds; None = the pod's.
         """
         wanted = {"uid": uid, "resourceVersion": resource_version}
         preconditions = {key: value for key, value in wanted.items() if value is not None}
@@ -327,15 +276,7 @@ class Objects:
         propagation: Propagation = "Background",
         grace: int | None = None,
     ) -> Object:
-        """Delete all objects with these labels.
-
-        Args:
-            resource: their kind.
-            labels: selector; an empty one is refused.
-            namespace: None = the client's; never all of them.
-            propagation: what happens to what they own.
-            grace: seconds that pods have to end; None = their own.
-        """
+        """Deletes all objects with these labels; an empty selector is refused."""
         if not labels.strip() or namespace == ALL_NAMESPACES:
             raise KubeError(
                 f"refused to delete all {resource.plural}", hint="name labels, and one namespace, that only ours have"
@@ -354,7 +295,7 @@ class Objects:
         )
 
     async def version(self) -> tuple[int, int]:
-        """Major and minor version of the server."""
+        """Returns the server's major and minor version."""
         found = await self.raw("/version", what="the server's version")
         major, minor = (numbers.whole("".join(filter(str.isdigit, str(found.get(key))))) for key in ("major", "minor"))
         if major is None or minor is None:
@@ -366,7 +307,7 @@ class Objects:
     async def raw(
         self, path: str, *, params: Mapping[str, str] | Params | None = None, what: str | None = None
     ) -> Object:
-        """Any path that answers a JSON object: discovery, OpenAPI."""
+        """Reads any path that returns a JSON object."""
         return await self._json(
             Request("GET", path, verb="get", what=what or path, risk=Risk.READ, params=pairs(params))
         )

@@ -1,9 +1,6 @@
-"""Field names out of an OpenAPI v3 document, and the fields of a manifest that a server would prune. Pure.
+"""Finds manifest fields that a server would prune, by its OpenAPI v3. Pure.
 
-A field that the schema does not name is removed silently, so a job would run without what its user asked for.
-The walk is that of ``prune`` in apiextensions-apiserver: a map keeps what ``properties`` or
-``additionalProperties`` name, or everything under ``x-kubernetes-preserve-unknown-fields``. Types and values
-are left to the server.
+The algorithm is ``prune`` of apiextensions-apiserver; types and values are the server's task.
 """
 
 from __future__ import annotations
@@ -21,20 +18,20 @@ _PLAIN: Final = anchored(r"[A-Za-z_][A-Za-z0-9_-]*", limit=4_096)
 _LISTS: Final = anchored(
     r"/(?:api/[^/]+|apis/[^/]+/[^/]+)(?P<space>/namespaces/\{namespace\})?/(?P<plural>[a-z0-9.-]+)", limit=4_096
 )
-# References to references do not occur; a circle of them must not hang us.
+# References are not nested; the bound stops cycles.
 _MAX_HOPS: Final = 16
 
 
 class Node(msgspec.Struct, omit_defaults=True):
-    """The fields of one place in a manifest.
+    """Fields at one place in a manifest.
 
     Attributes:
-        properties: fields with a name.
-        values: of fields with any name; None = there are none.
-        items: of a list.
-        ref: name of the component that says all this instead.
-        open: fields that are not named are kept, as they are.
-        embedded: a whole object with ``apiVersion``, ``kind`` and ``metadata`` of its own.
+        properties: Named fields.
+        values: Schema of arbitrary fields; None = not allowed.
+        items: Schema of list items.
+        ref: Component that replaces this node.
+        open: True if unnamed fields remain.
+        embedded: True for a whole object.
     """
 
     properties: dict[str, Node] = {}
@@ -46,38 +43,27 @@ class Node(msgspec.Struct, omit_defaults=True):
 
 
 class ServedResource(msgspec.Struct, frozen=True):
-    """A resource of a group version.
-
-    Attributes:
-        kind: of its objects.
-        namespaced: whether they live in a namespace.
-    """
+    """A resource of a group version."""
 
     kind: str
     namespaced: bool
 
 
 class Schemas(msgspec.Struct):
-    """The schemas of one group version.
-
-    Attributes:
-        components: by name.
-        kinds: name of the component of each kind, by ``group/version/Kind``.
-        resources: by plural name.
-    """
+    """Schemas of one group version: components by name, kinds by ``group/version/Kind``, resources by plural."""
 
     components: dict[str, Node]
     kinds: dict[str, str]
     resources: dict[str, ServedResource]
 
     def root(self, group: str, version: str, kind: str) -> Node | None:
-        """The schema of a kind's whole manifest."""
+        """Returns the schema of a kind's manifest, or None."""
         return self.components.get(self.kinds.get(f"{group}/{version}/{kind}", ""))
 
     def dropped(self, manifest: Mapping[str, Any], root: Node) -> list[str]:
-        """Paths of the fields that would not be kept, as ``$.spec.template``; of a part that is dropped whole only its top."""
+        """Returns paths of pruned fields, as ``$.spec.template``; only the top of a dropped part."""
         found: list[str] = []
-        # A stack instead of recursion: a manifest may be nested as deeply as its author likes.
+        # A stack: users choose the nesting depth.
         waiting: list[tuple[Any, Node | None, str, bool]] = [(manifest, root, "$", False)]
         while waiting:
             value, node, path, inherited = waiting.pop()
@@ -85,14 +71,14 @@ class Schemas(msgspec.Struct):
                 found.append(path)
                 continue
             node = self._resolved(node)
-            # Below a list that keeps everything its maps do too; below a map they do not.
+            # Open lists make their maps open; open maps do not.
             keeps = node is not None and (node.open or inherited)
             if isinstance(value, Mapping):
                 inner: list[tuple[Any, Node | None, str, bool]] = []
                 for key, item in value.items():
                     below, known = _field(node, key)
                     if known or not keeps:
-                        # What is dropped waits its turn too, so that all is told in the manifest's order.
+                        # On the stack too, to preserve the manifest's order.
                         inner.append((item, below if known else _NOTHING, path + _step(key), False))
                 waiting += reversed(inner)
             elif isinstance(value, list | tuple):
@@ -103,7 +89,7 @@ class Schemas(msgspec.Struct):
         return found
 
     def names(self, root: Node, fields: tuple[str, ...]) -> bool:
-        """Whether the schema itself names a field; a list on the way is stepped into."""
+        """True if the schema names a field, also inside lists."""
         node = self._resolved(root)
         for name in fields:
             while node is not None and node.items is not None and not node.properties:
@@ -118,7 +104,7 @@ class Schemas(msgspec.Struct):
             if node is None or node.ref is None:
                 return node
             component = self.components.get(node.ref)
-            # A component that is not there: the document is cut short. What nobody describes is not said to be dropped.
+            # A missing component means a truncated document; no fields count as dropped.
             node = _ANYTHING if component is None else component
         return _ANYTHING
 
@@ -128,19 +114,15 @@ _NOTHING: Final = Node()
 
 
 def reduce(document: Mapping[str, Any]) -> Schemas:
-    """The names of fields out of an OpenAPI v3 document.
-
-    Args:
-        document: as the server gives it; parts that are no schemas are passed over.
-    """
+    """Extracts the field names from an OpenAPI v3 document."""
     components: dict[str, Node] = {}
     kinds: dict[str, str] = {}
     for name, schema in _mapping(_mapping(document.get("components")).get("schemas")).items():
         if not isinstance(schema, dict):
             continue
         node = _node(schema)
-        # Kubernetes's own free-form types (FieldsV1, RawExtension, JSON) are components of their own without fields;
-        # written in place, as in a custom resource, the same words mean an object that keeps nothing.
+        # Free-form components (FieldsV1, RawExtension, JSON) have no fields; inline this means an object that retains
+        # nothing.
         if node == Node():
             node.open = True
         components[name] = node
@@ -150,7 +132,7 @@ def reduce(document: Mapping[str, Any]) -> Schemas:
 
 
 def _resources(paths: Mapping[str, Any]) -> dict[str, ServedResource]:
-    """The resources that can be listed: their plural is the last part of a path, their kind stands beside the operation."""
+    """Returns listable resources: plural from the path, kind from its operation."""
     found: dict[str, ServedResource] = {}
     for path in paths:
         match = _LISTS.fullmatch(path)
@@ -159,7 +141,7 @@ def _resources(paths: Mapping[str, Any]) -> dict[str, ServedResource]:
         if match is None or operation.get("x-kubernetes-action") != "list" or not isinstance(kind, str):
             continue
         plural = match["plural"]
-        # A namespaced resource can be listed over all namespaces too; either path may come first.
+        # The path over all namespaces comes in any order.
         known = found.get(plural)
         found[plural] = ServedResource(
             kind, namespaced=bool(match["space"]) or (known is not None and known.namespaced)
@@ -170,7 +152,7 @@ def _resources(paths: Mapping[str, Any]) -> dict[str, ServedResource]:
 def _node(schema: Mapping[str, Any]) -> Node:
     ref = schema.get("$ref")
     if ref is None:
-        # A reference with a default beside it is wrapped, because nothing may stand beside $ref.
+        # allOf wraps a reference with a default.
         wrapped = [part.get("$ref") for part in _list(schema.get("allOf")) if isinstance(part, dict)]
         ref = next((item for item in wrapped if item), None)
     if isinstance(ref, str):
@@ -183,7 +165,7 @@ def _node(schema: Mapping[str, Any]) -> Node:
             for name, inner in _mapping(schema.get("properties")).items()
             if isinstance(inner, dict)
         },
-        # `true` lets any name in, and says nothing of what is below it: nothing below it is kept.
+        # `true` allows any name, but its content is pruned.
         values=_node(more) if isinstance(more, dict) else Node() if more is True else None,
         items=_node(items) if isinstance(items, dict) else None,
         open=schema.get("x-kubernetes-preserve-unknown-fields") is True,
@@ -192,7 +174,6 @@ def _node(schema: Mapping[str, Any]) -> Node:
 
 
 def _field(node: Node | None, key: Any) -> tuple[Node | None, bool]:
-    """The schema of a field and whether there is one."""
     if node is None:
         return None, False
     if key in node.properties:

@@ -1,7 +1,6 @@
-"""Opens the log of one container: bytes in the order in which they come, nothing cut, nothing joined.
+"""Opens one container's log as ordered chunks of bytes.
 
-Resuming, lines and timestamps are the reader's work; messages of the kubelet in a body: ``kubelet_messages``.
-Refused is what the API would refuse or round silently: a start without a time zone, a tail below 0.
+A start without time zone and a negative tail are refused.
 """
 
 from __future__ import annotations
@@ -40,33 +39,22 @@ async def open_log(
     gather_s: float = 0.0,
     repeat: bool = False,
 ) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Open a log; its chunks, none of them empty.
+    """Opens a log and yields its chunks, none empty.
 
-    A follow ends in order when the container ends, but also when the kubelet, the API server or a load balancer have had enough: the end of
-    the chunks says nothing about the container. A pod that has no node yet has an empty log.
+    A followed log also ends when kubelet, API server or load balancer close it. A pod without a node has an empty
+    log.
 
-    Args:
-        kube: an open client.
-        pod: its name.
-        container: its name; the API does not choose one.
-        namespace: None = the client's.
-        follow: stay until the log ends.
-        since: lines of this time and later. The API knows whole seconds, so it is rounded down: lines before it may come too.
-        since_second: the same as whole seconds since the epoch; one of the two.
-        tail: at most so many *fragments* from the end (a line of more than 16 KiB has several); the API takes them before it looks at ``since``,
-            so both together lose lines.
-        previous: of the container's instance before this one.
-        timestamps: a stamp before each line; without them the kubelet's complaints cannot be told from lines of the job.
-        limit_bytes: at most so many.
-        read_timeout: longest silence in seconds, then ``Unreachable``; None = any.
-        gather_s: after each chunk the next one is left to gather this long; the first after a silence comes at once.
-        repeat: let the client repeat the opening at its own pace; False = the caller does.
+    The API rounds ``since`` down to seconds. ``tail`` counts *fragments* (lines over 16 KiB have several) and is
+    applied before ``since``: both lose lines.
+
+    Without ``timestamps`` the kubelet's messages are indistinguishable from lines. ``gather_s``: seconds to collect
+    after each chunk; the first after silence comes immediately.
 
     Raises:
-        ValueError: see above.
-        ApiError: 400 with ``not_started(error.message)`` when the container has not begun, or without when there is no such container or no
-            previous instance; ObjectNotFound when there is no such pod.
-        Unreachable: no answer; also out of the chunks, when the connection breaks.
+        ValueError: See above.
+        ApiError: 400: see ``not_started``; else no such container or instance.
+        ObjectNotFound: No such pod.
+        Unreachable: No answer or a broken connection.
     """
     params = _params(
         container=container,
@@ -83,7 +71,7 @@ async def open_log(
         PODS.path(space, pod, "log"),
         params=params,
         read_timeout=read_timeout,
-        # Older API servers send the head with the first byte, and that may take as long as the job is silent.
+        # Older API servers send headers with the first byte, possibly late.
         head_timeout=read_timeout,
         verb="get",
         what=what,
@@ -103,10 +91,10 @@ async def _chunks(body: BodyStream, *, what: str, server: str, gather_s: float) 
             if not chunk:
                 return
             yield chunk
-            # Also without a pause others have their turn: a body may come as fast as it is read.
+            # Yields to other tasks: a body may arrive as fast as read.
             await (body.gather(gather_s, size=len(chunk)) if gather_s else asyncio.sleep(0))
             continue
-        # Outside the block: aiohttp's errors carry the headers that were sent, and must not be chained to ours.
+        # Outside the block: aiohttp's errors contain sent headers and must not be chained.
         raise lost
 
 
@@ -125,7 +113,7 @@ def _rfc3339(since: datetime | None, second: int | None) -> str | None:
         moment = datetime.fromtimestamp(second, UTC)
     else:
         return None
-    # Down, also before the epoch; int() would round those up.
+    # Rounded down, also before the epoch.
     return f"{moment.replace(microsecond=0, tzinfo=None).isoformat()}Z"
 
 

@@ -1,8 +1,6 @@
-"""One API request: method, path, query and body, what a repeat of it may do, and when it is sent again. Pure.
+"""One API request and its retry policy. Pure.
 
-A request that the server may already have carried out is never repeated blindly: a second create would make a
-second object, a second delete by name could remove another one. The caller is told that it may be done, and
-asks the server.
+A possibly executed request is never repeated blindly; the caller checks with the server.
 """
 
 from __future__ import annotations
@@ -21,31 +19,31 @@ from rankfall.model import numbers
 
 TOO_MANY: Final = 429
 _INTERNAL: Final = 500
-# Of something that is overloaded, restarts, or cannot reach what is behind it. 501 and 505 do not get better.
+# Passing states of servers and proxies; 501 and 505 do not improve.
 _PASSING: Final = frozenset({502, 503, 504})
-# A year: what a broken header may say at most, so that no sum overflows.
+# A year: broken headers overflow no sum.
 _LONGEST: Final = 365 * 86_400.0
 
 
 class Risk(enum.Enum):
-    """What a second sending may do."""
+    """Effect of sending a request twice."""
 
     READ = "read"
-    """Nothing."""
+    """No effect."""
     SAME = "same"
-    """The same again: an apply, a delete of one UID."""
+    """The same result: an apply, a delete of one UID."""
     TWICE = "twice"
-    """Something else: never sent again once the server may have seen it."""
+    """Another result: never sent again once possibly received."""
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
-    """How often and how long.
+    """Retry policy.
 
     Attributes:
-        attempts: in all, the first one included.
-        first_s: longest pause before the second one; doubled each time.
-        cap_s: longest pause that we choose ourselves.
-        total_s: no new attempt is begun after so long; a server that asks for more patience gets its error raised.
+        attempts: Total, including the first.
+        first_s: Longest first pause; doubles.
+        cap_s: Longest pause chosen by the client.
+        total_s: No attempt starts later; longer server pauses raise.
     """
 
     attempts: int = 6
@@ -54,9 +52,9 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     total_s: float = 60.0
 
     def pause(self, attempt: int, *, retry_after: float | None, rng: random.Random) -> float:
-        """Seconds to wait after the ``attempt``-th one (from 1): half of it certain, half by chance.
+        """Returns the seconds to wait after attempt ``attempt`` (from 1), half fixed, half random.
 
-        What the server asked for is never undercut, and gets a little on top, so that a thousand clients do not come back at once.
+        Always slightly longer than the server requests.
         """
         ours = min(self.cap_s, self.first_s * 2.0 ** min(attempt - 1, 30))
         ours *= 0.5 + rng.random() / 2
@@ -66,9 +64,9 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def repeats(risk: Risk, *, status: int, retry_after: float | None) -> bool:
-    """Whether an answer with this status may be asked for again."""
+    """True if a request with this answer may be retried."""
     if status == TOO_MANY:
-        return True  # refused before anything was done
+        return True
     if risk is Risk.TWICE:
         return False
     if status == _INTERNAL:
@@ -77,12 +75,7 @@ def repeats(risk: Risk, *, status: int, retry_after: float | None) -> bool:
 
 
 def seconds(header: str | None, *, now: datetime | None = None) -> float | None:
-    """Seconds that a ``Retry-After`` header asks for: a number or a date; None when it says nothing that can be read.
-
-    Args:
-        header: as it came.
-        now: for dates; the clock of the server's date is taken for ours.
-    """
+    """Returns the seconds of a ``Retry-After`` number or date, or None."""
     if header is None:
         return None
     text = header.strip()
@@ -99,21 +92,13 @@ def seconds(header: str | None, *, now: datetime | None = None) -> float | None:
 
 
 Params = Sequence[tuple[str, str]]
-"""Of a query; a name may come more than once."""
+"""Query parameters; names may repeat."""
 
 
 class Request:
-    """What is asked, apart from who asks.
+    """Content of a request.
 
-    Args:
-        method: of HTTP.
-        path: below the server's address, already percent-encoded.
-        verb: for the counters and messages: ``get``, ``watch`` …
-        what: the object, for messages.
-        risk: of sending it twice.
-        params: of the query.
-        body: with ``kind`` as its content type.
-        repeat: False = the caller has a pace of its own for repeats.
+    ``path`` is percent-encoded. ``verb`` and ``what`` are for messages. With ``repeat=False`` the caller retries.
     """
 
     def __init__(
@@ -134,35 +119,29 @@ class Request:
 
 
 Object = dict[str, Any]
-"""An object of the API, as JSON has it."""
+"""An API object as decoded JSON."""
 
 
 def selectors(labels: str | None, fields: str | None) -> list[tuple[str, str]]:
-    """Parameters of a list; what is empty is left out."""
+    """Returns the parameters of a list, without empty ones."""
     found = [("labelSelector", labels), ("fieldSelector", fields)]
     return [(name, value) for name, value in found if value]
 
 
 def pairs(params: Mapping[str, str] | Params | None) -> Params:
-    """Parameters in one form; a sequence may have a name more than once."""
+    """Converts parameters to one form."""
     if params is None:
         return ()
     return list(params.items()) if isinstance(params, Mapping) else params
 
 
 def labelled(item: Object, resource: Resource) -> Object:
-    """The items of a list come without kind and apiVersion."""
+    """Adds kind and apiVersion, which list items lack."""
     return {"apiVersion": resource.api_version, "kind": resource.kind, **item}
 
 
 def delete_options(propagation: str, grace: int | None, preconditions: Mapping[str, str]) -> Object:
-    """Body of a deletion.
-
-    Args:
-        propagation: what happens to what the object owns.
-        grace: seconds that pods have to end; None = their own.
-        preconditions: ``uid`` and ``resourceVersion`` that the object must have.
-    """
+    """Returns the body of a deletion; ``grace`` in seconds."""
     options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
     if grace is not None:
         options["gracePeriodSeconds"] = grace
@@ -172,8 +151,8 @@ def delete_options(propagation: str, grace: int | None, preconditions: Mapping[s
 
 
 def at_version(body: Mapping[str, Any] | Sequence[Mapping[str, Any]], version: str) -> object:
-    """The same patch, refused by the server when the object has another version by now."""
+    """Returns the patch, which the server refuses at another version."""
     if isinstance(body, Mapping):
         return {**body, "metadata": {**body.get("metadata", {}), "resourceVersion": version}}
-    # Setting the version to what it should be is the server's own test for it: its answer is 409, where a failed "test" would be 422.
+    # A replaced version gives 409; a failed "test" would be 422.
     return [{"op": "replace", "path": "/metadata/resourceVersion", "value": version}, *body]

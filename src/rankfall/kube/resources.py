@@ -1,7 +1,6 @@
-"""Group, version, plural and kind of each API resource that Rankfall touches, and the URL paths made of them.
+"""Each used API resource and its URL paths.
 
-Every part of a path is percent-encoded, so no name can leave its place. Which versions a server has:
-``discovery``.
+Path parts are percent-encoded: names cannot change the path.
 """
 
 from __future__ import annotations
@@ -15,20 +14,12 @@ import msgspec
 
 from rankfall.kube.errors import KubeConfigError
 
-# A path part of dots only would be folded away by clients and proxies, percent-encoded or not.
+# Clients and proxies remove dot parts, even percent-encoded.
 _FOLDED: Final = frozenset({"", ".", ".."})
 
 
 class Resource(msgspec.Struct, frozen=True):
-    """One resource of the API.
-
-    Attributes:
-        group: empty for the core group.
-        version: as ``v1``.
-        plural: as it stands in paths.
-        kind: as it stands in manifests.
-        namespaced: whether its objects live in a namespace.
-    """
+    """One resource of the API; ``group`` is empty for the core group."""
 
     group: str
     version: str
@@ -38,19 +29,14 @@ class Resource(msgspec.Struct, frozen=True):
 
     @property
     def api_version(self) -> str:
-        """``apiVersion`` of a manifest: ``batch/v1``, or ``v1`` in the core group."""
+        """``apiVersion`` of a manifest, as ``batch/v1`` or ``v1``."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """The path below the server's address, every part percent-encoded.
-
-        Args:
-            namespace: None for resources without one, or for a list over all namespaces.
-            name: None for the collection.
-            subresource: as ``status`` or ``log``; ``name`` must be given.
+        """Returns the percent-encoded path; ``namespace`` None = cluster-wide, ``name`` None = the collection.
 
         Raises:
-            KubeConfigError: a part is empty or made of dots; such a path would name something else.
+            KubeConfigError: A part is empty or only dots.
         """
         parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
         if self.namespaced and namespace is not None:
@@ -59,15 +45,15 @@ class Resource(msgspec.Struct, frozen=True):
         if name is not None:
             parts.append(_part(name, f"name of {self.kind}"))
         if subresource is not None:
-            # "exec", "log" and the like; some have two parts, as "proxy/metrics".
+            # Some have two parts, as "proxy/metrics".
             parts += [_part(piece, f"subresource of {self.kind}") for piece in subresource.split("/")]
         return "/" + "/".join(quote(part, safe="") for part in parts)
 
     def label(self, name: str | None = None, namespace: str | None = None) -> str:
-        """How messages name it: ``job default/train-1``, ``jobs in default``, ``nodes``."""
+        """Returns the name for messages: ``job default/train-1``, ``jobs in default``."""
         space = namespace if self.namespaced and namespace else ""
         name_text = f"{space and f'{space}/'}{name}" if name is not None else space
-        # Names of the API are harmless; those that somebody only asks for need not be.
+        # Requested names may be unprintable.
         name_text = name_text if name_text.isprintable() else ascii(name_text)
         if name is not None:
             return f"{self.kind.lower()} {name_text}"
@@ -105,7 +91,7 @@ CLUSTER_TRAINING_RUNTIMES: Final = Resource(
 )
 
 _KUBEFLOW: Final = "kubeflow.org"
-#: Kinds of objects that make pods, by the word that targets and backends have for them.
+#: Kinds that create pods, by their name in targets.
 WORKLOADS: Final[Mapping[str, Resource]] = MappingProxyType(
     {
         "job": JOBS,

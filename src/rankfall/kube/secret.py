@@ -1,7 +1,6 @@
-"""Wraps credentials so that no repr, error or JSON can show them, and makes text of others safe to show.
+"""Hides credentials, and makes foreign text safe to display.
 
-Text of servers and plug-ins is hostile and may repeat our own credentials: it is bounded, escaped and
-redacted.
+Text of servers and plug-ins is hostile and may repeat credentials.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from typing import Any, Final
 from rankfall_inside.redact import MASK, redact
 
 _MAX_LISTED: Final = 300
-# Read before redaction: enough that no secret is cut in half at the end of what is shown.
+# Enough characters that no displayed secret is cut.
 _READ: Final = 8192
-# A shorter one would be masked in the middle of ordinary words.
+# Shorter secrets would mask ordinary words.
 _MIN_MASKED: Final = 4
 _HIDDEN_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 class Secret:
-    """Text or bytes that only ``reveal`` tells."""
+    """Text that only ``reveal`` returns."""
 
     __slots__ = ("_value",)
 
@@ -29,7 +28,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> str:
-        """The value itself."""
+        """Returns the value."""
         return self._value
 
     def __repr__(self) -> str:
@@ -42,25 +41,19 @@ class Secret:
         return hash((Secret, self._value))
 
     def __reduce__(self) -> str:
-        # Pickles end in files and between processes.
+        # Pickles are written to files.
         raise TypeError("a secret is not copied elsewhere")
 
 
 def excerpt(text: str | bytes, *, secrets: Iterable[str] = (), limit: int = _MAX_LISTED) -> str:
-    r"""One line of hostile text that is safe to show: bounded, escaped, without secrets.
-
-    Args:
-        text: anything; bytes are read as UTF-8, wrong ones shown as ``\xff``.
-        secrets: our own credentials, masked wherever they show.
-        limit: longest answer in characters.
-    """
+    r"""Returns hostile text as one safe line without secrets; invalid bytes become ``\xff``."""
     if isinstance(text, bytes):
         text = text[:_READ].decode("utf-8", "backslashreplace")
     known = sorted({value for value in secrets if len(value) >= _MIN_MASKED}, key=len, reverse=True)
     over = len(text) > _READ
     text = redact(text[:_READ], known)
     if over and known:
-        # The cut may have gone through a secret, whose first half no pattern knows.
+        # The cut may split a secret; its half matches no pattern.
         text = text[: max(0, len(text) - len(known[0]))]
     text = " ".join(text.split())
     text = "".join(char if _harmless(char) else char.encode("unicode_escape").decode("ascii") for char in text)
@@ -68,7 +61,7 @@ def excerpt(text: str | bytes, *, secrets: Iterable[str] = (), limit: int = _MAX
 
 
 def masked(value: Any, secrets: Iterable[str]) -> Any:
-    """JSON of others without our own credentials."""
+    """Masks Rankfall's credentials in foreign JSON."""
     if isinstance(value, str):
         for secret in secrets:
             value = value.replace(secret, MASK) if len(secret) >= _MIN_MASKED else value

@@ -1,5 +1,4 @@
-"""Client of Loki that yields each line once: pure cursor, LogQL, HTTP client, settings.
+"""Loki client that yields each line once.
 
-Knows neither runs nor nodes; both collect.loki and node health read Loki through it.
-Imports model and the HTTP parts of kube (sessions, tls, files, retry, secret, errors).
+Independent of runs and nodes. Imports model and HTTP parts of kube (sessions, tls, files, retry, secret, errors).
 """

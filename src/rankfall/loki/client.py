@@ -1,8 +1,6 @@
-"""HTTP client of a Loki: one range query, bounded in time and size; parses the answer.
+"""HTTP client of Loki: sends one bounded range query and parses the answer.
 
-Retries nothing: the reader keeps the cursor and waits (LokiError.retry_after). Follows no redirect,
-because it would carry the credentials elsewhere; headers are never shown. Credentials are read again when
-their file changes.
+Retries nothing. Follows no redirect, which would leak credentials, and never shows headers.
 
 Cost: time linear in the bytes of an answer; memory at most thirty times that, as JSON of small containers takes.
 """
@@ -47,7 +45,7 @@ _HINTS: Final = {
 
 class _Stream(msgspec.Struct, frozen=True):
     stream: dict[str, str] = {}
-    # Of each line its nanoseconds, its text, and its metadata where it has any.
+    # Nanoseconds, text, metadata.
     values: list[list[str | dict[str, object]]] = []
 
 
@@ -62,16 +60,10 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 def page(body: bytes, *, keys: Sequence[str], start: int, end: int) -> list[Entry]:
-    """The lines of an answer.
-
-    Args:
-        body: of the answer.
-        keys: labels whose values tell sources apart.
-        start: what was asked for; a line outside is no answer to it.
-        end: as above.
+    """Returns an answer's lines from ``start`` until before ``end``; others are errors.
 
     Raises:
-        LokiError: it is no answer of a Loki to a query of lines.
+        LokiError: Not Loki's answer.
     """
     try:
         answer = decoding.decode(body, kind=_Answer)
@@ -96,15 +88,7 @@ def page(body: bytes, *, keys: Sequence[str], start: int, end: int) -> list[Entr
 def refused(
     status: int, headers: Mapping[str, str], body: bytes, *, what: str, secrets: Iterable[str] = ()
 ) -> LokiError:
-    """The error for an answer that is none.
-
-    Args:
-        status: of HTTP.
-        headers: of the answer.
-        body: its beginning.
-        what: was asked, for the message.
-        secrets: masked in what the server says.
-    """
+    """Returns the error for an answer with an error status, ``secrets`` masked."""
     said = excerpt(body, secrets=secrets) or "no reason given"
     if status == _BAD and (found := _MOST.search(body.decode("utf-8", "replace"))) is not None:
         return LimitRefused(f"cannot {what}: {said} ({status})", most=numbers.matched(found[2]))
@@ -124,10 +108,10 @@ def _strange(why: str) -> LokiError:
     )
 
 
-# One query, from the beginning to the last byte; Loki's own time-out is a minute.
+# Seconds per query; Loki's time-out is a minute.
 TOTAL_S: Final = 90.0
 CONNECT_S: Final = 10.0
-# Of one page. Lines of Loki have 256 KiB at most unless it is told otherwise, most have a hundred bytes.
+# Bytes per page; lines have at most 256 KiB by default.
 MAX_BODY: Final = 64 << 20
 _ERROR_BODY: Final = 64 << 10
 _OK: Final = 200
@@ -135,16 +119,10 @@ _UNAUTHORIZED: Final = 401
 
 
 class Loki:
-    """A client; to be entered.
-
-    Args:
-        settings: where, and who we are.
-        keys: labels whose values tell sources apart.
-        total_s: limit of one query.
-        max_body: largest answer, bytes.
+    """Client of one Loki; an asynchronous context manager. ``total_s`` limits one query.
 
     Raises:
-        LokiError: a certificate or key cannot be read.
+        LokiError: Certificate or key unreadable.
     """
 
     def __init__(
@@ -172,23 +150,19 @@ class Loki:
             await self._session.close()
 
     async def query_range(self, query: str, *, start: int, end: int, limit: int) -> list[Entry]:
-        """The oldest ``limit`` lines of a range.
+        """Returns the oldest ``limit`` lines from ``start`` until before ``end`` (nanoseconds).
 
-        Args:
-            query: in Loki's language.
-            start: nanoseconds since the epoch, included.
-            end: not included.
-            limit: lines; always sent, because a server may allow fewer than its own default.
+        ``limit`` is always sent, because a server's maximum may be below its default.
 
         Raises:
-            LimitRefused: so many are not given at once.
-            LokiError: it could not be asked, or its answer is none.
+            LimitRefused: Too many lines for one query.
+            LokiError: Failed request or invalid answer.
         """
         what = f"read lines from Loki at {self._server}"
         wanted = {"query": query, "start": str(start), "end": str(end), "limit": str(limit), "direction": "forward"}
         status, headers, body, whole = await self._ask(wanted, what=what, anew=False)
         if status == _UNAUTHORIZED and (self._token or self._basic):
-            # The file may have been changed since it was read.
+            # The file may have changed.
             status, headers, body, whole = await self._ask(wanted, what=what, anew=True)
         if status != _OK:
             raise refused(status, headers, body, what=what, secrets=self._secrets())
@@ -216,7 +190,7 @@ class Loki:
                 body, whole = await read(response, largest)
                 return response.status, dict(response.headers), body, whole
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            # Texts of the HTTP library may repeat what was sent.
+            # The library's messages may repeat the request.
             why = "no answer in time" if isinstance(error, TimeoutError) else _reason(error)
             raise LokiError(
                 f"cannot {what}: {why}",

@@ -1,9 +1,6 @@
-"""Cursor of one Loki query: each line exactly once, despite late lines and equal timestamps.
+"""Cursor of a Loki query: each line exactly once, despite late lines and equal timestamps.
 
-Pure. Loki has no page token and no order of arrival, so lines read within overlap_ns are remembered by
-content and each pass starts that far behind the mark; the page after a full one starts at the timestamp
-where that one ended. More lines in one nanosecond than a page holds are reported (stuck_at), never skipped
-silently.
+Loki has no page token: lines within the overlap are remembered by content, and queried again.
 """
 
 from __future__ import annotations
@@ -16,23 +13,23 @@ from typing import Final, NamedTuple
 import msgspec
 
 SECOND: Final = 1_000_000_000
-# How late a line may be stored and still be found.
+# Longest lateness of a line in nanoseconds.
 OVERLAP_NS: Final = 600 * SECOND
-# Longest span of one query; servers refuse more than 30 days.
+# Longest query, nanoseconds; servers refuse over 30 days.
 SPAN_NS: Final = 24 * 3600 * SECOND
-# Lines remembered at most, 12 bytes each and their stamps: where more came within the overlap, it is shortened to them.
+# Most remembered lines, 12 bytes each plus timestamps.
 MAX_SEEN: Final = 1 << 20
 _ID_BYTES: Final = 12
 
 
 class Entry(NamedTuple):
-    """One line.
+    """One log line.
 
     Attributes:
-        at: its stamp, nanoseconds since the epoch.
-        key: what tells its source from others: values of labels that were chosen, never all, because Loki adds some of its own.
-        text: as Loki has it.
-        labels: of its stream, and its structured metadata.
+        at: Nanoseconds since the epoch.
+        key: Values of the source's labels.
+        text: Text as Loki stores it.
+        labels: Stream labels and structured metadata.
     """
 
     at: int
@@ -42,7 +39,7 @@ class Entry(NamedTuple):
 
     @property
     def id(self) -> bytes:
-        """The same for the same line, whatever page brings it. Loki itself stores one stamp and text of a stream once."""
+        """Identity of the line; Loki stores equal lines of a stream once."""
         found = hashlib.blake2b(f"{self.at} {len(self.key)}".encode(), digest_size=_ID_BYTES)
         for part in (*self.key, self.text):
             data = part.encode("utf-8", "surrogatepass")
@@ -52,7 +49,7 @@ class Entry(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What to ask for next: from ``start`` (included) to ``end`` (not), the oldest ``limit`` lines."""
+    """Next query: the oldest ``limit`` lines from ``start`` until before ``end``."""
 
     start: int
     end: int
@@ -60,13 +57,13 @@ class Window(NamedTuple):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cursor needs to go on in another process.
+    """State with which a cursor continues in another process.
 
     Attributes:
-        mark: all that was stored with stamps before it was read at some time.
-        forgotten: newest stamp of a line that is no longer remembered: nothing up to it is asked for again.
-        seen: lines at or after ``mark`` less the overlap that were read, as (stamp, id), in the order of reading.
-        late: lines so far whose stamp lay before the mark when they came.
+        mark: All lines before it are read.
+        forgotten: Newest forgotten timestamp; not queried again.
+        seen: Lines in the overlap as (timestamp, id), in reading order.
+        late: Number of lines that arrived behind the mark.
     """
 
     mark: int
@@ -76,25 +73,25 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def starting_at(cls, at: int) -> State:
-        """Nothing was read, and nothing before ``at`` is wanted."""
+        """Returns a state that ignores lines before ``at``."""
         return cls(mark=at, forgotten=at - 1)
 
 
 class Cursor:
-    """One query's cursor.
+    """Cursor of one query.
 
-    Use: ``begin`` a pass, then while ``window`` gives one, ask for it and ``take`` the page. What ``take`` gives is new.
+    Call ``begin`` for a pass; while ``window`` returns a range, query it and ``take`` the page.
 
     Args:
-        state: of before, or where to begin: only ``mark``.
-        overlap_ns: how far behind the mark a pass begins.
-        limit: lines of a page.
-        most: the server's largest limit, for many lines of one nanosecond.
-        max_seen: lines remembered at most; many times a page.
+        state: Earlier state, or only a ``mark``.
+        overlap_ns: Start of a pass behind the mark.
+        limit: Lines per page.
+        most: The server's maximum.
+        max_seen: Most remembered lines; many times a page.
 
     Attributes:
-        limit: may be lowered at any time, when the server wants it.
-        stuck_at: this nanosecond holds more lines than one page can; ``skip`` leaves the rest of it out.
+        limit: Lines per page; may be lowered.
+        stuck_at: Nanosecond with more lines than a page, or None.
     """
 
     def __init__(
@@ -124,25 +121,22 @@ class Cursor:
 
     @property
     def mark(self) -> int:
-        """As in the state."""
+        """The ``mark`` of the state."""
         return self._mark
 
     @property
     def late(self) -> int:
-        """As in the state."""
+        """The ``late`` count of the state."""
         return self._late
 
     def state(self) -> State:
-        """To be kept."""
+        """Returns the state to store."""
         return State(mark=self._mark, forgotten=self._forgotten, seen=tuple(self._order), late=self._late)
 
     def begin(self, end: int, *, overlap_ns: int | None = None, settled: int | None = None) -> None:
-        """Begin a pass over all that is there now.
+        """Starts a pass over all lines stored now, up to ``end``.
 
-        Args:
-            end: stamps from here on are left for later passes.
-            settled: the mark does not go beyond this stamp, where ``end`` lies ahead of the clock: what is stored up to it may still come late.
-            overlap_ns: less than the cursor's own for a quick look between the thorough ones.
+        ``settled`` bounds the mark if later lines may still arrive; ``overlap_ns`` shortens the overlap.
         """
         overlap = self._overlap if overlap_ns is None else min(overlap_ns, self._overlap)
         self._next = max(0, self._mark - overlap, self._forgotten + 1)
@@ -152,7 +146,7 @@ class Cursor:
         self._began = self._mark
 
     def window(self) -> Window | None:
-        """What to ask for next; None when the pass is over, or stuck."""
+        """Returns the next range; None if over or stuck."""
         if self._next is None or self.stuck_at is not None:
             return None
         if self._next >= self._end:
@@ -162,12 +156,7 @@ class Cursor:
         return Window(self._next, min(self._end, self._next + SPAN_NS), limit)
 
     def take(self, page: Sequence[Entry], window: Window) -> list[Entry]:
-        """The new lines of a page, in the order of their stamps.
-
-        Args:
-            page: all that the server gave, in any order, none outside the window.
-            window: that it was asked for.
-        """
+        """Returns a page's new lines, ordered by timestamp."""
         ordered = sorted(page, key=lambda one: one.at)
         new: dict[bytes, Entry] = {}
         for entry in ordered:
@@ -179,7 +168,7 @@ class Cursor:
             self._next = window.end
             self._wide = False
         elif ordered[-1].at > window.start:
-            # The newest stamp of the page may go on behind it.
+            # More lines may share this timestamp.
             self._next = ordered[-1].at
             self._wide = False
         elif self._wide or window.limit >= self._most:
@@ -191,7 +180,7 @@ class Cursor:
         return list(new.values())
 
     def skip(self) -> None:
-        """Go on behind the nanosecond that is stuck; what more it holds is lost, and to be said."""
+        """Continues after the stuck nanosecond; the caller reports the loss."""
         if self.stuck_at is not None:
             self._next = self.stuck_at + 1
             self._mark = max(self._mark, min(self._next, self._settled))
@@ -199,7 +188,7 @@ class Cursor:
             self._wide = False
 
     def most(self, limit: int) -> None:
-        """The server gives so many lines at once at most."""
+        """Lowers the limit to the server's."""
         self._most = self.limit = max(1, min(self.limit, limit))
         self._wide = False
 
@@ -209,10 +198,10 @@ class Cursor:
                 self._seen[found] = at
                 self._order.append((at, found))
         horizon = self._mark - self._overlap
-        # In the order of reading: late lines stand behind older ones and are forgotten a little later.
+        # Reading order: late lines are forgotten later.
         while self._order and (self._order[0][0] < horizon or len(self._order) > self._max_seen):
             at, found = self._order.popleft()
             del self._seen[found]
             if at >= horizon:
-                # Asked for again it would come as new.
+                # A repeated query would return the line as new.
                 self._forgotten = max(self._forgotten, at)

@@ -1,4 +1,4 @@
-"""Errors of Loki requests. No answer is never treated as an answer without lines."""
+"""Errors of Loki requests. A failed query never counts as empty."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from rankfall.model import InfrastructureError
 
 
 class LokiError(InfrastructureError):
-    """Loki could not be asked, or its answer is no answer.
+    """The request to Loki failed, or the answer is invalid.
 
     Args:
-        retry_after: seconds that the server wants to be left alone.
-        passing: the same may succeed later: 429, 5xx, no answer.
+        retry_after: Seconds, as the server requests.
+        passing: True if a retry may help: 429, 5xx, no answer.
     """
 
     def __init__(
@@ -22,11 +22,7 @@ class LokiError(InfrastructureError):
 
 
 class LimitRefused(LokiError):  # noqa: N818 - reads as the answer that it is
-    """The server gives fewer lines at once than were asked for.
-
-    Args:
-        most: as it said; None = it did not say.
-    """
+    """The server returns fewer lines than requested; ``most`` is its limit, if named."""
 
     def __init__(self, message: str, *, most: int | None) -> None:
         super().__init__(message)

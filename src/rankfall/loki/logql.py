@@ -1,8 +1,4 @@
-"""Builds LogQL queries from names and texts that may be hostile.
-
-Pure. Label names are checked and every text is quoted; nothing is pasted into a query. Refuses what Loki
-cannot take in any form.
-"""
+"""Builds LogQL queries from possibly hostile names and texts; pure."""
 
 from __future__ import annotations
 
@@ -20,12 +16,12 @@ _SURROGATES: Final = range(0xD800, 0xE000)
 
 
 def quoted(text: str) -> str:
-    r"""A text as Loki's language writes it: in double quotes, as Go's.
+    r"""Returns a text in double quotes with Go's escapes.
 
-    JSON's escapes will not do: Go has no ``\/``, and refuses the two halves of ``\ud83d\ude00``.
+    JSON's differ: Go has no ``\/`` and refuses both halves of ``\ud83d\ude00``.
 
     Raises:
-        UsageError: it holds half a surrogate pair, which no text of Loki's can.
+        UsageError: Half a surrogate pair.
     """
     out = []
     for char in text:
@@ -42,15 +38,15 @@ def quoted(text: str) -> str:
 
 
 def literal(text: str) -> str:
-    """A text as a part of a regular expression that matches it and nothing else."""
+    """Returns a regular expression for exactly this text."""
     return "".join(f"\\{char}" if char in _SPECIAL else char for char in text)
 
 
 def label(name: str) -> str:
-    """The name of a label, checked.
+    """Checks a label name and returns it.
 
     Raises:
-        UsageError: Loki has no label of such a name.
+        UsageError: Invalid in Loki.
     """
     if not _LABEL.fullmatch(name):
         raise UsageError(
@@ -61,14 +57,10 @@ def label(name: str) -> str:
 
 
 def selector(equal: Mapping[str, str], *, like: Mapping[str, str] | None = None) -> str:
-    """Which streams: ``{a="x",b=~"y"}``.
-
-    Args:
-        equal: labels and the value that each must have.
-        like: labels and a regular expression for the whole of each value.
+    """Returns a stream selector such as ``{a="x",b=~"y"}``; ``like`` has regular expressions.
 
     Raises:
-        UsageError: a name is none, or nothing is asked for: Loki wants one label at least.
+        UsageError: Invalid name, or no value.
     """
     parts = [f"{label(name)}={quoted(value)}" for name, value in equal.items()]
     parts += [f"{label(name)}=~{quoted(value)}" for name, value in (like or {}).items()]
@@ -78,14 +70,14 @@ def selector(equal: Mapping[str, str], *, like: Mapping[str, str] | None = None)
 
 
 def containing(texts: Sequence[str]) -> str:
-    """Only lines that contain one of these texts: `` |= "a" or "b"``; nothing for none."""
+    """Returns a filter for any of the texts, as `` |= "a" or "b"``."""
     return f" |= {' or '.join(quoted(text) for text in texts)}" if texts else ""
 
 
 def having(name: str, value: str) -> str:
-    """Only lines whose label or structured metadata has this value: `` | k8s_node_name="n1"``.
+    """Returns a label filter, as `` | k8s_node_name="n1"``.
 
     Raises:
-        UsageError: no name of a label.
+        UsageError: The label name is invalid.
     """
     return f" | {label(name)}={quoted(value)}"

@@ -1,7 +1,6 @@
-"""Reads one Loki query to its end, page by page, with back-off while the server is busy.
+"""Reads a Loki query to its end by pages, with back-off while the server is busy.
 
-A passing error never counts as no lines: the cursor stays and the wait doubles with jitter, never below
-Retry-After. Lines that cannot be paged are reported as a gap and left out.
+Errors never count as no lines. Unpageable lines are a reported gap.
 """
 
 from __future__ import annotations
@@ -16,30 +15,24 @@ from rankfall.loki.errors import LimitRefused, LokiError
 
 FIRST_S: Final = 0.5
 MOST_S: Final = 30.0
-# Longest ``Retry-After`` that is waited for in one piece, seconds.
+# Longest honored ``Retry-After``, seconds.
 ASKED_S: Final = 300.0
-# How long a server may fail without a break, by default, seconds.
+# Default seconds without a success.
 PATIENCE_S: Final = 60.0
 
 
 class PageSource(Protocol):
-    """What gives pages: :class:`rankfall.loki.client.Loki`."""
+    """Source of pages, implemented by :class:`rankfall.loki.client.Loki`."""
 
     def query_range(self, query: str, *, start: int, end: int, limit: int) -> Awaitable[list[Entry]]:
-        """The oldest ``limit`` lines of a range."""
+        """Returns the oldest ``limit`` lines of a range."""
         ...
 
 
 class Reader:
-    """One query.
+    """Reader of one query; gives up after ``patience_s`` seconds without success (None = never).
 
-    Args:
-        loki: gives pages.
-        query: in Loki's language.
-        cursor: where it stands.
-        trouble: told why it waits, once for each time.
-        on_stuck: told of a nanosecond that holds more lines than can be had; the rest of it is lost.
-        patience_s: how long the server may fail without a break; None = for ever.
+    ``trouble`` is called before each wait, ``on_stuck`` with a nanosecond whose further lines are lost.
     """
 
     def __init__(
@@ -62,15 +55,10 @@ class Reader:
     async def read(
         self, end: int, *, overlap_ns: int | None = None, settled: int | None = None
     ) -> AsyncIterator[list[Entry]]:
-        """One pass: what is new, a page at a time. The cursor's state is that after the page that was given.
-
-        Args:
-            end: stamps from here on are left for later passes, nanoseconds since the epoch.
-            overlap_ns: as :meth:`Cursor.begin`.
-            settled: as there.
+        """Runs one pass up to ``end``; yields new lines by page, with the cursor after that page.
 
         Raises:
-            LokiError: it does not pass, or lasted too long. The cursor stands where it stood.
+            LokiError: Permanent or too long; the cursor stays.
         """
         cursor = self.cursor
         cursor.begin(end, overlap_ns=overlap_ns, settled=settled)

@@ -1,7 +1,6 @@
-"""Settings of a Loki: URL, tenant, TLS, credentials, labels; from flags and RANKFALL_LOKI_*.
+"""Settings of a Loki server from flags and RANKFALL_LOKI_*.
 
-Secrets are files that are read again when they change. Refuses a password in the URL, a client certificate
-without its key, two ways to log in, and labels that no Loki can have.
+Secrets are files. Refuses a password in the URL, a certificate without key, and two logins.
 """
 
 from __future__ import annotations
@@ -17,24 +16,24 @@ from rankfall.model import UsageError
 from rankfall.model.addresses import is_http
 
 PREFIX: Final = "RANKFALL_LOKI_"
-# Loki has no names of its own: each collector gives others. These are Promtail's and Alloy's.
+# Promtail's and Alloy's.
 LABELS: Final = {"namespace": "namespace", "pod": "pod", "container": "container"}
-# What OpenTelemetry's collector gives: RANKFALL_LOKI_LABELS=otlp.
+# OpenTelemetry collector's: RANKFALL_LOKI_LABELS=otlp.
 OTLP: Final = {"namespace": "k8s_namespace_name", "pod": "k8s_pod_name", "container": "k8s_container_name"}
 _FILES: Final = ("token_file", "basic_file", "ca_file", "cert_file", "key_file")
 
 
 class LokiSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach one Loki.
+    """Address and credentials of one Loki.
 
     Attributes:
-        url: without ``/loki/api/v1``; a path before it stays.
-        tenant: for ``X-Scope-OrgID``; several with ``|`` between them, where the server allows that.
-        token_file: of a bearer token.
-        basic_file: of ``user:password``.
-        ca_file: authorities of the server; without it the system's.
-        cert_file, key_file: our own certificate.
-        labels: names of the labels for ``namespace``, ``pod`` and ``container``.
+        url: Without ``/loki/api/v1``.
+        tenant: ``X-Scope-OrgID``; several joined by ``|``.
+        token_file: File with a bearer token.
+        basic_file: File with ``user:password``.
+        ca_file: None = the system's authorities.
+        cert_file, key_file: Client certificate and key.
+        labels: Names for ``namespace``, ``pod`` and ``container``.
     """
 
     url: str
@@ -48,14 +47,10 @@ class LokiSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def loki_settings(url: str | None, environ: Mapping[str, str]) -> LokiSettings:
-    """The settings that flags and environment give together.
-
-    Args:
-        url: of a flag; None = ``RANKFALL_LOKI_URL``.
-        environ: the environment.
+    """Returns the settings; ``url`` None = ``RANKFALL_LOKI_URL``.
 
     Raises:
-        UsageError: there is no URL, or something is of a wrong form or contradicts something else.
+        UsageError: URL missing, setting invalid or contradictory.
     """
     given = {name: environ.get(f"{PREFIX}{name.upper()}") or None for name in ("tenant", *_FILES)}
     address = url or environ.get(f"{PREFIX}URL")
@@ -78,7 +73,7 @@ def _url(text: str) -> str:
     found = urlsplit(text) if is_http(text) else None
     plain = text.isascii() and text.isprintable() and " " not in text
     if found is None or found.query or found.fragment or not plain:
-        # Not shown as it came: it may hold a password.
+        # Hides the URL, which may contain a password.
         raise UsageError(
             "the URL of Loki is none", hint="as http://loki.monitoring:3100 or https://logs.example.org/team"
         )

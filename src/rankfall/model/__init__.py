@@ -1,7 +1,6 @@
-"""Documents and values that all rooms share, as frozen structs: evidence, verdict, causes, errors.
+"""Data shared by all packages, as frozen structs: evidence, verdict, causes, errors.
 
-Enters: data without behaviour of its own, and pure functions on it. Nothing that opens, locks or sends. May
-import: msgspec and the standard library, nothing of ours. The common names are exported here.
+Holds data and pure functions only. Imports msgspec and the standard library.
 """
 
 from rankfall.model.causes import CauseInfo, EvidenceRole, Family, NodeAction, Retry, catalogue, cause_info

@@ -1,4 +1,4 @@
-"""Checks addresses as people and files give them: ``HOST:PORT`` to listen on, and HTTP URLs."""
+"""Checks given ``HOST:PORT`` addresses and HTTP URLs."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from rankfall.model.errors import UsageError
 
 
 def is_http(text: str) -> bool:
-    """Whether something can be asked at this address over HTTP: a scheme that is http or https, a host, and no port that is none."""
+    """True for an HTTP(S) URL with a host and valid port."""
     try:
         found = urlsplit(text)
         return found.scheme in {"http", "https"} and bool(found.hostname) and found.port != 0
-    except ValueError:  # of a bracket without its other half, or a port that is no number of one
+    except ValueError:  # unpaired bracket or invalid port
         return False
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """``HOST:PORT`` or ``:PORT``.
+    """Parses ``HOST:PORT`` or ``:PORT``; without a host ``0.0.0.0``.
 
     Raises:
-        UsageError: it is none.
+        UsageError: The text is not an address.
     """
     host, colon, port = text.rpartition(":")
     number = numbers.clamped(port, least=0, most=65_535)
     if not colon or number is None or not port.isdigit():
         raise UsageError(f"{text[:60]!r} is no address", hint="as 127.0.0.1:9090, or :9090 for all of this machine")
-    return host.strip("[]") or "0.0.0.0", number  # noqa: S104 - asked for by leaving it out
+    return host.strip("[]") or "0.0.0.0", number  # noqa: S104 - no host means all

@@ -1,4 +1,4 @@
-"""The catalogue of causes: a public contract, like an error code. The table is ``causes.csv``."""
+"""The catalogue of causes, a public contract; the table is ``causes.csv``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class CauseInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the catalogue.
 
     Attributes:
-        slug: the stable name; never renamed or reused.
-        role: what evidence of this slug is by default; a signature may say otherwise.
-        retry: the default answer without other knowledge.
-        node_action: the most that is done to the node by default.
-        evidence: what usually shows it, in words for people.
+        slug: Stable name; never renamed or reused.
+        role: Default role; a signature may override it.
+        retry: Default answer.
+        node_action: Strongest default action on the node.
+        evidence: Typical evidence, as text.
     """
 
     slug: str
@@ -43,7 +43,7 @@ class CauseInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def catalogue() -> Mapping[str, CauseInfo]:
-    """All causes by slug, read once from the packaged table."""
+    """Returns all causes by slug."""
     text = resources.files(__package__).joinpath("causes.csv").read_text("utf-8")
     rows = (
         decoding.convert(
@@ -57,6 +57,6 @@ def catalogue() -> Mapping[str, CauseInfo]:
 
 
 def cause_info(slug: str) -> CauseInfo:
-    """The row of ``slug``; the row ``unknown`` when a newer or older version wrote a slug this one does not know."""
+    """Returns the row of ``slug``, or ``unknown`` for a slug of another version."""
     table = catalogue()
     return table.get(slug, table["unknown"])

@@ -1,8 +1,7 @@
-"""Decodes JSON and plain data into structs. The only place that calls msgspec's own decoders.
+"""Decodes JSON and plain data; only this module calls msgspec's decoders.
 
-msgspec attaches a type's information before it is complete when the type is decoded for the first time; a
-second thread that comes meanwhile ends the process with a segmentation fault (seen with msgspec 0.22). Here
-it is made under one lock, once for each type.
+msgspec publishes a type's information too early; a second thread then dies with a segmentation fault (seen with msgspec
+0.22). A lock guards each type's first use.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import msgspec
 
 T = TypeVar("T")
 
-#: Deepest nesting of a value without a type. Kubernetes objects have about 15 levels.
+#: Deepest nesting of an untyped value; Kubernetes objects have about 15 levels.
 MAX_DEPTH: Final = 200
 
 _MAKING: Final = threading.Lock()
@@ -24,16 +23,12 @@ _MADE: Final[dict[Any, Decoder[Any]]] = {}
 
 _AS_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 _NEITHER: Final = bytes(set(range(256)) - set(b'[]{}"'))
-# Rounds of depth() that take away one level each; what is deeper is counted bracket by bracket.
+# Levels that depth() removes by replacing; it counts deeper ones.
 _ROUNDS: Final = 16
 
 
 class Decoder(Generic[T]):
-    """Decodes JSON into one type; any thread may use it. ``decoder`` makes it.
-
-    Args:
-        kind: the type.
-    """
+    """Decodes JSON into one type; thread-safe. :func:`decoder` makes it."""
 
     __slots__ = ("_decode", "_kind", "_open")
 
@@ -43,15 +38,15 @@ class Decoder(Generic[T]):
         self._open: bool | None = True if kind is Any else None
 
     def decode(self, data: bytes | str) -> T:
-        """A value of the type.
+        """Returns a value of the type.
 
         Raises:
-            msgspec.DecodeError: it is no JSON, no UTF-8, nested too deeply, or (``msgspec.ValidationError``) not of this type.
+            msgspec.DecodeError: Not JSON, not UTF-8, too deep, or of another type (``msgspec.ValidationError``).
         """
         try:
             if self._open is not False and _brackets(data) > MAX_DEPTH:
                 self._check_depth(data)
-            return self._decode(data)  # type: ignore[no-any-return] # the stub knows Any alone
+            return self._decode(data)  # type: ignore[no-any-return] # the stub returns Any
         except msgspec.DecodeError:
             raise
         except RecursionError:
@@ -67,10 +62,10 @@ class Decoder(Generic[T]):
 
 
 def decoder(kind: type[T]) -> Decoder[T]:
-    """The decoder of a type; any thread may use it.
+    """Returns the cached, thread-safe decoder of a type.
 
     Args:
-        kind: a Struct, or a type made of such, as ``list[Record]``.
+        kind: A Struct or a composite, as ``list[Record]``.
     """
     made = _MADE.get(kind)
     if made is None:
@@ -90,14 +85,10 @@ def decode(data: bytes | str, kind: type[T]) -> T: ...
 
 
 def decode(data: bytes | str, kind: Any = Any) -> Any:
-    """A value out of JSON.
-
-    Args:
-        data: the text.
-        kind: what it has to be; anything by default.
+    """Decodes JSON into a value of ``kind``.
 
     Raises:
-        msgspec.DecodeError: it is no JSON, no UTF-8, nested too deeply, or (``msgspec.ValidationError``) not of this type.
+        msgspec.DecodeError: Not JSON, not UTF-8, too deep, or of another type (``msgspec.ValidationError``).
     """
     return decoder(kind).decode(data)
 
@@ -106,21 +97,16 @@ def decode(data: bytes | str, kind: Any = Any) -> Any:
 def convert(given: object, kind: type[T], *, strict: bool = ...) -> T: ...
 
 
-# A Literal, or a union: nobody can say so in types.
+# No type expresses a Literal or a union.
 @overload
 def convert(given: object, kind: Any, *, strict: bool = ...) -> Any: ...
 
 
 def convert(given: object, kind: Any, *, strict: bool = True) -> Any:
-    """A value out of dicts, lists, text and numbers.
-
-    Args:
-        given: what is there.
-        kind: what it has to be.
-        strict: false = text that reads as a number is one.
+    """Converts dicts, lists, text and numbers into ``kind``; if not ``strict``, numeric text too.
 
     Raises:
-        msgspec.ValidationError: it is not of this kind, or nested too deeply.
+        msgspec.ValidationError: Another type, or too deep.
     """
     decoder(kind)
     try:
@@ -134,25 +120,25 @@ def convert(given: object, kind: Any, *, strict: bool = True) -> Any:
 
 
 def depth(data: bytes) -> int:
-    """Nesting of JSON, in time linear in its length and without recursion; of text that is no JSON, any number.
+    """Returns the nesting of JSON, in linear time without recursion; undefined for other text.
 
-    Brackets and quotes are kept, then brackets outside strings. Then each round removes the innermost pairs of brackets.
+    Keeps brackets outside strings, then removes the innermost pairs level by level.
     """
     if b"\\" in data:
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     brackets = data.translate(_AS_SQUARE, _NEITHER).replace(b'""', b"")
-    if b'"' in brackets:  # a string holds brackets
+    if b'"' in brackets:
         brackets = b"".join(brackets.split(b'"')[::2])
     for rounds in range(_ROUNDS):
         if not brackets:
             return rounds
         brackets = brackets.replace(b"[]", b"")
-    # The code of "[" is 91 and of "]" 93: at the n-th bracket, 92 * n less the sum of all codes so far is the number of open ones.
+    # "[" is 91, "]" 93: after n brackets, ``92 * n`` minus the sum of codes are open.
     return _ROUNDS + max(map(operator.sub, count(92, 92), accumulate(brackets)), default=0)
 
 
 def _brackets(data: bytes | str) -> int:
-    """Number of opening brackets, which no nesting exceeds."""
+    """Number of opening brackets, an upper bound of the nesting."""
     if isinstance(data, str):
         return data.count("[") + data.count("{")
     plain = _octets(data)
@@ -160,13 +146,13 @@ def _brackets(data: bytes | str) -> int:
 
 
 def _octets(data: bytes | str) -> bytes:
-    """The text as bytes; a copy for ``str`` and ``msgspec.Raw`` alone."""
+    """Returns the text as bytes; copies only ``str`` and ``msgspec.Raw``."""
     return data.encode("utf-8", "replace") if isinstance(data, str) else bytes(data)
 
 
 def _holds_any(kind: Any) -> bool:
-    """Whether a value of the type may hold one without a type."""
-    import msgspec.inspect  # noqa: PLC0415 - loaded only for documents of many brackets
+    """True if the type may contain an untyped value."""
+    import msgspec.inspect  # noqa: PLC0415 - only for many brackets
 
     seen: set[int] = set()
     waiting: list[object] = [msgspec.inspect.type_info(kind)]

@@ -1,16 +1,16 @@
-"""The exception tree of Rankfall. Every message says what happened, to what, and what to do next.
+"""Exceptions of Rankfall. Each message states the problem, the object and the next step.
 
 RankfallError
-+-- UsageError              wrong flags, arguments, spec fields                 exit 2
-|   +-- SpecError           a spec field is unknown, missing, contradictory
-|   +-- Refused             a backend cannot do what the spec asks
-+-- NotFound                run, job, file does not exist                       exit 66
-+-- InfrastructureError     a slot could not be started, budget spent           exit 69
-+-- EvidenceLost            the record is damaged or cannot be written          exit 74
-|   +-- StoreError          the run directory cannot be read or written
-|   +-- LockHeld            another supervisor holds the run
-|   +-- HeldElsewhere       its supervisor is on another machine
-+-- JobFailed               raised by Outcome.raise_for_status()                the rank's own code
++-- UsageError              flags, arguments, spec fields               exit 2
+|   +-- SpecError           spec field
+|   +-- Refused             unsupported by the backend
++-- NotFound                run, job, file                              exit 66
++-- InfrastructureError     failed start, spent budget                  exit 69
++-- EvidenceLost            damaged or unwritable data                  exit 74
+|   +-- StoreError          run directory
+|   +-- LockHeld            another supervisor
+|   +-- HeldElsewhere       another machine
++-- JobFailed               Outcome.raise_for_status()                  the rank's code
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import ClassVar
 
 
 class RankfallError(Exception):
-    """Root of all errors that Rankfall raises on purpose.
+    """Base of all deliberate errors.
 
     Args:
-        message: what happened, and to what.
-        hint: the next step for the user; shown on a line of its own.
+        message: Problem and object.
+        hint: Next step, on a separate line.
     """
 
     exit_code: ClassVar[int] = 74
-    # The same may succeed later without anybody doing anything: a server that does not answer, or is busy.
+    # True if a retry may succeed: a busy or silent server.
     passing: bool = False
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
@@ -40,7 +40,7 @@ class RankfallError(Exception):
 
     @property
     def in_one_line(self) -> str:
-        """What happened, and the next step where one is known."""
+        """Message and hint in one line."""
         return f"{self.message}; {self.hint}" if self.hint else self.message
 
 
@@ -51,11 +51,11 @@ class UsageError(RankfallError):
 
 
 class SpecError(UsageError):
-    """A field of the job spec is unknown, missing, of the wrong type or contradicts another one.
+    """A spec field is unknown, missing, contradictory or of the wrong type.
 
     Args:
-        path: where the field is, as ``$.policies.max_restarts``.
-        message: what is wrong, with the allowed values.
+        path: Path of the field, as ``$.policies.max_restarts``.
+        message: Fault and allowed values.
     """
 
     def __init__(self, path: str, message: str, *, hint: str | None = None) -> None:
@@ -63,24 +63,24 @@ class SpecError(UsageError):
         self.path = path
 
 
-class Refused(UsageError):  # noqa: N818 - a refusal is no error of the program
-    """A backend cannot do what the spec asks; names field, backend, version needed and the alternative."""
+class Refused(UsageError):  # noqa: N818 - a refusal
+    """The backend cannot do this; names field, backend, required version and alternative."""
 
 
-class NotFound(RankfallError):  # noqa: N818 - reads as the answer that it is
-    """A run, a job or a file does not exist."""
+class NotFound(RankfallError):  # noqa: N818 - an answer
+    """A run, job or file does not exist."""
 
     exit_code = 66
 
 
 class InfrastructureError(RankfallError):
-    """A slot could not be started or a budget is spent."""
+    """A slot did not start, or a budget is spent."""
 
     exit_code = 69
 
 
-class EvidenceLost(RankfallError):  # noqa: N818 - reads as the answer that it is
-    """Evidence or the connection to it is lost."""
+class EvidenceLost(RankfallError):  # noqa: N818 - an answer
+    """Evidence, or its connection, is lost."""
 
     exit_code = 74
 
@@ -94,11 +94,11 @@ class LockHeld(EvidenceLost):
 
 
 class HeldElsewhere(EvidenceLost):
-    """A run in a cluster has its supervisor on another machine, or in another copy of its directory."""
+    """The cluster run's supervisor uses another machine or directory copy."""
 
 
-class JobFailed(RankfallError):  # noqa: N818 - the job failed, not Rankfall
-    """The job ended without success; raised by ``Outcome.raise_for_status()`` only."""
+class JobFailed(RankfallError):  # noqa: N818 - of the job
+    """The job failed; only ``Outcome.raise_for_status()`` raises it."""
 
     def __init__(self, message: str, *, code: int, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)

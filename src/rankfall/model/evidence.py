@@ -1,6 +1,6 @@
-"""Evidence, facts of ranks and slots, and the ``Case`` that holds them: the whole input of ``diagnose``.
+"""Evidence and facts of one attempt as a ``Case``, the whole input of ``diagnose``.
 
-Times are integer nanoseconds since the epoch; an unknown time is None and is never treated as early.
+Times are integer nanoseconds since the epoch; None is unknown, never early.
 """
 
 from __future__ import annotations
@@ -14,38 +14,36 @@ from rankfall.model.causes import EvidenceRole, Retry
 from rankfall.model.timestamps import EXACT, Bound
 
 Source = Literal["log", "record", "exit", "pod", "event", "node", "kernel", "recorder"]
-# Who could have written it. ``job``: text of the job, which may say anything; ``inside``: our hook in the rank;
-# ``launcher``: torchrun's own report (still job text); ``wrapper``: our process 1, which saw it with its own eyes;
-# ``supervisor``; ``kernel``; ``platform``.
+# Writers. ``job``: any text of the job; ``inside``: the hook; ``launcher``: torchrun's report, also job text;
+# ``wrapper``: the slot's process 1, a direct observer.
 Trust = Literal["job", "inside", "launcher", "wrapper", "supervisor", "kernel", "platform"]
 
-# Which clock a stamp is of: that of the node of its slot, the API server's and its controllers', or that of whoever observes.
+# Clock of a stamp: the slot's node, the API server and controllers, or the observer.
 StampedBy = Literal["node", "server", "here"]
 
-# What started the ranks of a slot.
 SlotLauncher = Literal["torchrun", "plain", "exec"]
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One classified observation with a pointer to the bytes that prove it.
+    """One classified observation with a pointer to its proof.
 
     Attributes:
-        id: content identity; two pieces with the same id are one piece.
-        specificity: a more specific slug proven on the same rank beats a general one (0 lowest, 100 highest).
-        at: nanoseconds since the epoch by the clock ``stamped``, with ``uncertainty`` seconds by that clock on each side; None = unknown.
-            How far that clock is off stands in ``Case.clocks``.
-        order: position inside its own stream (byte offset), usable only between pieces of the same ``stream``.
-        fingerprint: cause + normalised text + top user frame; no rank, node, time, pointer or port.
-        peers: ranks that the text names as missing, closed or lagging.
-        mark: the user's own word about retry, on the root's exception only.
-        retry: what its own text says of another try, where that is not what its cause says in general.
-        pid: process that it speaks of.
-        pod: name of the pod that wrote it, where only its own words say so.
-        attempt, round: None = unknown, taken as the present ones.
-        teardown: it was printed or raised when the work was done.
-        whole: in text: a whole traceback, and not one line among many.
-        passed: in text: the job as a whole went on with its work for long after it, or its speaker perhaps did.
-        outlived: in text: its speaker went on with its work after it, so that its role is ``context``.
+        id: Content identity; equal ids are one piece.
+        specificity: 0-100; the most specific proven slug of a rank wins.
+        at: Nanoseconds since the epoch, clock ``stamped``, ± ``uncertainty`` seconds; None = unknown. ``Case.clocks``
+            holds the clock's offset.
+        order: Byte offset, comparable only inside one ``stream``.
+        fingerprint: Cause, normalised text and top user frame; no rank, node, time, pointer, port.
+        peers: Ranks reported as missing, closed or lagging.
+        mark: User's retry mark on the root exception.
+        retry: Retry implied by the text, unlike the cause's default.
+        pid: Process concerned.
+        pod: Pod of the writer, if only the text names it.
+        attempt, round: None = unknown, treated as current.
+        teardown: It came after the work was complete.
+        whole: Text that is a complete traceback.
+        passed: Text; the job, or possibly its writer, worked long after it.
+        outlived: Text; its writer worked on, so ``role`` is ``context``.
     """
 
     id: str
@@ -88,18 +86,18 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is definitely known of one rank of one round.
+    """Certain facts about one rank of one round.
 
     Attributes:
-        state: ``expected`` (nobody saw it start), ``running``, ``ended``, ``unknown``.
-        exit_code, signal: how it ended; both None with state ``ended`` = nobody could read it.
-        killed_by: ``wrapper`` (Rankfall's own stop), ``agent`` (torchrun's own teardown), ``foreign`` or None = not known.
-        ended_at: nanoseconds since the epoch by its node's clock, with ``ended_uncertainty`` seconds by that clock.
+        state: ``expected`` (no start seen), ``running``, ``ended``, ``unknown``.
+        exit_code, signal: Its end; both None when ``ended`` = unreadable.
+        killed_by: ``wrapper`` (Rankfall), ``agent`` (torchrun), ``foreign``; None = unknown.
+        ended_at: Nanoseconds since the epoch, node's clock, ± ``ended_uncertainty`` seconds.
         hook: ``loaded`` or ``absent``.
-        last_seq: last collective of torch's flight recorder, when there is one.
-        finished: its own output says that its work is done, and shows no work after that.
-        step_at: when it reported ``step``, by its node's clock.
-        stream: where a launcher reported it, when its slot is not known.
+        last_seq: Last collective in torch's flight recorder.
+        finished: Its output shows completed work and no later work.
+        step_at: Time of ``step``, node's clock.
+        stream: Stream of the launcher's report, if the slot is unknown.
     """
 
     rank: int
@@ -130,15 +128,15 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SlotFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is definitely known of one slot (one node-level process).
+    """Certain facts about one slot (one node-level process).
 
     Attributes:
-        instance: which start of the slot in this attempt, counted from 0; more than 0 only where slots are started again alone.
+        instance: Start in this attempt, from 0; above 0 after a restart alone.
         launcher: torchrun, plain or exec.
-        recorder: its wrapper has said that it is there, so that its ranks will be seen.
-        signalled: a signal from outside had come to it before it ended.
-        ended_uncertainty: of ``ended_at``, in seconds: a kubelet's stamps are of whole seconds.
-        platform_ready: what the pod's Ready condition says; None where nothing says so (on this machine).
+        recorder: Its wrapper reported, so its ranks become visible.
+        signalled: It received an external signal before its end.
+        ended_uncertainty: Seconds, of ``ended_at``; a kubelet stamps whole seconds.
+        platform_ready: Pod's Ready condition; None on the local machine.
     """
 
     slot: int
@@ -162,11 +160,11 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SlotClock(msgspec.Struct, frozen=True, array_like=True):
-    """A clock that does not agree with that of whoever observes.
+    """A clock that differs from the observer's.
 
     Attributes:
-        slot: on whose node it is; None = the API server's.
-        ahead: by how much.
+        slot: Slot on the clock's node; None = API server.
+        ahead: Offset.
     """
 
     slot: int | None
@@ -174,18 +172,18 @@ class SlotClock(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything a verdict is made from.
+    """Complete input of one verdict.
 
     Attributes:
-        world_size: expected number of ranks; None offline.
-        ended: the attempt is over (all slots ended); false = a hang or a live look.
-        succeeded: every slot ended with 0, and none left an error file that says otherwise.
-        denied: such a file was left by one that ended with 0; nothing that only counts exit codes can then say that the attempt succeeded.
-        cancelled: by whom, when the user asked for the end.
-        hung: the supervisor found no progress for the set time.
-        missing: what could not be had, in words (unreadable record, absent stream, damaged file).
-        stopper: who stops the rest of a gang when a part of it has failed.
-        clocks: those that do not agree; what is not named here does.
+        world_size: Expected ranks; None offline.
+        ended: All slots ended; false = a hang or live snapshot.
+        succeeded: All slots ended with 0; no error file contradicts.
+        denied: A slot with exit code 0 wrote an error file, so exit codes prove nothing.
+        cancelled: Canceling user.
+        hung: No progress for the set time.
+        missing: Unavailable evidence, as text (unreadable record, absent stream, damaged file).
+        stopper: Actor that stops a gang after a failure.
+        clocks: Differing clocks.
     """
 
     run: str | None = None
@@ -207,11 +205,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     clocks: tuple[SlotClock, ...] = ()
 
     def clock_of(self, slot: int | None) -> Bound:
-        """How far the clock of a slot's node (None: of the API server) is ahead."""
+        """Returns the clock offset of a slot's node; None: API server."""
         return next((one.ahead for one in self.clocks if one.slot == slot), EXACT)
 
 
 def digest(*parts: object) -> str:
-    """A short, stable identity of some content."""
+    """Returns a short, stable hash."""
     joined = "\0".join("" if part is None else str(part) for part in parts)
     return hashlib.blake2b(joined.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

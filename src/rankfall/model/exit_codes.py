@@ -1,8 +1,7 @@
-"""Meaning of a rank's bare exit code, and the codes 200-219 that carry a cause through torchrun's 1.
+"""Meaning of bare exit codes; codes 200-219 pass a cause through torchrun's 1.
 
-Default: 1, 2, 126, 127, 128, 139 permanent; 130, 137, 143 retryable; 138 retryable by the user. Every code is
-in exactly one row of ``CODE_TABLE``. A proven cause beats a bare code, and a failure rule of the job beats
-the table. :func:`page` renders ``docs/exit-codes.md``; a test compares them.
+A proven cause beats a bare code, a job's rule beats ``CODE_TABLE``. :func:`page` renders ``docs/exit-codes.md``; a test
+compares them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ CANCELLED = 130
 USER_RETRYABLE = 138
 MAX_CODE = 255
 
-# One code per group of causes; used only where native rules of a platform must see the cause.
+# One code per group of causes, for platforms with native rules.
 CAUSE_CODES = MappingProxyType(
     {
         "user": 200,
@@ -53,12 +52,12 @@ CAUSE_CODES = MappingProxyType(
 
 
 class CodeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the table: codes ``first`` to ``last``, both included, and what is done about them by default.
+    """Codes ``first`` to ``last``, inclusive.
 
     Attributes:
-        kind: their class.
-        meaning: what such a code says, in words.
-        budget: what a new attempt draws on beside the total; None = the budgets of its cause.
+        kind: Class of the codes.
+        meaning: Meaning, as text.
+        budget: Budget of a new attempt besides the total; None = the cause's budgets.
     """
 
     first: int
@@ -69,12 +68,12 @@ class CodeRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def action(self) -> CodeAction:
-        """What is done by default."""
+        """Default action."""
         return "none" if self.kind == "success" else "fail" if self.kind == "permanent" else "restart"
 
     @property
     def codes(self) -> str:
-        """The codes as text, as ``3-125``."""
+        """Codes as text, as ``3-125``."""
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
 
@@ -112,10 +111,10 @@ CODE_TABLE: Final = (
 
 
 def code_row(code: int) -> CodeRow:
-    """The row of a bare exit code 0-255.
+    """Returns the row of a bare exit code.
 
     Raises:
-        ValueError: the code is outside 0-255.
+        ValueError: The code is outside 0-255.
     """
     if not SUCCESS <= code <= MAX_CODE:
         raise ValueError(f"exit code {code} is outside 0-{MAX_CODE}")
@@ -123,16 +122,16 @@ def code_row(code: int) -> CodeRow:
 
 
 def exit_class(code: int) -> ExitClass:
-    """The class of a bare exit code 0-255; each code is in exactly one class.
+    """Returns the class of a bare exit code.
 
     Raises:
-        ValueError: the code is outside 0-255.
+        ValueError: The code is outside 0-255.
     """
     return code_row(code).kind
 
 
 def shell_code(*, code: int | None, signal: int | None) -> int | None:
-    """The code a shell would report: 128+n for a signal, the code itself otherwise; None when neither is known."""
+    """Returns a shell's code, 128+n for a signal; None if unknown."""
     return 128 + signal if signal is not None else code
 
 
@@ -186,7 +185,7 @@ these instead; no signal maps to them (128+64 is 192).
 
 
 def page() -> str:
-    """The whole page as Markdown."""
+    """Returns the page as Markdown."""
     causes = "".join(f"| `{name}` | {code} |\n" for name, code in CAUSE_CODES.items())
     return f"{_HEAD}{''.join(map(_page_row, CODE_TABLE))}{_TAIL}{causes}"
 

@@ -1,6 +1,6 @@
-"""A job that Rankfall did not start: its object, and how its pods show role and index (``foreign.json``).
+"""A job that Rankfall did not start and only observes; ``foreign.json``.
 
-Such a job is only observed. What its manifest does not prove (which rank runs in which pod) is not in here.
+Holds only facts that its manifest proves, so no rank's pod.
 """
 
 from __future__ import annotations
@@ -10,36 +10,35 @@ from typing import Final
 
 import msgspec
 
-# Kinds of targets, as they are written before the slash.
+# Kinds of targets.
 FOREIGN_KINDS: Final = ("job", "jobset", "trainjob", "pytorchjob", "tfjob", "mpijob", "pod")
 FOREIGN: Final = "foreign"
 _DIGITS: Final = 9
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A job as it is named on the command line, ``KIND/NAME``."""
+    """A job named as ``KIND/NAME``."""
 
     kind: str
     name: str
 
     @property
     def label(self) -> str:
-        """As it was written."""
+        """``KIND/NAME``."""
         return f"{self.kind}/{self.name}"
 
 
 class PodMarks(msgspec.Struct, frozen=True, kw_only=True):
-    """How the pods of a job say which slot they are.
+    """Labels that identify the slot of each pod.
 
     Attributes:
-        role: label with the name of the role; empty = all pods are of the one role.
-        index: label (or annotation) with the place within the role, or within one of the role's jobs; empty = pods have no places, and
-            are numbered as they were seen first.
-        outer: label with the number of the job within the role, where a role has several.
-        sizes: slots of one such job, by role.
-        containers: the training container, by role; a pod of another role is read in its first one.
-        owner: label and value that a pod of another job of the same name has otherwise; empty = there is none.
-        since: when the job was made, RFC 3339: pods that are older are another one's.
+        role: Label of the role; empty = one role.
+        index: Label or annotation of the index in role or job; empty = numbered by discovery.
+        outer: Label of the job's number in a role of several jobs.
+        sizes: Slots of one such job, by role.
+        containers: Training container by role; default: the first.
+        owner: Label and value that differ on another job's pods.
+        since: Creation of the job, RFC 3339; older pods are another's.
     """
 
     role: str = ""
@@ -51,40 +50,40 @@ class PodMarks(msgspec.Struct, frozen=True, kw_only=True):
     since: str = ""
 
     def place(self, labels: Mapping[str, object], annotations: Mapping[str, object]) -> tuple[str | None, int | None]:
-        """Role and index of a pod, each None where it does not say."""
+        """Returns role and index of a pod, None if undefined."""
         only = next(iter(self.sizes), None) if not self.role else None
         said = labels.get(self.role) if self.role else only
         role = said if isinstance(said, str) and said in self.sizes else None
         index = _number(labels.get(self.index, annotations.get(self.index))) if self.index else None
         outer = _number(labels.get(self.outer, annotations.get(self.outer))) if self.outer else 0
         if role is not None and self.index and index is None and self.sizes[role] == 1:
-            # Of one pod there is nothing to number, as of an MPIJob's launcher.
+            # A single pod needs no number, as an MPIJob's launcher.
             index = 0
         if role is None or index is None or outer is None:
             return role, None
         return role, outer * self.sizes[role] + index
 
     def mine(self, labels: Mapping[str, object], created: object) -> bool:
-        """Whether a pod that the selector found is of this very job."""
+        """True if a selected pod belongs to this job."""
         name, value = self.owner
         other = bool(name) and labels.get(name, value) != value
-        # Stamps of one server in one form: compared as texts.
+        # One server writes all stamps, so text order is time order.
         older = bool(self.since) and isinstance(created, str) and created < self.since
         return not other and not older
 
 
 class Foreign(msgspec.Struct, frozen=True, kw_only=True):
-    """The object that is looked at.
+    """The observed object.
 
     Attributes:
-        kind, name, namespace, uid: of the object.
-        context, kubeconfig: how its cluster is reached; pinned when it was looked at first.
-        selector, fields: of its pods, by labels and by fields.
-        marks: how its pods say who they are.
-        slots: pods of a full start, by role.
-        launcher: what starts the ranks, as the manifest shows it: ``torchrun``, or ``exec`` where nothing is known.
-        restarts: how often its set starts the whole gang again at most.
-        ends_as_one: whether Kubernetes ends the others when one pod has failed.
+        kind, name, namespace, uid: Identity.
+        context, kubeconfig: Access to its cluster, fixed at first use.
+        selector, fields: Label and field selector of its pods.
+        marks: Labels of its pods.
+        slots: Pods of a full start, by role.
+        launcher: Launcher in the manifest: ``torchrun``, or ``exec`` if unknown.
+        restarts: Most restarts of the gang by its set.
+        ends_as_one: One pod's failure ends all pods.
     """
 
     kind: str
@@ -103,12 +102,12 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def target(self) -> Target:
-        """As it is named on the command line."""
+        """Its name on the command line."""
         return Target(self.kind, self.name)
 
     @property
     def directory(self) -> str:
-        """Name of its run directory: a name too long is cut, the UID tells them apart."""
+        """Name of its run directory: shortened name, part of the UID."""
         return f"{self.kind}-{self.name[:62].rstrip('.-')}-{self.uid.replace('-', '')[:6]}"
 
 

@@ -1,7 +1,7 @@
-"""Numbers out of text that others wrote: the one way to them.
+"""Parses numbers from foreign text; only a few ASCII digits count, all else is None.
 
-``int`` and ``float`` are no readers of foreign text: ``int`` raises ``ValueError`` for more than 4,300 digits and takes digits of every
-script, underscores and white space; ``float`` takes ``nan`` and ``inf``. Here a number has few ASCII digits, and everything else is None.
+``int`` raises ``ValueError`` above 4,300 digits and accepts other scripts, underscores and spaces; ``float`` accepts
+``nan`` and ``inf``.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-#: Most digits of a whole number, as nanoseconds since the epoch have them.
+#: Most digits of a whole number; nanoseconds since the epoch need them.
 MAX_DIGITS: Final = 19
-#: The largest number of 64 bits with a sign, which is what sqlite takes.
+#: Largest signed 64-bit number, the limit of sqlite.
 MOST: Final = (1 << 63) - 1
-# From so many neighbours on, a range reads better than a list; and so many parts of a list are shown.
+# Shortest range, and most parts shown.
 _SPAN: Final = 3
 _MAX_PARTS: Final = 12
-# Longest text of a number with a fraction or an exponent.
+# Longest text of a real number.
 _MAX_REAL: Final = 40
 
 
 def whole(text: bytes | str | None, *, digits: int = MAX_DIGITS) -> int | None:
-    """The whole number that the text is, with an optional sign; None if it is none, has more digits, or is larger than ``MOST``.
+    """Parses a whole number with optional sign; None if not one or above ``MOST``.
 
     Args:
-        text: ASCII digits and nothing around them.
-        digits: the most that it may have; more than 19 lift the bound of ``MOST``.
+        text: Digits only.
+        digits: Most digits; above 19, ``MOST`` does not apply.
     """
     if not text or len(text) > digits + 1:
         return None
@@ -39,7 +39,7 @@ def whole(text: bytes | str | None, *, digits: int = MAX_DIGITS) -> int | None:
 
 
 def real(text: bytes | str | None) -> float | None:
-    """The finite number that the text is, as ``-1.5e-3``; None if it is none, longer than 40 characters, NaN or infinite."""
+    """Parses a finite number, as ``-1.5e-3``; None if longer than 40 characters or not one."""
     if not text or len(text) > _MAX_REAL:
         return None
     if isinstance(text, bytes):
@@ -54,20 +54,20 @@ def real(text: bytes | str | None) -> float | None:
 
 
 def clamped(text: bytes | str | None, *, least: int, most: int) -> int | None:
-    """The whole number that the text is where it lies in the range; None otherwise."""
+    """Parses a whole number in the range; None otherwise."""
     number = whole(text)
     return number if number is not None and least <= number <= most else None
 
 
 def matched(digits: bytes | str | None, *, most: int = MAX_DIGITS) -> int:
-    """The whole number of digits that a pattern has matched: 0 where there are none, the largest that fits where there are more."""
+    """Returns the number of digits that a pattern matched: 0 for none, the largest for too many."""
     if digits and len(digits) > most:
         return min(int("9" * most), MOST) if most <= MAX_DIGITS else int("9" * most)
     return whole(digits, digits=most) or 0
 
 
 def hexadecimal(text: bytes | str | None) -> int | None:
-    """The number of 1 to 16 hexadecimal digits, with or without ``0x``; None if the text is none."""
+    """Parses 1-16 hexadecimal digits, optionally after ``0x``; None otherwise."""
     if isinstance(text, bytes):
         text = text.decode("latin-1")
     plain = (text or "").lower().removeprefix("0x")
@@ -75,7 +75,7 @@ def hexadecimal(text: bytes | str | None) -> int | None:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Numbers as people write them: ``0, 2-5, 9``; long lists end with a count."""
+    """Formats numbers as ``0, 2-5, 9``; shortens long lists."""
     parts: list[str] = []
     run: list[int] = []
     for number in [*sorted(set(numbers)), None]:

@@ -1,8 +1,6 @@
-"""``rankfall.record/1``, reading side: what the recorder in the training process writes about one rank.
+"""``rankfall.record/1``, reading side: records of ``rankfall_inside`` about one rank.
 
-A record is written once, under a unique name, and never rewritten. The writer is ``rankfall_inside``; fields
-that older or newer writers leave out or add are accepted. Times are nanoseconds: ``at_ns`` since the epoch,
-``mono_ns`` by the monotonic clock of the boot.
+Written once, under a unique name. Nanoseconds: ``at_ns`` since the epoch, ``mono_ns`` by the boot's monotonic clock.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ RecordKind = Literal["start", "error", "end", "stacks", "slot_start", "slot_end"
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One stack frame: file, line and function as Python names them; ``user`` is false for library code."""
+    """One Python stack frame; ``user`` is false for library code."""
 
     file: str
     line: int = 0
@@ -29,15 +27,15 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The exception that ended a rank.
 
     Attributes:
-        types: qualified type names, the raised one first, then the chain of causes and contexts down to the first.
-        message: text of the raised exception, bounded and redacted.
-        chain: text of each exception of ``types``, in the same order.
-        frames: innermost last; library frames are kept, marked as not ``user``.
-        traceback: the text Python would print; head and tail are kept when it is cut.
-        mark: ``retryable`` or ``final`` when the user marked this exception or one of its chain.
-        raised_ns: when it was raised (or the time it carries itself), never when it was written.
-        thread: name of the thread, when it was not the main one.
-        exit_code: the code a SystemExit asks for.
+        types: Qualified type names, raised one first, then its chain.
+        message: Text of the raised exception, bounded and redacted.
+        chain: Text of each of ``types``, in order.
+        frames: Stack, innermost last, with library frames.
+        traceback: Python's text; if cut, head and tail.
+        mark: ``retryable`` or ``final``, the user's mark.
+        raised_ns: Time of the raise, or in the exception; not of writing.
+        thread: Thread name, unless main.
+        exit_code: Code of a SystemExit.
     """
 
     types: tuple[str, ...] = ()
@@ -54,15 +52,15 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ExitInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a process ended.
+    """End of a process.
 
     Attributes:
-        code: exit code 0-255, or None when a signal ended it or nobody could read it.
-        signal: the signal that ended it.
-        how: who read it: ``wait`` (parent), ``pidfd``, ``proc`` (zombie in /proc), ``hook`` (the process itself),
-            ``gone`` (it is gone and nobody could read its status), ``agent`` (torchrun reported it), ``none`` (it was never started).
-        sender_pid: who sent the signal, where the kernel told.
-        ours: the wrapper sent this signal itself and had marked it before.
+        code: Exit code 0-255; None if signaled or unreadable.
+        signal: Signal that ended it.
+        how: ``wait`` (parent), ``pidfd``, ``proc`` (zombie in /proc), ``hook`` (the process), ``gone`` (status
+            unreadable), ``agent`` (torchrun), ``none`` (never started).
+        sender_pid: Sender of the signal, if the kernel reported it.
+        ours: The wrapper sent and first marked this signal.
     """
 
     code: int | None = None
@@ -78,12 +76,11 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Lines of a container's log that are not stored.
 
     Attributes:
-        number: restart number of the container.
-        stream: whose lines are counted: ``r<rank>``, ``slot`` for lines of no rank, ``all`` for the sum; None = a place in the log, where lines of
-            any stream may be missing.
-        lines, bytes: how much of the stream is missing; None = not known.
-        after_ns, before_ns: stamps of the lines on both sides of the place, by the node's clock; None = the log's beginning, its end.
-        why: what kept them from being stored, as ``No space left on device``; None = not known.
+        number: Restart number of the container.
+        stream: ``r<rank>``, ``slot`` (no rank) or ``all`` (sum); None = any stream may lack lines.
+        lines, bytes: Missing amount; None = unknown.
+        after_ns, before_ns: Bounds, node's clock; None = the log's beginning or end.
+        why: Obstacle, as ``No space left on device``; None = unknown.
     """
 
     number: int = 0
@@ -96,23 +93,23 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One record. Unknown fields of newer writers are ignored; missing ones are None, never a guess.
+    """One record. Unknown fields are ignored, missing ones are None.
 
     Attributes:
-        id: unique; the same record read through two channels is one record.
+        id: Unique; two copies are one record.
         writer: ``hook`` (in the rank) or ``wrapper``.
-        ordinal: process ordinal in its slot and instance; names the stream files ``<ordinal>.out.log``.
-        rank_source: where the rank was read: ``env:RANK``, ``env:OMPI_COMM_WORLD_RANK``, ``proc:RANK``, ``launcher``, ...
-        phase: import, rendezvous, init, step, checkpoint, teardown; None where nobody said.
-        step_ns: when that step was done.
-        cpu_s: in ``progress``: CPU seconds, user and system, of the rank's process since it started.
-        oom_kills: growth of the cgroup's oom_kill counter since the slot started.
-        log_store: in ``slot_start``: folder of the lines of this start's ranks, below the job's log store; they are not on its stdout.
-        printed: in ``slot_end``: (lines, bytes) of each stream that were put on the container's stdout, without prefixes and without carriage returns
-            right before a line feed; of more than 64 streams, or 12 in the termination message, one sum, ``all``. Absent: not counted.
-        lost: in ``gap``: which lines, where the recorder of a cluster found them missing.
-        launcher: in ``slot_start``: how the wrapper starts the ranks: ``exec``, ``plain`` or ``torchrun``.
-        trust: not in the file; set by the reader from the channel.
+        ordinal: Process number in slot and instance; names ``<ordinal>.out.log``.
+        rank_source: ``env:RANK``, ``env:OMPI_COMM_WORLD_RANK``, ``proc:RANK``, ``launcher``, ...
+        phase: import, rendezvous, init, step, checkpoint, teardown; None = unknown.
+        step_ns: End of the step.
+        cpu_s: In ``progress``: user and system CPU seconds of the process.
+        oom_kills: Growth of the cgroup's oom_kill counter since slot start.
+        log_store: In ``slot_start``: folder in the log store with the ranks' lines, not on stdout.
+        printed: In ``slot_end``: (lines, bytes) of each stream on stdout, without prefixes and carriage returns before
+            line feeds; one sum ``all`` above 64 streams, or 12 in the termination message. Absent: not counted.
+        lost: In ``gap``: lines that a cluster's recorder misses.
+        launcher: In ``slot_start``: ``exec``, ``plain`` or ``torchrun``.
+        trust: Set by the reader from the channel, not in the file.
     """
 
     schema: str = SCHEMA

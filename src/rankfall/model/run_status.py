@@ -1,7 +1,4 @@
-"""``rankfall.runs/1`` and ``rankfall.status/1``: what ``ps`` and ``status`` print, and the outcome of a run.
-
-Computed from the run directory, never stored.
-"""
+"""``rankfall.runs/1``, ``rankfall.status/1`` and a run's outcome; computed, never stored."""
 
 from __future__ import annotations
 
@@ -12,16 +9,16 @@ from rankfall.model.verdict import ExitOrigin, RunState, Verdict
 
 RUNS_SCHEMA = "rankfall.runs/1"
 STATUS_SCHEMA = "rankfall.status/1"
-# Of so many ranks or slots the total is told beside their numbers.
+# Totals appear above this count.
 _MANY = 3
 FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled", "deleted"})
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One run as ``ps`` lists it; times RFC 3339; ``cause``, ``rank`` and ``node`` of the newest verdict.
+    """One run in ``ps``; times RFC 3339; ``cause``, ``rank``, ``node`` of the newest verdict.
 
-    ``supervised``: somebody decides about it, here; ``unattended``: nobody has to; ``foreign``: the job as ``KIND/NAME``, where Rankfall did
-    not start it and only looks.
+    ``supervised``: a supervisor here decides; ``unattended``: it needs none; ``foreign``: ``KIND/NAME`` of a job not
+    started by Rankfall.
     """
 
     run: str
@@ -47,12 +44,12 @@ class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Restarts(msgspec.Struct, frozen=True, kw_only=True):
-    """New starts that followed a fall; a suspension, a new size or a wish of the user's is none.
+    """Restarts after failures, not after suspension, resize or user request.
 
     Attributes:
-        count: of all causes.
-        limit: ``policies.max_restarts``; what rules ignore does not count in it.
-        by_cause: slug of the cause -> how many.
+        count: Restarts for all causes.
+        limit: ``policies.max_restarts``, without ignored failures.
+        by_cause: Restarts by cause slug.
     """
 
     count: int = 0
@@ -63,8 +60,8 @@ class Restarts(msgspec.Struct, frozen=True, kw_only=True):
 class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One slot of the newest attempt.
 
-    ``ready`` as :class:`StatusDocument` counts it, ``line_age_s`` seconds since its last line or that of one of its ranks; ``restarts`` is
-    how often it was started again alone in this attempt; ``note`` says what its exit alone would tell wrongly, as ``stopped after success``.
+    ``ready`` as in :class:`StatusDocument`; ``line_age_s``: seconds since the last line of slot or ranks; ``restarts``:
+    its restarts alone; ``note``: explains an exit, as ``stopped after success``.
     """
 
     slot: int
@@ -84,7 +81,7 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of the newest round.
 
-    ``exit`` is as people write it (``0``, ``1``, ``SIGKILL``), ``line_age_s`` seconds since its last line, ``note`` as of a slot.
+    ``exit`` is ``0``, ``1`` or ``SIGKILL``; ``line_age_s``: seconds since its last line.
     """
 
     rank: int
@@ -102,16 +99,16 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LostLines(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines of one attempt that were printed and are not in the record.
+    """Printed lines of one attempt missing in the record.
 
     Attributes:
-        attempt: counted from 1.
-        lines, bytes: how much; None = nobody counted it, and without ``bytes`` it may be nothing.
-        ranks: whose lines; empty where only the slots are known.
-        slots: where they were printed.
-        after, before: RFC 3339, on both sides of what is missing; None = the beginning, the end.
-        why: what kept them from being stored, or from being read; None = not known.
-        unread: so many logs of containers could not be read to their end.
+        attempt: Number, from 1.
+        lines, bytes: Amount; None = unknown; without ``bytes`` possibly none.
+        ranks: Ranks concerned; empty if unknown.
+        slots: Slots of origin.
+        after, before: Bounds, RFC 3339; None = beginning or end.
+        why: Obstacle; None = unknown.
+        unread: Container logs not read to their end.
     """
 
     attempt: int
@@ -142,27 +139,27 @@ class LostLines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """``rankfall status -o json``: the run's fields plus slots and ranks of the newest attempt.
+    """``rankfall status -o json``: the run, and slots and ranks of the newest attempt.
 
-    Slots are counted by the same words on every backend, each in at most one of ``active``, ``succeeded``, ``failed`` and ``stopped``.
+    Each slot counts in at most one of ``active``, ``succeeded``, ``failed``, ``stopped``.
 
     Attributes:
-        state: the phase.
-        supervised: somebody decides about it.
-        unattended: nobody has to: its platform restarts and ends it by itself.
-        foreign: the job as ``KIND/NAME``, where Rankfall did not start it and only looks.
-        recorded: somebody follows its lines and writes them down; of a supervised run its supervisor does.
-        ready: active slots that run, whose pod is Ready, and whose ranks have all started; where no rank can be seen (``inside: off``, an image
-            without Python) the pod's word is enough.
-        active: slots of an attempt that goes on whose end is not known; pods that still wait among them.
-        succeeded: slots that ended with 0.
-        failed: slots that ended otherwise, or were lost.
-        stopped: slots that Rankfall itself ended: after a success, for a suspension, a cancel, or because another part of the gang fell.
-        restarts: by cause.
-        sizes: nodes by role, as the newest attempt has them.
-        sizes_wished: nodes by role, as they are to be; another number is a resize under way.
-        incomplete: what the record lacks, in sentences, the text of each of ``lost_lines`` first.
-        lost_lines: lines that were printed and are not in the record.
+        state: Phase.
+        supervised: A supervisor decides about it.
+        unattended: Its platform restarts and ends it.
+        foreign: ``KIND/NAME`` of a job not started by Rankfall.
+        recorded: A process records its lines.
+        ready: Active slots that run, pods Ready, ranks started; Ready suffices for invisible ranks (``inside: off``, no
+            Python).
+        active: Slots of a live attempt without known end, waiting pods included.
+        succeeded: Slots that ended with 0.
+        failed: Slots that ended otherwise or were lost.
+        stopped: Slots ended by Rankfall after success, suspension, cancel or another failure.
+        restarts: Restarts by cause.
+        sizes: Nodes by role in the newest attempt.
+        sizes_wished: Target nodes by role; differs during a resize.
+        incomplete: Deficits as sentences, ``lost_lines`` first.
+        lost_lines: Printed lines missing in the record.
     """
 
     schema: str = STATUS_SCHEMA
@@ -196,11 +193,11 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended.
+    """End of a run.
 
     Attributes:
-        code: exit code that ``run`` and ``wait`` end with.
-        exit_origin: whether ``code`` is the root-cause rank's own or Rankfall's.
+        code: Exit code of ``run`` and ``wait``.
+        exit_origin: Root-cause rank or Rankfall.
     """
 
     run: str
@@ -211,12 +208,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict | None = None
 
     def raise_for_status(self) -> Outcome:
-        """This outcome, when the run succeeded.
+        """Returns this outcome if the run succeeded.
 
         Raises:
-            JobFailed: the run failed or was cancelled.
+            JobFailed: The run failed or was canceled.
         """
-        from rankfall.model.errors import JobFailed  # noqa: PLC0415 - keeps this module free of the tree until needed
+        from rankfall.model.errors import JobFailed  # noqa: PLC0415 - on use
 
         if self.state == "succeeded":
             return self

@@ -1,8 +1,7 @@
-"""Timestamps: RFC 3339 text, clock offsets as intervals, the order of stamps of different clocks. Pure.
+"""Timestamps: RFC 3339 text, clock offsets as intervals, order across clocks. Pure; reads no clock.
 
-A clock offset is never one number. Its bounds are each proved by one fact: nothing arrives before it was
-written, and a reply is written after what it replies to. "Before" and "after" are said only where every
-offset inside the bounds says so. Reads no clock itself.
+One fact proves each bound of an offset: nothing arrives before it was written; a reply follows its request. "Before"
+and "after" hold for every offset inside the bounds.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _NS = 1_000_000_000
 
 
 def rfc3339(at: int | None) -> str | None:
-    """``2026-11-21T09:00:00.123456789Z``; None stays None. Times outside the years 1-9999 are None as well."""
+    """Formats ``2026-11-21T09:00:00.123456789Z``; None for None and outside the years 1-9999."""
     if at is None:
         return None
     seconds, ns = divmod(at, _NS)
@@ -29,7 +28,7 @@ def rfc3339(at: int | None) -> str | None:
 
 
 def nanoseconds(text: str) -> int | None:
-    """The moment that RFC 3339 text names, to the microsecond; None = it names none, or one that signed nanoseconds cannot hold."""
+    """Parses RFC 3339 to the microsecond; None if invalid or outside signed nanoseconds."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -45,51 +44,51 @@ Order = Literal["before", "after", "unknown"]
 
 
 class Bound(msgspec.Struct, frozen=True, array_like=True):
-    """How far a clock is ahead of the common one (negative: behind): between two numbers of nanoseconds.
+    """Offset of a clock ahead of the common one (negative: behind), in nanoseconds.
 
     Attributes:
-        lo, hi: None = nothing bounds it on that side.
+        lo, hi: None = no bound.
     """
 
     lo: int | None = None
     hi: int | None = None
 
     def meet(self, other: Bound) -> Bound:
-        """What two proofs say together. Where they contradict each other the clock was set in between: then all that either allows."""
+        """Combines two proofs; if they contradict, the clock was set between: returns their union."""
         lo, hi = _most(self.lo, other.lo), _least(self.hi, other.hi)
         if lo is None or hi is None or lo <= hi:
             return Bound(lo, hi)
         return self.join(other)
 
     def join(self, other: Bound) -> Bound:
-        """All that either of the two allows."""
+        """Returns the union of both intervals."""
         lo = None if self.lo is None or other.lo is None else min(self.lo, other.lo)
         return Bound(lo, None if self.hi is None or other.hi is None else max(self.hi, other.hi))
 
     def plus(self, other: Bound) -> Bound:
-        """Ahead of the common clock, where ``self`` is ahead of a clock that is itself ``other`` ahead."""
+        """Adds offsets: ``self`` ahead of a clock that is ``other`` ahead."""
         lo = None if self.lo is None or other.lo is None else self.lo + other.lo
         return Bound(lo, None if self.hi is None or other.hi is None else self.hi + other.hi)
 
     @property
     def middle(self) -> int | None:
-        """The best single number, nanoseconds; None where nothing is known."""
+        """Best single number, nanoseconds; None if unknown."""
         if self.lo is None or self.hi is None:
             return self.lo if self.hi is None else self.hi
         return (self.lo + self.hi) // 2
 
 
-#: The common clock itself, and whatever cannot be told from it.
+#: Offset of the common clock.
 EXACT: Final = Bound(0, 0)
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """A stamp, and by which clock it was made.
+    """A stamp and its clock.
 
     Attributes:
-        at: nanoseconds since the epoch by that clock, with ``uncertainty`` seconds on each side; None = unknown.
-        clock: its name; two stamps by one clock need no offset.
-        bound: how far that clock is ahead of the common one.
+        at: Nanoseconds since the epoch by that clock, ± ``uncertainty`` seconds; None = unknown.
+        clock: Name; stamps of one clock need no offset.
+        bound: Offset of that clock.
     """
 
     at: int | None
@@ -99,21 +98,21 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def earliest(self) -> int | None:
-        """The earliest that it can have been by the common clock; None = any time."""
+        """Earliest possible common time; None = any."""
         if self.at is None or self.bound.hi is None:
             return None
         return self.at - self.bound.hi - round(self.uncertainty * _NS)
 
     @property
     def latest(self) -> int | None:
-        """The latest that it can have been by the common clock; None = any time."""
+        """Latest possible common time; None = any."""
         if self.at is None or self.bound.lo is None:
             return None
         return self.at - self.bound.lo + round(self.uncertainty * _NS)
 
     @property
     def common(self) -> tuple[int | None, float]:
-        """The stamp by the common clock, and its uncertainty in seconds; as it is, with all that it may be off, where one bound is missing."""
+        """Common time and its uncertainty in seconds; uncorrected if a bound is missing."""
         if self.at is None:
             return None, self.uncertainty
         lo, hi = self.bound.lo, self.bound.hi
@@ -123,7 +122,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def order(one: Moment, other: Moment) -> Order:
-    """Whether ``one`` was before or after ``other``; ``unknown`` where the clocks leave room for both, or a stamp is missing."""
+    """Orders two moments; ``unknown`` if a stamp is missing or clocks allow both."""
     if one.at is None or other.at is None:
         return "unknown"
     if one.clock and one.clock == other.clock:
@@ -137,7 +136,7 @@ def order(one: Moment, other: Moment) -> Order:
 
 
 def preceded(moments: Sequence[Moment]) -> list[bool]:
-    """Of each moment whether any other one was before it, as ``order`` says it; in time linear in their number."""
+    """Returns for each moment if any other was before it, in linear time."""
     chosen: dict[str, Moment] = {}
     soonest: list[Moment] = []
     for moment in moments:
@@ -146,7 +145,7 @@ def preceded(moments: Sequence[Moment]) -> list[bool]:
         if moment.clock and _ends(moment) < _ends(chosen.setdefault(moment.clock, moment)):
             chosen[moment.clock] = moment
         if moment.latest is not None:
-            # The first to be over, and the first one of another clock: within a clock no offset counts.
+            # Earliest end, plus the earliest of another clock: within a clock offsets do not count.
             soonest = sorted((*soonest, moment), key=lambda one: one.latest or 0)
             soonest = [soonest[0], *[one for one in soonest if not one.clock or one.clock != soonest[0].clock][:2]]
     found = []
@@ -158,7 +157,7 @@ def preceded(moments: Sequence[Moment]) -> list[bool]:
 
 
 def first_of(moments: Sequence[Moment]) -> int | None:
-    """Which moment was before all others, as ``order`` says it; None where nobody can be sure. Time is linear in their number."""
+    """Returns the index of the provably first moment, else None, in linear time."""
     if len(moments) == 1:
         return 0
     timed = [number for number, moment in enumerate(moments) if moment.at is not None]
@@ -176,7 +175,7 @@ def first_of(moments: Sequence[Moment]) -> int | None:
 
 
 def _ends(moment: Moment) -> int:
-    """The end of a moment by its own clock."""
+    """Latest time by the moment's clock."""
     return (moment.at or 0) + round(moment.uncertainty * _NS)
 
 

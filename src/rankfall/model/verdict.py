@@ -1,7 +1,6 @@
-"""``rankfall.verdict/1``, exactly the JSON of ``rankfall why -o json``, and the decision made from a verdict.
+"""``rankfall.verdict/1``, the JSON of ``rankfall why -o json``, and the decision from it.
 
-Unknown fields are null; none is left out. A fault that strikes all ranks at once has rank null and scope
-``all``.
+Unknown fields are null, never absent. A fault of all ranks has rank null and scope ``all``.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ Action = Literal["none", "retry", "retry_elsewhere", "resize", "quarantine", "st
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision. It is written down as ``intent``, carried out, and written down as ``done``.
+    """One decision; stored as ``intent``, executed, stored as ``done``.
 
     Attributes:
-        rule: name of the rule of ``rankfall.verdict.decide`` that fired.
-        budget: name of the budget it drew on, as ``total`` or ``unknown``; empty when it used none.
-        left: what is left in the tightest budget after this decision.
-        at: RFC 3339 with nanoseconds, UTC.
-        delay_s: back-off before the next attempt, seconds.
+        rule: Matching rule of ``rankfall.verdict.decide``.
+        budget: Budget used, as ``total``; empty = none.
+        left: Remainder of the tightest budget.
+        at: RFC 3339, nanoseconds, UTC.
+        delay_s: Back-off before the next attempt, seconds.
     """
 
     action: Action
@@ -57,7 +56,7 @@ RunState = Literal[
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened: a slug of the catalogue and how sure that is."""
+    """A slug of the catalogue and its confidence."""
 
     slug: str
     family: Family
@@ -66,20 +65,20 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, slug: str, *, confidence: Confidence) -> Cause:
-        """The cause ``slug`` with family and title from the catalogue."""
+        """Returns cause ``slug`` with the catalogue's family and title."""
         info = cause_info(slug)
         return cls(slug=slug, family=info.family, title=info.title, confidence=confidence)
 
 
 class Time(msgspec.Struct, frozen=True, kw_only=True):
-    """When, as RFC 3339 with nanoseconds in UTC, with the uncertainty in seconds; both null when unknown."""
+    """RFC 3339 time with nanoseconds in UTC, uncertainty in seconds; null if unknown."""
 
     at: str | None = None
     uncertainty_s: float | None = None
 
 
 class Decisive(msgspec.Struct, frozen=True, kw_only=True):
-    """The one observation that decided; ``where`` is ``path:line`` of the stream, the record or the object."""
+    """The deciding observation; ``where`` is ``path:line`` of stream, record or object."""
 
     source: Source
     where: str
@@ -87,7 +86,7 @@ class Decisive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of evidence as it is shown."""
+    """One piece of evidence for display."""
 
     id: str
     source: Source
@@ -104,7 +103,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Consequence(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that fell because of the root. ``rank`` is null where the evidence does not say which one it was."""
+    """A rank that failed because of the root; ``rank`` is null if unknown."""
 
     rank: int | None
     slug: str
@@ -112,7 +111,7 @@ class Consequence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):
-    """Another candidate and why it was not chosen."""
+    """A rejected candidate and the reason."""
 
     slug: str
     rank: int | None
@@ -120,10 +119,7 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IndependentFault(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong as well, and neither caused the fall nor followed from it; ``because`` says how that is known.
-
-    A fault of a healthy rank's node, or an exception that another rank's own code raised.
-    """
+    """Another fault, neither cause nor consequence; ``because`` holds the proof."""
 
     slug: str
     rank: int | None
@@ -137,8 +133,8 @@ class IndependentFault(msgspec.Struct, frozen=True, kw_only=True):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Cause, rank, node, confidence, proof, consequences, rejected alternatives, missing evidence.
 
-    ``version`` grows when later, stronger evidence changes the answer of the same attempt. ``phase`` is ``teardown`` where the work
-    was done when it failed, and absent otherwise; ``independent`` is absent where nothing else went wrong.
+    Later, stronger evidence increments ``version``. ``phase`` is ``teardown`` if the work was complete, else absent;
+    ``independent`` is absent if empty.
     """
 
     schema: str = SCHEMA
@@ -170,12 +166,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """A verdict with what only the machine needs: never printed, kept in the store.
+    """A verdict with internal data; stored, never printed.
 
     Attributes:
-        fingerprint: of the root cause; equal for the same fault on another rank, node or time.
-        exit_code: the root-cause rank's own code, 128+n for a signal; None when no rank failed or nobody could read it.
-        mark: the user's word on the root's exception.
+        fingerprint: Equal for the same fault on another rank, node or time.
+        exit_code: Root-cause rank's code, 128+n for a signal; None if unknown.
+        mark: User's mark on the root exception.
     """
 
     verdict: Verdict

@@ -1,7 +1,6 @@
-"""Carries out ``rankfall nodes taint``, ``clear`` and ``reset``, and retries when a Node has changed.
+"""Executes ``rankfall nodes taint``, ``clear`` and ``reset``; retries after a Node changed.
 
-Needs ``get``, ``list`` and ``patch`` of nodes. Without a right on ``nodes/status`` the condition stays, with
-a message.
+Without a right on ``nodes/status`` the condition stays, with a message.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from rankfall.nodes.rules.node_objects import NodeObject, as_read, read_node, re
 from rankfall.nodes.rules.node_state import NodeView
 from rankfall.nodes.rules.policy import Policy
 
-# A busy Node changes every few seconds, by its kubelet and by others; between read and write lie milliseconds.
+# A busy Node changes every few seconds.
 _TRIES: Final = 8
 
 Decide = Callable[[NodeView, int], ManualChange]
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an order on one node.
+    """Result of a command on one node.
 
     Attributes:
-        changed: it was written, or would be in a dry run.
-        message: what was done, in words.
-        note: what could not be done beside it; None = nothing.
-        error: why nothing was done at all; None = it was.
+        changed: True if written, or in a dry run.
+        message: Text about the change.
+        note: Text about a failed additional step, or None.
+        error: Reason why nothing changed, or None.
     """
 
     node: str
@@ -50,16 +49,10 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 async def find_nodes(
     kube: Kube, *, names: Sequence[str] = (), labels: str | None = None, policy: Policy
 ) -> list[NodeObject]:
-    """The nodes of these names, of these labels, or all.
-
-    Args:
-        kube: the client.
-        names: each must be there; with ``labels`` they must have those as well.
-        labels: selector, as ``rankfall.dev/pool=h100``.
-        policy: names the label of pools.
+    """Returns the nodes with these names and labels, or all.
 
     Raises:
-        NotFound: a name is none of a node, or of one without these labels.
+        NotFound: A node does not exist or match.
     """
     if names and labels is None:
         return [await _get(kube, name, policy) for name in dict.fromkeys(names)]
@@ -74,7 +67,7 @@ async def find_nodes(
 async def taint(
     kube: Kube, nodes: Iterable[NodeObject], *, reason: str, by: str, rules: Rules, policy: Policy, dry_run: bool
 ) -> list[Done]:
-    """Keep the scheduler away from these nodes until a person gives them back."""
+    """Isolates these nodes until a person returns them."""
 
     def decide(view: NodeView, now: int) -> ManualChange:
         return manual_actions.taint(view, reason=reason, by=by, rules=rules, policy=policy, now=now)
@@ -85,7 +78,7 @@ async def taint(
 async def clear(
     kube: Kube, nodes: Iterable[NodeObject], *, cause: str | None, rules: Rules, policy: Policy, dry_run: bool
 ) -> list[Done]:
-    """Declare these nodes good, or one cause of each."""
+    """Declares these nodes good, or one cause of each."""
 
     def decide(view: NodeView, now: int) -> ManualChange:
         return manual_actions.clear(view, cause=cause, rules=rules, policy=policy, now=now)
@@ -96,9 +89,9 @@ async def clear(
 async def reset(
     kube: Kube, nodes: Iterable[NodeObject], *, keys: Collection[str], rules: Rules, policy: Policy, dry_run: bool
 ) -> list[Done]:
-    """Take the taints with these keys away, from the nodes that have one; only those are in the answer.
+    """Removes the taints with these keys; returns only nodes that had one.
 
-    A key of ours takes the node's open causes with it, so that what was seen until now does not taint it again. Any other key goes alone.
+    A Rankfall key also closes the node's open causes, so that they do not taint again.
     """
     ours = policy.keys & set(keys)
     others = frozenset(keys) - policy.keys
@@ -133,7 +126,7 @@ async def _order(kube: Kube, node: NodeObject, decide: Decide, *, policy: Policy
 
 
 async def _condition(kube: Kube, done: ManualChange, node: NodeObject, now: int) -> str | None:
-    """Tell the condition as well; without a right on it, or when it cannot be reached now, the record alone tells."""
+    """Writes the condition; without a right or connection only the record is current."""
     if done.patch is None:
         return None
     try:

@@ -1,7 +1,6 @@
-"""The operator's TOML file: policy, rules, checks, hooks and metric exporters, read again when it changes.
+"""The operator's TOML file: policy, rules, checks, hooks and metric exporters, reread after a change.
 
-A file with any fault is refused as a whole; what was in force stays in force, and the fault is reported with
-its place.
+A faulty file is refused as a whole; earlier settings stay.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from rankfall.nodes.rules.fault_rules import Rules, packaged, rules_from
 from rankfall.nodes.rules.gpu_metrics import Exporter, exporters_from
 from rankfall.nodes.rules.policy import Policy
 
-#: Names the file where no flag does.
+#: Environment variable that names the file.
 ENVIRONMENT: Final = "RANKFALL_HEALTH_CONFIG"
 MAX_FILE: Final = 1 << 20
 _LISTS: Final = frozenset({"check", "hook", "metrics", "rule"})
@@ -30,14 +29,14 @@ _TABLES: Final = frozenset({"policy"})
 
 
 class HealthConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is in one file.
+    """Content of one file.
 
     Attributes:
-        policy: ``[policy]``: budgets, rate, breaker, switches, the key of the taint.
-        rules: ``[[rule]]``: the packaged rules as the file changes them.
-        checks: ``[[check]]``: what a node must pass before it is given back, in this order; none = only a person gives one back.
-        hooks: ``[[hook]]``: the ladder of remedies, gentlest first; none = nothing is mended by itself.
-        exporters: ``[[metrics]]``: where metrics of GPUs are; none = nobody is asked.
+        policy: ``[policy]``: budgets, rate, breaker, switches, taint key.
+        rules: ``[[rule]]``: packaged rules with the file's changes.
+        checks: ``[[check]]``: in order; without any only a person returns nodes.
+        hooks: ``[[hook]]``: remedies, gentlest first; none means no repair.
+        exporters: ``[[metrics]]``: sources of GPU metrics.
     """
 
     policy: Policy
@@ -48,25 +47,21 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def defaults() -> HealthConfig:
-    """What holds without a file."""
+    """Returns the settings without a file."""
     return HealthConfig(policy=Policy(), rules=packaged())
 
 
 def parse_config(text: str, *, origin: str) -> HealthConfig:
-    """Read the file's text.
-
-    Args:
-        text: TOML.
-        origin: name of the file, for messages.
+    """Parses the file's text.
 
     Raises:
-        SpecError: names file, section and field.
+        SpecError: Names file, section and field.
     """
     if len(text) > MAX_FILE:
         raise SpecError(origin, f"the file is larger than {MAX_FILE} characters")
     try:
         data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also of a number that is longer than Python reads
+    except (ValueError, RecursionError) as error:  # also for a number too long for Python
         raise SpecError(origin, f"not TOML: {printable(str(error))}") from None
     _check_shape(data, origin=origin)
     return HealthConfig(
@@ -79,23 +74,20 @@ def parse_config(text: str, *, origin: str) -> HealthConfig:
 
 
 def load_config(path: Path | None) -> HealthConfig:
-    """The file's content; without a path, the defaults.
+    """Returns the file's content, or the defaults.
 
     Raises:
-        SpecError: the file cannot be read, or anything in it is wrong.
+        SpecError: The file is unreadable or invalid.
     """
     return defaults() if path is None else parse_config(_text(path), origin=str(path))
 
 
 class ConfigFile:
-    """What a file says, as long as it can be read.
-
-    Args:
-        path: of the operator; None = the defaults alone.
+    """Settings of a file, as long as it is valid.
 
     Attributes:
-        config: what is in force.
-        problem: what is wrong with the file as it is now; None = nothing.
+        config: Active settings.
+        problem: Fault of the current file, or None.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -105,7 +97,7 @@ class ConfigFile:
         self.problem: str | None = None
 
     def reload(self) -> bool:
-        """Read the file again; true when something else is in force since."""
+        """Reads the file again. Returns True if the settings changed."""
         if self._path is None:
             return False
         try:

@@ -1,7 +1,4 @@
-"""Writes a change to a Node: record and taint in one request at the version read, then the condition.
-
-The condition needs a right on ``nodes/status``.
-"""
+"""Writes a Node change: record and taint in one request at the version read, then the condition."""
 
 from __future__ import annotations
 
@@ -23,39 +20,25 @@ from rankfall.nodes.rules.policy import Policy
 async def write_node(
     kube: Kube, patch: NodePatch, *, node: NodeObject, policy: Policy, also: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Write record and taint; the Node as it is then.
-
-    Args:
-        kube: the client.
-        patch: as decided on ``node``.
-        node: as it was read.
-        policy: names our taint.
-        also: keys of taints that go too when ours goes.
+    """Writes record and taint; ``also`` are keys of further taints to remove. Returns the resulting Node.
 
     Raises:
-        Conflict: somebody changed the Node meanwhile: read it again and decide anew.
-        ObjectNotFound: it is gone.
-        KubeError: any other refusal.
+        Conflict: The Node changed: read and decide again.
+        ObjectNotFound: It does not exist.
+        KubeError: Any other refusal.
     """
     operations = json_patch(patch, taints=node.view.taints, annotated=node.annotated, policy=policy, also=also)
     return await patch_as_read(kube, patch.node, operations, version=patch.version)
 
 
 async def patch_as_read(kube: Kube, name: str, operations: Sequence[Operation], *, version: str) -> dict[str, Any]:
-    """Change a Node that still is as it was read; the Node as it is then.
+    """Changes a Node that is still as read. Returns the resulting Node.
 
-    The server carries out the operations before it compares versions: one whose place somebody has taken away meanwhile is refused as wrong (422), not as
-    late. So what is refused in that way is late where the Node is another one by now.
-
-    Args:
-        kube: the client.
-        name: of the Node.
-        operations: of a JSON Patch, the version that was read among them (``patches.as_read``).
-        version: the same.
+    A 422 counts as a conflict if the Node changed: the server applies operations before it compares versions.
 
     Raises:
-        Conflict: somebody changed the Node meanwhile.
-        KubeError: any other refusal.
+        Conflict: The Node changed meanwhile.
+        KubeError: Any other refusal.
     """
     try:
         return await kube.patch(NODES, name, operations, kind="json")
@@ -67,16 +50,12 @@ async def patch_as_read(kube: Kube, name: str, operations: Sequence[Operation], 
 
 
 async def write_condition(kube: Kube, patch: NodePatch, *, node: NodeObject, now: int) -> dict[str, Any] | None:
-    """Write the condition where it is not what it should be; needs a right on ``nodes/status``. The Node as it is then; None = nothing was written.
+    """Writes a differing condition. Returns the resulting Node, or None if unchanged.
 
-    Args:
-        kube: the client.
-        patch: as decided.
-        node: as it was read; its condition's time of transition is kept where the status stays.
-        now: nanoseconds since the epoch.
+    Needs a right on ``nodes/status``.
 
     Raises:
-        KubeError: it could not be written; record and taint say the same.
+        KubeError: It could not be written.
     """
     wanted, before = patch.condition, node.condition or {}
     if all(before.get(key) == value for key, value in msgspec.structs.asdict(wanted).items()):

@@ -1,7 +1,7 @@
 """Makes hostile text safe for a terminal.
 
-What would move the cursor, ring, retitle the window, reorder the text or forge a line is shown as a visible
-escape. Colours and the sequences of progress bars are dropped. The stored record itself is never changed.
+Characters that would move the cursor, ring the bell, change the title, reorder text or forge a line become visible
+escapes. Colors and the sequences of progress bars are removed. The stored record itself never changes.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from rankfall.model.patterns import bounded
 MAX_LINE: Final = 4000
 MAX_TEXT: Final = 400_000
 
-# CSI sequences that end in m (colours), or that erase and move: progress bars are full of them. Bounded, so that a lone ESC [ eats nothing.
+# CSI sequences that end in m (colors), or that erase and move: progress bars are full of them. Bounded, so that an
+# unterminated ESC [ consumes nothing.
 _CSI: Final = bounded(r"\x1b\[[0-9;:]{0,64}[ABCDEFGHJKSTfmsu]|\x1b\[\?[0-9;]{1,32}[hl]", limit=1 << 30)
-# Everything that is no ordinary character: C0 without \t and \n, DEL, C1, surrogates, format characters, line separators.
+# All unusual characters: C0 without \t and \n, DEL, C1, surrogates, format characters, line separators.
 _SUSPECT: Final = bounded(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
     "\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]",
     limit=1 << 30,
 )
-# What stays as it is in every line: printable ASCII, and tabs.
+# Characters that are safe in every line: printable ASCII, tab and newline.
 _PLAIN: Final = bytes([0x09, 0x0A, *range(0x20, 0x7F)])
 _KEPT_FORMATS: Final = frozenset("\u200c\u200d")  # joiners: scripts and emoji need them
 
 
 def clean(text: str | bytes, *, max_line: int = MAX_LINE, max_text: int = MAX_TEXT) -> str:
-    r"""The same text, safe to print. Holds no control character but ``\n`` and ``\t``.
+    r"""Returns the text, safe to print, without control characters except ``\n`` and ``\t``.
 
     Args:
-        text: anything; bytes are read as UTF-8, wrong ones shown as ``\xff``.
-        max_line: longest line in characters; what is over it is counted, not shown.
-        max_text: longest text in characters, over all lines.
+        text: Any text; bytes are read as UTF-8, invalid ones appear as ``\xff``.
+        max_line: Maximum length of a line in characters; the excess is counted, not printed.
+        max_text: Maximum length of the text in characters, over all lines.
     """
     if isinstance(text, bytes):
-        # One character over the limit is enough to know that it was too long.
+        # One character over the limit suffices to detect a text that is too long.
         text = text[: 4 * max_text + 4].decode("utf-8", "backslashreplace")
     text, over = text[:max_text], len(text) - max_text
     text = _safe(text)
@@ -46,7 +47,7 @@ def clean(text: str | bytes, *, max_line: int = MAX_LINE, max_text: int = MAX_TE
 
 
 def clean_line(text: str | bytes, *, max_line: int = MAX_LINE) -> str:
-    r"""One line for a terminal, as it would have stood there in the end: what a progress bar overwrote (``\r``) becomes ``… ``."""
+    r"""Returns one line as a terminal would finally show it; text overwritten by ``\r`` becomes ``… ``."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "backslashreplace")
     text = text.rstrip("\r\n")
@@ -57,12 +58,15 @@ def clean_line(text: str | bytes, *, max_line: int = MAX_LINE) -> str:
 
 
 def is_plain(data: bytes, *, max_line: int = MAX_LINE) -> bool:
-    """Whether :func:`clean_line` changes none of these lines, each with its LF; asked of a hundred thousand bytes at once."""
+    """True if :func:`clean_line` changes none of these lines, each with its LF.
+
+    Called with a hundred thousand bytes at a time.
+    """
     if data.translate(None, _PLAIN):
         return False
     begin = 0
     while begin < len(data):
-        # From the beginning of a line to the end of the last one that ends within the longest line's length.
+        # From the beginning of a line to the end of the last one that ends within the maximum length.
         begin = data.rfind(b"\n", begin, begin + max_line + 1) + 1
         if not begin:
             return False
@@ -70,7 +74,7 @@ def is_plain(data: bytes, *, max_line: int = MAX_LINE) -> bool:
 
 
 def one_line(text: str | bytes, *, width: int) -> str:
-    """The first line that says something, cut to ``width`` characters; for tables and headings."""
+    """Returns the first non-empty line, shortened to ``width`` characters; for tables and headings."""
     for line in clean(text, max_line=100_000).split("\n"):
         if line.strip():
             return shorten(" ".join(line.split()), width)
@@ -78,7 +82,7 @@ def one_line(text: str | bytes, *, width: int) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """``text`` in at most ``width`` characters, with ``…`` at its end when it was longer."""
+    """Returns ``text`` in at most ``width`` characters, with ``…`` at its end if it was longer."""
     return text if len(text) <= width else text[: max(0, width - 1)].rstrip() + "…"
 
 

@@ -1,7 +1,7 @@
-"""Formats single values for people: colours, lists of ranks, counts, durations, ages and times. Pure.
+"""Formats single values for users: colors, lists of ranks, counts, durations, ages and times. Pure.
 
-Loaded by every command at start-up (colour detection), so it imports the standard library only. Output must
-read as well without colours.
+Every command loads it at start-up (color detection), so it imports the standard library only. Output must be equally
+readable without colors.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ from typing import IO, Any, Final
 
 
 class Paint:
-    """Wraps text in SGR sequences when ``color`` is true, else leaves it as it is."""
+    """Wraps text in SGR sequences if ``color`` is true, else returns it unchanged."""
 
     def __init__(self, *, color: bool = False) -> None:
         self.color = color
 
     def __call__(self, text: str, code: str) -> str:
-        """``text`` with the SGR attributes ``code``, as ``1;31``."""
+        """Returns ``text`` with the SGR attributes ``code``, for example ``1;31``."""
         return f"\x1b[{code}m{text}\x1b[0m" if self.color and text else text
 
     def bold(self, text: str) -> str:
-        """What the eye should find first."""
+        """Formats the most important text."""
         return self(text, "1")
 
     def dim(self, text: str) -> str:
-        """What may be skipped."""
+        """Formats text of low importance."""
         return self(text, "2")
 
     def bad(self, text: str) -> str:
-        """A failure."""
+        """Formats a failure."""
         return self(text, "1;31")
 
     def good(self, text: str) -> str:
-        """A success."""
+        """Formats a success."""
         return self(text, "32")
 
     def warn(self, text: str) -> str:
-        """Worth a look."""
+        """Formats a warning."""
         return self(text, "33")
 
 
 def wants_color(stream: IO[Any]) -> bool:
-    """Whether colour is wanted there: a terminal, no ``NO_COLOR``, no dumb terminal."""
+    """Returns True for a terminal without ``NO_COLOR`` that is not dumb."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     try:
@@ -57,24 +57,22 @@ _MINUTE: Final = 60
 _HOUR: Final = 3600
 _DAY: Final = 86_400
 
-#: Numbers of ranks as people write them.
-
 
 def ranks(numbers: Iterable[int]) -> str:
-    """Numbers as people write them: ``0, 2-5, 9``; long lists end with a count (``model.numbers.ranges``)."""
-    from rankfall.model.numbers import ranges  # noqa: PLC0415 - every command loads this module; most show no ranks
+    """Formats ranks as ``0, 2-5, 9``; long lists end with a count (``model.numbers.ranges``)."""
+    from rankfall.model.numbers import ranges  # noqa: PLC0415 - every command loads this module; most print no ranks
 
     return ranges(numbers)
 
 
 def count(number: int, noun: str) -> str:
-    """``1 rank``, ``3 ranks``."""
+    """Formats a count: ``1 rank``, ``3 ranks``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def span(seconds: float) -> str:
-    """A duration: ``0.4s``, ``42s``, ``3m05s``, ``2h10m``, ``4d02h``."""
-    if seconds < 10:  # noqa: PLR2004 - below ten seconds the tenth tells something
+    """Formats a duration: ``0.4s``, ``42s``, ``3m05s``, ``2h10m``, ``4d02h``."""
+    if seconds < 10:  # noqa: PLR2004 - below ten seconds the tenth is useful
         return f"{max(0.0, seconds):.1f}s"
     whole = int(seconds)
     if whole < _MINUTE:
@@ -87,7 +85,7 @@ def span(seconds: float) -> str:
 
 
 def moment(text: str | None) -> datetime | None:
-    """An RFC 3339 time (nanoseconds allowed) in UTC; None when it is none."""
+    """Parses an RFC 3339 time (nanoseconds allowed) to UTC; None if invalid."""
     if not text:
         return None
     try:
@@ -97,32 +95,32 @@ def moment(text: str | None) -> datetime | None:
 
 
 def age(text: str | None, *, now: datetime) -> str:
-    """How long ago: ``42s``; ``-`` when unknown."""
+    """Formats the age of a time: ``42s``; ``-`` if unknown."""
     at = moment(text)
     return "-" if at is None else span((now - at).total_seconds())
 
 
 def clock(text: str | None) -> str:
-    """The time of day in UTC with milliseconds; empty when unknown."""
+    """Formats the time of day in UTC with milliseconds; empty if unknown."""
     at = moment(text)
     return "" if at is None else f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"
 
 
 def day(text: str | None) -> str:
-    """The date in UTC; empty when unknown."""
+    """Formats the date in UTC; empty if unknown."""
     at = moment(text)
     return "" if at is None else f"{at:%Y-%m-%d}"
 
 
 def plus_minus(seconds: float | None) -> str:
-    """An uncertainty worth showing: ``±0.2s``, ``±90s``; empty below ten milliseconds or when unknown."""
-    if seconds is None or seconds < 0.01:  # noqa: PLR2004 - as the docstring says
+    """Formats an uncertainty: ``±0.2s``, ``±90s``; empty below ten milliseconds or if unknown."""
+    if seconds is None or seconds < 0.01:  # noqa: PLR2004 - as in the docstring
         return ""
     return f"±{seconds:.2g}s" if seconds < 10 else f"±{seconds:.0f}s"  # noqa: PLR2004 - two digits are enough
 
 
 def since(start: str | None, end: str | None, *, now: datetime) -> str:
-    """How long something took, or has been going; ``-`` when unknown."""
+    """Formats how long something took, or has lasted so far; ``-`` if unknown."""
     first = moment(start)
     if first is None:
         return "-"

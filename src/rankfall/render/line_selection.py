@@ -1,8 +1,8 @@
-"""Selects the lines of output that a person sees by default of a job with many ranks.
+"""Selects the default output lines of a job with many ranks.
 
-All lines of rank 0 and of the last rank; from the others what names a failure, tracebacks whole. While the
-rank of a stream is unknown no line is shown under an unproven rank: once it is known, earlier lines are
-read again from the run directory. No line is changed.
+These are all lines of rank 0 and the last rank; from others, lines that name a failure, and whole tracebacks. No line
+appears under an unproven rank: once a stream's rank is proved, earlier lines are read again from the run directory. No
+line is changed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from rankfall.rundir.lines.query import Ranges, Tracebacks, names_failure
 from rankfall.rundir.requests import requested_sizes
 
 _LOOK: Final = 4096
-# torchrun's own end over a failed child.
+# torchrun's final traceback about a failed child.
 _LAUNCHER: Final = bounded(rb"errors\.ChildFailedError|raise ChildFailedError", limit=1 << 30)
 
 
 class DefaultLineFilter:
-    """Picks what ``run`` shows by default: all lines of some ranks, from the others what tells of a failure, tracebacks whole.
+    """Selects the default lines of ``run``: all of some ranks, from others those about a failure, whole tracebacks.
 
-    Of the lines of no rank only those that name a failure, without the frames above them: they are mostly the launcher's own, whose
-    report of a failed child says nothing that is not said better at the end.
+    Of lines without a rank, only those that name a failure count, without their frames. Most come from the launcher,
+    whose report adds nothing to the final verdict.
 
     Args:
-        whole: whether a line is of a rank that is shown whole.
+        whole: Returns True for a line of a rank that is displayed completely.
     """
 
     def __init__(self, whole: Callable[[Line], bool]) -> None:
@@ -40,7 +40,7 @@ class DefaultLineFilter:
         self._tracebacks: dict[str, Tracebacks] = {}
 
     def __call__(self, line: Line) -> bool:
-        """Whether this line is shown; lines of one stream must come in their order."""
+        """True if this line is selected; lines of one stream must come in their order."""
         if line.rank is not None and self._whole(line):
             return True
         text = line.data[:_LOOK]
@@ -53,12 +53,13 @@ class DefaultLineFilter:
 
 
 class FirstOrLastRank:
-    """Whether a line is of rank 0 or of the last rank of a full start.
+    """Predicate for lines of rank 0 or of the last rank of a full start.
 
-    Where the job starts its ranks itself (launcher ``exec``) nobody but they know how many there are; no rank is taken for the last one before.
+    If the job starts its ranks itself (launcher ``exec``), only the ranks report their number; before that, no rank
+    counts as the last one.
 
     Args:
-        directory: the run.
+        directory: The run.
     """
 
     def __init__(self, directory: RunDir) -> None:
@@ -73,7 +74,7 @@ class FirstOrLastRank:
             self._fixed = 0
 
     def __call__(self, line: Line) -> bool:
-        """Whether this line is."""
+        """Returns True for a line of rank 0 or of the last rank."""
         if line.rank == 0 or self._fixed is not None:
             return line.rank in {0, self._fixed}
         if line.attempt not in self._last:
@@ -81,7 +82,7 @@ class FirstOrLastRank:
         return line.rank == self._last[line.attempt]
 
     def forget(self, attempt: int | None = None) -> None:
-        """Ranks of this attempt (None: of any) have started, or may have: there may be more or fewer than before."""
+        """Drops the number of ranks of this attempt (None: of all), because a restart may have changed it."""
         if attempt is None:
             self._last.clear()
         else:
@@ -89,7 +90,7 @@ class FirstOrLastRank:
 
 
 class _Unknown(msgspec.Struct):
-    """Lines of one stream that came while nobody knew their rank: the first, where the last begins, those shown already, what was known."""
+    """Lines of one stream with an unknown rank: the first, the last one's offset, the printed ones, the ranges."""
 
     first: Line
     last: int
@@ -98,11 +99,11 @@ class _Unknown(msgspec.Struct):
 
 
 class LateRankFilter:
-    """Lines of some ranks, whenever these become known, and of all others what tells of a failure.
+    """Selects lines of some ranks, even if these become known late, and from all others those about a failure.
 
     Args:
-        tail: where the lines come from.
-        whole: whether a line is of a rank that is shown whole.
+        tail: Source of the lines.
+        whole: Returns True for a line of a rank that is displayed completely.
     """
 
     def __init__(self, tail: LineTail, whole: Callable[[Line], bool]) -> None:
@@ -112,7 +113,7 @@ class LateRankFilter:
         self._unknown: dict[str, _Unknown] = {}
 
     def pick(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """What is shown of the follower's next lines, behind the earlier lines of streams whose rank became known since."""
+        """Yields the selected new lines, after earlier lines of streams whose rank has become known."""
         for stream in list(self._unknown):
             yield from self._caught_up(stream)
         for line in lines:
@@ -133,7 +134,7 @@ class LateRankFilter:
                 yield placed
 
     def _caught_up(self, stream: str) -> Iterator[Line]:
-        """Lines that came before their rank was known, when it is known now and one of those that are shown."""
+        """Yields lines that came before their rank became available, if that rank is selected."""
         unknown = self._unknown.get(stream)
         if unknown is None:
             return

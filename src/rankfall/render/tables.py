@@ -1,7 +1,7 @@
 """Renders ``ps``, ``status``, ``nodes list`` and ``nodes describe`` as tables, and ``docs/causes.md``.
 
-Aligned columns, no frames, nothing wrapped. What the kernel or a person wrote is escaped. The page of causes is
-printed by ``rankfall config causes``; a test compares it with the page in ``docs``.
+Aligned columns, no frames, no wrapping. Text of the kernel or of a user is escaped. ``rankfall config causes`` prints
+the page of causes; a test compares it with the page in ``docs``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CELL = 60
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, paint: Paint) -> str:
-    """Columns as wide as their longest cell; the last one open to the right."""
+    """Returns a table with columns as wide as their longest cell; the last one has no padding."""
     cells = [[one_line(cell, width=_CELL) or "-" for cell in row] for row in rows]
     widths = [max([len(name), *(len(row[n]) for row in cells)]) for n, name in enumerate(head)]
     lines = [_GAP.join(name.ljust(width) for name, width in zip(head, widths, strict=True)).rstrip()]
@@ -34,7 +34,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, paint: Paint) -
 
 
 def render_runs(runs: Sequence[RunSummary], *, now: datetime, color: bool = False) -> str:
-    """The table of ``rankfall ps``; a line of words when there is no run."""
+    """Returns the table of ``rankfall ps``; a message if there is no run."""
     if not runs:
         return "No runs yet. Start one: rankfall run --nnodes 2 --nproc-per-node 2 train.py"
     paint = Paint(color=color)
@@ -101,7 +101,7 @@ def _state_sentence(status: StatusDocument, *, now: datetime, paint: Paint) -> s
     if status.state in {"succeeded", "failed"}:
         return f"Run {paint.bold(status.run)} {state}{attempt}{f' after {span}' if span else ''}."
     if status.state == "restarting":
-        # Attempts of the platform itself are already counted when they are seen.
+        # The count already includes attempts of the platform itself.
         number = status.attempts if status.unattended else status.attempts + 1
         attempt = f" as attempt {number} of {status.restarts.limit + 1}"
     if status.state == "unknown":
@@ -112,7 +112,7 @@ def _state_sentence(status: StatusDocument, *, now: datetime, paint: Paint) -> s
 
 
 def _counts(status: StatusDocument) -> str:
-    """How many slots stand how, and what was started again."""
+    """Returns the number of slots by state, and the restarts."""
     numbers = [f"{getattr(status, name)} {name}" for name in ("ready", "active", "succeeded", "failed", "stopped")]
     counted = status.restarts
     text = f"slots: {', '.join(numbers)}"
@@ -123,7 +123,7 @@ def _counts(status: StatusDocument) -> str:
 
 
 def _alone(run: RunSummary) -> str:
-    """What stands behind the state of a run that goes on without a supervisor; one that is suspended needs none before it is resumed."""
+    """Returns the suffix of a run's state if it has no supervisor; a suspended run needs none until resumed."""
     if run.state in FINAL_STATES or run.state == "suspended" or run.supervised:
         return ""
     if run.foreign is not None:
@@ -132,7 +132,7 @@ def _alone(run: RunSummary) -> str:
 
 
 def _held_by(status: StatusDocument, paint: Paint) -> list[str]:
-    """What somebody should know of who looks after a run that goes on; nothing where that is as usual."""
+    """Returns messages about the supervision of an unfinished run; none if it is normal."""
     if status.foreign is not None:
         recorded = (
             "another process records its lines"
@@ -153,7 +153,7 @@ def _held_by(status: StatusDocument, paint: Paint) -> list[str]:
 
 
 def state_text(state: RunState, paint: Paint) -> str:
-    """A state in its colour."""
+    """Returns a state in its color."""
     style = {"failed": paint.bad, "succeeded": paint.good, "running": paint.bold, "restarting": paint.warn}.get(state)
     return style(state) if style else state
 
@@ -199,7 +199,7 @@ _LINE = 400
 
 
 def render_nodes(document: NodesDocument, *, now: datetime, color: bool = False) -> str:
-    """The table of ``rankfall nodes list``."""
+    """Returns the table of ``rankfall nodes list``."""
     if not document.nodes:
         return "No nodes."
     rows = [
@@ -220,7 +220,7 @@ def render_nodes(document: NodesDocument, *, now: datetime, color: bool = False)
 
 
 def render_node(node: NodeStatus, *, now: datetime, color: bool = False) -> str:
-    """The text of ``rankfall nodes describe`` for one node: how it stands, what is wrong, what was before."""
+    """Returns the text of ``rankfall nodes describe`` for one node: state, problems, history."""
     paint = Paint(color=color)
     style = {"healthy": paint.good, "suspect": paint.warn}.get(node.state, paint.bad)
     head = f"{paint.bold(node.node)}  {style(_state(node))}"

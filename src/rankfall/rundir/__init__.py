@@ -1,10 +1,7 @@
-"""Run directories: streams with their index, run.db, lease, requests, line queries, journal formats.
+"""Run directories: streams with index, run.db, lease, requests, line queries.
 
-Everything that is shown of a run is read from here and kept nowhere else; raw streams are never rewritten.
-Contents: files and formats on disk, one writer under a lease, readers without a lock; no process, no
-request.
-Imports model and verdict.signatures (late); cluster/ also the pure helpers of kube.object_fields.
-Faces: RunDir, Reader, Writer (this package), lines (queries of lines).
+One writer under a lease, readers without a lock; raw streams are never rewritten. Entries: ``RunDir``,
+``Reader``, ``Writer``, ``lines``.
 """
 
 from rankfall.rundir.database import (

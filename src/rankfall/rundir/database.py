@@ -1,8 +1,6 @@
-"""Tables of run.db: row types, schema, how the database is opened, and the queries on it.
+"""Tables of run.db: row types, schema, connections, and queries.
 
-Times are integer nanoseconds since the epoch; None is unknown. Fields that no query filters by are JSON,
-so a new field needs no new table. Refuses a database of a newer schema. Reader and writer share the
-queries.
+Times are nanoseconds since the epoch. Refuses a newer schema.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ from rankfall.rundir.lease import private
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The run as a whole.
+    """State of the whole run.
 
     Attributes:
-        reason: why it is in this state, in words.
-        incomplete: what could not be recorded, in words; empty = the record is whole.
+        reason: Reason of the state, for users.
+        incomplete: Messages about unrecorded data.
     """
 
     state: RunState = "queued"
@@ -38,7 +36,10 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt. ``plan`` is what the backend wrote down to find its slots again; ``state`` is ``running`` until its end."""
+    """One attempt.
+
+    ``plan`` lets the backend find its slots; ``state`` is ``running`` until the end.
+    """
 
     attempt: int
     started: int | None = None
@@ -47,17 +48,17 @@ class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
     plan: dict[str, Any] = {}
 
 
-#: In the place of a proof: nobody needs to wait for one.
+#: ``proof`` of a stream that will never have a rank.
 NO_RANK: Final = "no rank"
 
 
 class StreamRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rank the bytes ``from_byte`` (included) to ``to_byte`` (excluded, None = open) of a stream belong to.
+    """Maps bytes ``from_byte`` (included) to ``to_byte`` (excluded, None = open) to their rank.
 
     Attributes:
-        stream: path of the stream relative to the run directory.
-        local: process ordinal, or ``slot`` for lines of no rank.
-        proof: where that is known from, as ``record`` or ``launcher``; ``NO_RANK`` = the rank will never be known.
+        stream: Path relative to the run directory.
+        local: Process ordinal, or ``slot`` without a rank.
+        proof: Source of the rank, as ``record``; ``NO_RANK`` if never known.
     """
 
     stream: str
@@ -74,7 +75,7 @@ class StreamRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision with its number; ``done_at`` is None while it is only an intent."""
+    """One numbered decision; ``done_at`` is None until carried out."""
 
     id: int
     attempt: int
@@ -83,14 +84,14 @@ class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotFailure(Decision, frozen=True, kw_only=True):
-    """The decision about one slot that fell alone, with what it is about. One row, so that neither is ever there without the other.
+    """The decision about a slot that failed alone, with its diagnosis.
 
     Attributes:
-        slot, instance: which start of which slot.
-        diagnosis: of that start alone; ``verdict.decision`` is null in it.
-        evidence: ids of all that was known of it: none of it is evidence of a later start's fall.
-        step: the last step that one of its ranks reported.
-        due: when the slot is started again at the earliest, nanoseconds since the epoch.
+        slot, instance: Slot and start number.
+        diagnosis: Of that start; its ``verdict.decision`` is null.
+        evidence: IDs of that start's evidence.
+        step: Last reported step.
+        due: Earliest next start, nanoseconds since the epoch.
     """
 
     slot: int
@@ -102,7 +103,7 @@ class SlotFailure(Decision, frozen=True, kw_only=True):
 
     @property
     def again(self) -> bool:
-        """Whether the slot is started again."""
+        """True if the slot is started again."""
         return self.action in {"retry", "retry_elsewhere"}
 
     @property
@@ -112,7 +113,7 @@ class SlotFailure(Decision, frozen=True, kw_only=True):
 
 
 class SlotFailureRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One such decision with its number; ``done_at`` is None while it is only an intent."""
+    """One numbered ``SlotFailure``; ``done_at`` is None until carried out."""
 
     id: int
     attempt: int
@@ -163,21 +164,21 @@ INSERT INTO run (id, state) VALUES (1, 'queued');
 
 
 def open_for_writing(path: Path, *, journal: str) -> sqlite3.Connection:
-    """The database, made when it is not there.
+    """Opens the database; creates it if missing.
 
     Raises:
-        sqlite3.Error: it cannot be opened or is damaged.
-        StoreError: it is of a newer schema.
+        sqlite3.Error: Unopenable or damaged.
+        StoreError: Its schema is newer.
     """
-    # An empty file is an empty database. Its journals get its mode. What is wrong with the folder, sqlite says itself.
+    # sqlite gives journals the mode of this file, empty at first. sqlite reports problems with the folder.
     with contextlib.suppress(OSError):
         os.close(private(path, os.O_WRONLY | os.O_CREAT))
     connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
         connection.execute(f"PRAGMA journal_mode={journal}")
-        # A power cut may lose the last moments of a WAL, never its order; a killed process loses nothing.
+        # A power failure may lose a WAL's last moments, never its order.
         connection.execute("PRAGMA synchronous=NORMAL")
-        # Pages; so often that the journal stays within the room that was made for it.
+        # Pages: keeps the journal within its reserved space.
         connection.execute("PRAGMA wal_autocheckpoint=64")
         version = version_of(connection)
         if version == 0:
@@ -192,7 +193,7 @@ def open_for_writing(path: Path, *, journal: str) -> sqlite3.Connection:
 
 
 def _make_room(connection: sqlite3.Connection) -> None:
-    """Room for a verdict and an end on a disk that is full by then: free pages in the file, and a journal that is used again from its start."""
+    """Reserves space for a verdict and an end, as free pages and a reused journal."""
     with contextlib.suppress(sqlite3.Error):
         connection.execute("CREATE TABLE room (bytes BLOB)")
         connection.execute("INSERT INTO room VALUES (zeroblob(?))", (ROOM,))
@@ -201,11 +202,13 @@ def _make_room(connection: sqlite3.Connection) -> None:
 
 
 def open_for_reading(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
-    """The database, read only. ``immutable`` reads a file that nobody writes, also where no file beside it can be made.
+    """Opens the database read-only.
+
+    ``immutable``: without writers, where sqlite can create no file.
 
     Raises:
-        sqlite3.Error: it cannot be opened or is damaged.
-        StoreError: it is of a newer schema.
+        sqlite3.Error: Unopenable or damaged.
+        StoreError: Its schema is newer.
     """
     uri = f"file:{quote(str(path))}?mode=ro{'&immutable=1' if immutable else ''}"
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
@@ -218,10 +221,10 @@ def open_for_reading(path: Path, *, immutable: bool = False) -> sqlite3.Connecti
 
 
 def refuse_newer(version: int, path: Path) -> None:
-    """Stop at a schema that this code does not know.
+    """Raises an error for a schema that this version does not know.
 
     Raises:
-        StoreError: the version is newer.
+        StoreError: The version is newer.
     """
     if version > VERSION:
         raise StoreError(
@@ -231,7 +234,7 @@ def refuse_newer(version: int, path: Path) -> None:
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """Schema version; 0 = the tables are not made yet."""
+    """Returns the schema version; 0 without tables."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return int(version)  # foreign-text: sqlite gives a number of 32 bits
 
@@ -244,23 +247,21 @@ _STREAM_COLUMNS = "stream, from_byte, to_byte, attempt, round, role, slot, insta
 
 
 class _About(msgspec.Struct, frozen=True):
-    """What tells a fall from a decision about a whole attempt."""
-
     instance: int | None = None
 
 
 class Queries(ABC):
-    """Reading methods over one connection. Without an attempt, the newest one is meant where one is needed."""
+    """Read methods over one connection; the default attempt is the newest."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
 
     @abstractmethod
     def _rows(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows of a query."""
+        """Returns all rows of a query."""
 
     def run(self) -> RunRow:
-        """State, reason, start and end of the run, and what its record lacks."""
+        """Returns the run's state."""
         rows = self._rows("SELECT state, reason, started, ended, incomplete FROM run")
         if not rows:
             return RunRow(state="unknown")
@@ -274,7 +275,7 @@ class Queries(ABC):
         )
 
     def attempts(self) -> list[AttemptRow]:
-        """All attempts, oldest first."""
+        """Returns all attempts, oldest first."""
         return [
             AttemptRow(
                 attempt=attempt,
@@ -289,20 +290,20 @@ class Queries(ABC):
         ]
 
     def newest_attempt(self) -> int | None:
-        """Number of the newest attempt."""
+        """Returns the newest attempt's number, or None."""
         rows = self._rows("SELECT max(attempt) FROM attempts")
         return rows[0][0] if rows else None
 
     def slots(self, attempt: int) -> list[SlotFacts]:
-        """Slots of an attempt, by role and number."""
+        """Returns an attempt's slots, by role and number."""
         return self._bodies(SlotFacts, "SELECT facts FROM slots WHERE attempt = ? ORDER BY role, slot", (attempt,))
 
     def ranks(self, attempt: int) -> list[RankFacts]:
-        """Ranks of an attempt, by round and rank."""
+        """Returns an attempt's ranks, by round and rank."""
         return self._bodies(RankFacts, "SELECT facts FROM ranks WHERE attempt = ? ORDER BY round, rank", (attempt,))
 
     def streams(self, attempt: int | None = None) -> list[StreamRow]:
-        """Which rank the bytes of which stream belong to; of all attempts without one."""
+        """Returns the rank of each stream's bytes; without an attempt, of all."""
         where, args = ("", ()) if attempt is None else (" WHERE attempt = ?", (attempt,))
         return [
             StreamRow(
@@ -322,11 +323,11 @@ class Queries(ABC):
         ]
 
     def evidence(self, attempt: int) -> list[Evidence]:
-        """Evidence of an attempt in the order in which it was stored."""
+        """Returns an attempt's evidence in storage order."""
         return self._bodies(Evidence, "SELECT body FROM evidence WHERE attempt = ? ORDER BY seq", (attempt,))
 
     def verdicts(self, attempt: int | None = None) -> list[VerdictRow]:
-        """All versions, oldest first; of all attempts without one."""
+        """Returns all verdict versions, oldest first; without an attempt, of all."""
         where, args = ("", ()) if attempt is None else (" WHERE attempt = ?", (attempt,))
         rows = self._rows(f"SELECT attempt, version, body FROM verdicts{where} ORDER BY attempt, version", args)  # noqa: S608 - constants
         found = []
@@ -337,7 +338,10 @@ class Queries(ABC):
         return found
 
     def diagnosis(self, attempt: int | None = None) -> Diagnosis | None:
-        """The newest verdict (of the newest attempt that has one), with the newest decision about that attempt in it."""
+        """Returns the newest verdict with its newest decision.
+
+        Without an attempt, of the newest that has one.
+        """
         where, args = ("", ()) if attempt is None else (" WHERE attempt = ?", (attempt,))
         rows = self._rows(
             f"SELECT attempt, body FROM verdicts{where} ORDER BY attempt DESC, version DESC LIMIT 1",  # noqa: S608 - constants
@@ -353,7 +357,10 @@ class Queries(ABC):
         return msgspec.structs.replace(found, verdict=verdict)
 
     def decisions(self, attempt: int | None = None) -> list[DecisionRow]:
-        """Decisions about whole attempts, oldest first; of all attempts without one. One that was carried out has state ``done``."""
+        """Returns the decisions about whole attempts, oldest first; without an attempt, of all.
+
+        A decision that was carried out has state ``done``.
+        """
         found = []
         for number, about, body, done_at in self._decided(attempt, falls=False):
             decision = self._decode(body, Decision)
@@ -362,7 +369,7 @@ class Queries(ABC):
         return found
 
     def falls(self, attempt: int | None = None) -> list[SlotFailureRow]:
-        """Decisions about slots that fell alone, likewise."""
+        """Returns the decisions about slots that failed alone, like :meth:`decisions`."""
         found = []
         for number, about, body, done_at in self._decided(attempt, falls=True):
             fall = self._decode(body, SlotFailure)
@@ -371,7 +378,7 @@ class Queries(ABC):
         return found
 
     def slot_failure_of(self, slot: int, attempt: int | None = None) -> Diagnosis | None:
-        """The verdict of the last time that a slot fell alone, with the decision about it; None where it never did."""
+        """Returns the verdict of a slot's last failure alone, with its decision, or None."""
         own = [row.fall for row in self.falls(attempt) if row.fall.slot == slot]
         if not own:
             return None
@@ -379,7 +386,7 @@ class Queries(ABC):
         return msgspec.structs.replace(own[-1].diagnosis, verdict=verdict)
 
     def starts(self, attempt: int) -> dict[int, int]:
-        """The newest start of each slot of an attempt that was started again alone, counted from 0."""
+        """Returns the newest start, from 0, of each slot that restarted alone."""
         return {row.fall.slot: row.fall.instance + 1 for row in self.falls(attempt) if row.fall.again}
 
     def _decided(self, attempt: int | None, *, falls: bool) -> list[tuple[Any, ...]]:
@@ -421,5 +428,5 @@ def _done(decision: D, done_at: int | None) -> D:
 
 
 def read_all(connection: sqlite3.Connection, sql: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """All rows of a query, as tuples."""
+    """Returns all rows of a query as tuples."""
     return connection.execute(sql, args).fetchall()

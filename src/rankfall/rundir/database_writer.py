@@ -1,8 +1,6 @@
-"""The one writer of run.db: one transaction per call.
+"""The only writer of run.db: one transaction per call.
 
-A supervisor that is killed between two calls leaves nothing half done. A full disk raises StoreError and
-leaves the writer usable; the note that the record is incomplete is stored with the next call that finds
-room.
+A full disk raises StoreError and leaves the writer usable.
 """
 
 from __future__ import annotations
@@ -35,14 +33,12 @@ _MOST: Final = (1 << 63) - 1
 
 
 class Writer(Queries):
-    """Writes a run's tables; made by ``RunDir.lease()`` only. Its reading methods see what it wrote.
+    """Writes a run's tables; only ``RunDir.lease()`` creates it.
 
-    Args:
-        path: the database.
-        journal: journal mode, ``WAL`` or ``DELETE``.
+    ``journal`` is ``WAL`` or ``DELETE``.
 
     Raises:
-        StoreError: the database cannot be opened.
+        StoreError: The database cannot be opened.
     """
 
     def __init__(self, path: Path, *, journal: str) -> None:
@@ -59,7 +55,7 @@ class Writer(Queries):
         except sqlite3.OperationalError as error:
             raise _failed(self._path, error) from error
         except sqlite3.DatabaseError as error:
-            # Damaged beyond opening: kept aside for people, never overwritten; streams and records can be read again.
+            # A damaged file is renamed, never overwritten; streams and records can be read again.
             aside = _set_aside(self._path)
             self._notes.append(f"{self._path.name} was damaged ({error}) and is kept as {aside}; it was started anew")
         try:
@@ -68,17 +64,20 @@ class Writer(Queries):
             raise _failed(self._path, error) from error
 
     def close(self) -> None:
-        """Fold the journal into the database, so that a finished run can be read where nothing may be written."""
+        """Merges the journal into the database, for reading from a read-only folder."""
         with self._lock:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                # Fails while a reader is connected; the journal's files then stay, and are as good.
+                # Fails while a reader is connected; the remaining journal files are equally valid.
                 self._connection.execute("PRAGMA busy_timeout=0")
                 self._connection.execute("PRAGMA journal_mode=DELETE")
             self._connection.close()
 
     def set_run(self, state: RunState, *, reason: str | None = None, at: int) -> None:
-        """The run's new state. The first state after ``queued`` and ``suspended`` starts it, a final one ends it, a later one reopens it."""
+        """Stores the run's new state.
+
+        The first state after ``queued`` and ``suspended`` sets the start, a final one the end, a later one clears it.
+        """
         started = None if state in {"queued", "suspended"} else at
         ended = at if state in FINAL_STATES else None
         with self._transaction() as connection:
@@ -88,7 +87,7 @@ class Writer(Queries):
             )
 
     def begin_attempt(self, attempt: int, *, at: int, plan: dict[str, Any]) -> None:
-        """Write down that an attempt starts, before any of it does. Begun again, it keeps its first start."""
+        """Records an attempt before its slots start; the first start time remains."""
         with self._transaction() as connection:
             connection.execute(
                 "INSERT INTO attempts (attempt, started, state, plan) VALUES (?, ?, 'running', ?) "
@@ -97,21 +96,21 @@ class Writer(Queries):
             )
 
     def end_attempt(self, attempt: int, *, at: int, state: str) -> None:
-        """Write down that an attempt is over; the first end stands."""
+        """Records an attempt's end; the first end time remains."""
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE attempts SET ended = coalesce(ended, ?), state = ? WHERE attempt = ?", (at, state, attempt)
             )
 
     def put_slots(self, attempt: int, slots: Iterable[SlotFacts]) -> None:
-        """Store what is known of slots, over what was stored before, by role and number."""
+        """Stores slots; replaces the same role and number."""
         self._many(
             "INSERT OR REPLACE INTO slots (attempt, role, slot, facts) VALUES (?, ?, ?, ?)",
             ((attempt, facts.role or "", facts.slot, self._encode(facts)) for facts in slots),
         )
 
     def put_ranks(self, attempt: int, ranks: Iterable[RankFacts]) -> None:
-        """Store what is known of ranks, over what was stored before, by round and rank."""
+        """Stores ranks; replaces the same round and rank."""
         self._many(
             "INSERT OR REPLACE INTO ranks (attempt, round, rank, facts) VALUES (?, ?, ?, ?)",
             (
@@ -121,7 +120,7 @@ class Writer(Queries):
         )
 
     def put_streams(self, streams: Iterable[StreamRow]) -> None:
-        """Store which bytes belong to which rank, over what was stored before, by stream and first byte."""
+        """Stores ranks of bytes; replaces the same stream and first byte."""
         self._many(
             "INSERT OR REPLACE INTO streams (stream, from_byte, to_byte, attempt, round, role, slot, instance, local, rank, proof) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -144,11 +143,7 @@ class Writer(Queries):
         )
 
     def add_evidence(self, attempt: int, evidence: Iterable[Evidence]) -> int:
-        """Store evidence that is not there yet.
-
-        Returns:
-            How many pieces were new; a piece with a known id is the same piece.
-        """
+        """Stores evidence with new IDs; returns their number."""
         with self._transaction() as connection:
             before = connection.total_changes
             connection.executemany(
@@ -158,11 +153,7 @@ class Writer(Queries):
             return connection.total_changes - before
 
     def add_verdict(self, attempt: int, diagnosis: Diagnosis) -> int:
-        """Store a verdict as the next version of its attempt; one equal to the last (decision aside) is not stored again.
-
-        Returns:
-            The version that stands now, counted from 1.
-        """
+        """Stores a verdict unless it equals the last, without decision; returns its version."""
         with self._transaction() as connection:
             rows = read_all(
                 connection,
@@ -179,11 +170,7 @@ class Writer(Queries):
             return last + 1
 
     def add_decision(self, attempt: int, decision: Decision) -> int:
-        """Write down a decision before it is carried out; a :class:`Fall` is one about a slot alone.
-
-        Returns:
-            Its number, for :meth:`decision_done`.
-        """
+        """Stores a decision before it is carried out; returns its number."""
         with self._transaction() as connection:
             cursor = connection.execute(
                 "INSERT INTO decisions (attempt, body) VALUES (?, ?)", (attempt, self._encode(decision))
@@ -191,12 +178,15 @@ class Writer(Queries):
             return int(cursor.lastrowid or 0)  # foreign-text: sqlite gives a number of 64 bits
 
     def decision_done(self, number: int, *, at: int) -> None:
-        """Write down that a decision was carried out; the first time stands."""
+        """Records that a decision was carried out; the first time remains."""
         with self._transaction() as connection:
             connection.execute("UPDATE decisions SET done_at = coalesce(done_at, ?) WHERE id = ?", (at, number))
 
     def note_incomplete(self, text: str) -> None:
-        """Mark the record as incomplete, with what it lacks. Never raises: what finds no room goes along with the next call."""
+        """Marks the record as incomplete.
+
+        Never raises: an unwritten note is stored with the next call.
+        """
         self._notes.append(text[:1000])
         with contextlib.suppress(StoreError), self._transaction():
             pass
@@ -205,7 +195,7 @@ class Writer(Queries):
         try:
             return self._encoder(value)
         except UnicodeEncodeError:
-            # A file name that is no UTF-8, or text that a job made so, must not cost the run its record.
+            # Text that is not UTF-8 must not cost the run its record.
             return self._encoder(storable(msgspec.to_builtins(value)))
 
     def _many(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
@@ -256,7 +246,7 @@ class Writer(Queries):
 
 
 def _versioned(diagnosis: Diagnosis, version: int) -> Diagnosis:
-    """Decisions have a table of their own: the verdict is stored without, or each decision would make a new version."""
+    """Returns the diagnosis with this version and no decision: a decision makes no version."""
     verdict = msgspec.structs.replace(diagnosis.verdict, version=version, decision=None)
     return msgspec.structs.replace(diagnosis, verdict=verdict)
 
@@ -283,7 +273,7 @@ def _failed(path: Path, error: Exception) -> StoreError:
 
 
 def storable(value: Any) -> Any:
-    """Plain data as JSON and sqlite take it: text without lone surrogates, and no number beyond 64 bits."""
+    """Converts data for JSON and sqlite: no unpaired surrogates, no number beyond 64 bits."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, int) and not isinstance(value, bool):

@@ -1,8 +1,6 @@
-"""Creates, finds, lists and reads run directories.
+"""Creates, finds, lists and reads run directories, named <name>-<6 hex>.
 
-RunDir is one run: its lease gives the writer, its reader needs no lock and works while a writer lives or
-when the database is missing or damaged. Constructing a RunDir touches nothing. A run id is <name>-<6 hex>;
-anything else in runs/ is left alone.
+A reader needs no lock and works despite a missing or damaged database.
 """
 
 from __future__ import annotations
@@ -33,10 +31,9 @@ from rankfall.rundir.lease import file_system, make_folder, write_file
 
 
 class Reader(Queries):
-    """Reading side of one run; made by ``RunDir.reader()``.
+    """Read access to one run, from ``RunDir.reader()``.
 
-    Attributes:
-        problems: what could not be read so far, in words.
+    ``problems``: messages about unreadable data.
     """
 
     def __init__(self, run_dir: RunPaths) -> None:
@@ -57,14 +54,17 @@ class Reader(Queries):
             return connection
         if connection is not None:
             connection.close()
-        # With a holder of the lease it is just being made; of a job that Rankfall did not start nobody may have recorded anything yet.
+        # With a lease holder, the database is being created; a foreign job may have no record.
         unrecorded = self.run_dir.foreign is not None and not salvage.attempts(self.run_dir)
         if not unrecorded and self.run_dir.lease_holder() is None:
             self._note(f"{path.name} is missing or empty: only streams, records and slot folders can be read")
         return None
 
     def _open_immutable(self) -> sqlite3.Connection | None:
-        """A folder without write permission: sqlite can make no file beside the database, and nobody else can either."""
+        """Opens the database in a folder without write permission.
+
+        No other process can write it either.
+        """
         path = self.run_dir.db_path
         try:
             connection = database.open_for_reading(path, immutable=True)
@@ -76,14 +76,14 @@ class Reader(Queries):
         return connection
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Closes the database."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     @property
     def damaged(self) -> bool:
-        """Whether the database cannot be read, so that answers come from the other files of the directory."""
+        """True if the database cannot be read, so other files supply results."""
         return self._connection is None
 
     def run(self) -> RunRow:  # noqa: D102 - as Queries
@@ -114,15 +114,11 @@ class Reader(Queries):
         return salvage.streams(self.run_dir, attempt) if self.damaged else super().streams(attempt)
 
     def summary(self) -> RunSummary:
-        """The run as ``ps`` lists it."""
+        """Returns the run as ``ps`` lists it."""
         return status.summary(self.run_dir, self)
 
     def status(self, now: int) -> StatusDocument:
-        """The run with slots and ranks of its newest attempt.
-
-        Args:
-            now: nanoseconds since the epoch, for the age of each rank's last line.
-        """
+        """Returns the run with its newest attempt's slots and ranks; ``now`` in nanoseconds since the epoch."""
         return status.status(self.run_dir, self, now=now)
 
     def _rows(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -141,7 +137,10 @@ _MAX_LISTED: Final = 5
 
 
 class RunDir(RunPaths):
-    """One run's directory: found or made, written under its lease, read by anybody."""
+    """One run's directory: written under its lease, readable by any process.
+
+    The constructor accesses no file.
+    """
 
     @classmethod
     def create(
@@ -153,17 +152,13 @@ class RunDir(RunPaths):
         replace: bool = False,
         fill: Callable[[Path], object] | None = None,
     ) -> RunDir:
-        """A new run directory; it appears under its name only when spec and folders are in it.
+        """Creates a run directory; it gets its name only when complete.
 
-        Args:
-            spec: the job.
-            home: Rankfall's home.
-            request_token: names the request: a second call with the same token and name gives the first call's run.
-            replace: end what an earlier request with this token left running in a cluster.
-            fill: puts what else belongs to it into the new directory, before that has its name.
+        The same ``request_token`` and name return the first call's run. ``replace``: the first attempt may end an
+        earlier request's remains. ``fill`` adds content.
 
         Raises:
-            StoreError: home cannot be written.
+            StoreError: The home is unwritable, or no ID is free.
         """
         meta = Meta(created=time.time_ns(), request_token=request_token, replace=replace)
         with _fresh(spec, home=home, meta=meta) as fresh:
@@ -179,15 +174,10 @@ class RunDir(RunPaths):
 
     @classmethod
     def of_foreign(cls, spec: JobSpec, foreign: Foreign, *, home: Path) -> RunDir:
-        """The directory of a job that Rankfall did not start: the one that there is, or a new one.
-
-        Args:
-            spec: what is known of the job, in the words of a job of ours.
-            foreign: the object; names the directory.
-            home: Rankfall's home.
+        """Returns a foreign job's directory; creates it if missing.
 
         Raises:
-            StoreError: home cannot be written, or the name is another object's.
+            StoreError: Unwritable home, or another object's directory.
         """
         path = home / "runs" / foreign.directory
         if not path.exists():
@@ -206,11 +196,11 @@ class RunDir(RunPaths):
 
     @classmethod
     def open(cls, home: Path, run: str) -> RunDir:
-        """The run with this id, or the only one whose id begins so.
+        """Returns the run with this ID or unique beginning.
 
         Raises:
-            NotFound: there is none; names those that look like it.
-            UsageError: several begin so; names them.
+            NotFound: None; the hint names similar IDs.
+            UsageError: Several; the message names them.
         """
         ids = _ids(home)
         if run in ids:
@@ -228,14 +218,11 @@ class RunDir(RunPaths):
 
     @contextlib.contextmanager
     def lease(self, *, wait: float = 0.0) -> Iterator[Writer]:
-        """Hold the run's lease and write to it.
-
-        Args:
-            wait: seconds to wait for another holder to let go.
+        """Holds the run's lease and yields its writer; ``wait`` in seconds.
 
         Raises:
-            LockHeld: another process holds it.
-            StoreError: the directory cannot be written.
+            LockHeld: Another process holds the lease.
+            StoreError: The directory cannot be written.
         """
         if not self.path.is_dir():
             raise StoreError(f"{self.path} is gone", hint="rankfall ps lists the runs")
@@ -248,14 +235,14 @@ class RunDir(RunPaths):
 
     @contextlib.contextmanager
     def reader(self) -> Iterator[Reader]:
-        """Read the run, whether or not somebody writes it; what is damaged stands in ``Reader.problems``."""
+        """Yields a reader of the run, with or without an active writer."""
         with contextlib.closing(Reader(self)) as reader:
             yield reader
 
 
 @contextlib.contextmanager
 def _fresh(spec: JobSpec, *, home: Path, meta: Meta) -> Iterator[Path]:
-    """A run directory that has no name yet; what was not given one is removed."""
+    """Creates a run directory under a temporary name; removes it unless renamed."""
     prepare(home)
     fresh = home / "runs" / f".new-{os.urandom(8).hex()}"
     try:
@@ -279,10 +266,12 @@ def _fresh(spec: JobSpec, *, home: Path, meta: Meta) -> Iterator[Path]:
 
 
 def list_runs(home: Path) -> list[RunDir]:
-    """All runs, newest first. Damaged ones are in the list too: their ``spec`` raises, their summary says ``unknown``.
+    """Returns all runs, newest first.
+
+    A damaged run's ``spec`` raises; its state is ``unknown``.
 
     Raises:
-        StoreError: the folder cannot be read.
+        StoreError: The folder cannot be read.
     """
     return sorted((RunDir(home / "runs" / one) for one in _ids(home)), key=lambda run: (-run.created, run.id))
 

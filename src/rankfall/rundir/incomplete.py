@@ -1,7 +1,6 @@
-"""What the record of a run lacks: the one place that says so. ``run``, ``status``, ``logs``, ``why`` and their JSON show what is found here.
+"""Determines which lines the record of a run lacks; derived at each call.
 
-Nothing is kept: it is derived from the gap records, which whoever could not store or read lines wrote (a wrapper on this machine, the recorder
-of a cluster, which compares with what was printed), from slots of this machine that ended without a record of it, and from the disk as it is now.
+Main source: gap records of wrapper or recorder. Others: slots without end, and the disk.
 """
 
 from __future__ import annotations
@@ -22,17 +21,15 @@ from rankfall.rundir.streams.files import IndexReader
 if TYPE_CHECKING:
     from rankfall.rundir.layout import RunPaths
 
-#: How the sentences about lines begin among other things that a verdict lacks.
+#: Prefix of sentences about lines in a verdict.
 PREFIX: Final = "record incomplete: "
-#: A disk with so few bytes is full: less than the few files that a slot needs before it starts its command.
+#: Free bytes of a full disk: less than a slot writes before its command.
 FULL_BYTES: Final = 64 << 10
 _MAX_FILES: Final = 4096
 _MAX_RECORD: Final = 64 << 10
 
 
 class _Piece(NamedTuple):
-    """Lines that one gap record is about."""
-
     slot: int | None
     rank: int | None
     lines: int | None
@@ -44,12 +41,9 @@ class _Piece(NamedTuple):
 
 
 def lost_lines(records: Iterable[Record]) -> tuple[LostLines, ...]:
-    """What gap records say together: of each attempt, what was counted and what nobody counted.
+    """Sums up gap records: for each attempt the counted and the uncounted losses.
 
-    A place in a container's log is where the lines are that were counted as missing in it; alone it says only that some may be missing.
-
-    Args:
-        records: of the kind ``gap``; others, and those without numbers, say nothing here.
+    A place locates counted lines; alone it only means possible losses.
     """
     counted: dict[int, list[_Piece]] = {}
     places: dict[tuple[int, int | None, str | None, int], list[tuple[int | None, int | None]]] = {}
@@ -61,7 +55,7 @@ def lost_lines(records: Iterable[Record]) -> tuple[LostLines, ...]:
             places.setdefault(_container(record), []).append((lost.after_ns, lost.before_ns))
             if lost.why:
                 reasons[_container(record)] = lost.why
-    # The end of these logs could not be read.
+    # Containers whose log was not read to its end.
     open_ends = {key for key, bounds in places.items() if any(before is None for _, before in bounds)}
     named: set[tuple[int, int | None, str | None, int]] = set()
     for record in gaps:
@@ -91,31 +85,26 @@ def lost_lines(records: Iterable[Record]) -> tuple[LostLines, ...]:
 
 
 def lost_of_run(run_dir: RunPaths, *, attempt: int | None = None) -> tuple[LostLines, ...]:
-    """What the run's record lacks of its lines.
-
-    Args:
-        run_dir: the run.
-        attempt: only of this one; all by default.
-    """
+    """Returns the lost lines of a run; ``attempt`` None = all."""
     names, gaps = _listed(run_dir.records_dir)
     found = [*lost_lines(gaps), *_unrecorded(run_dir, names)]
     return tuple(one for one in found if attempt is None or one.attempt == attempt)
 
 
 def sentences(lost: Iterable[LostLines]) -> list[str]:
-    """For the list of what a verdict lacks."""
+    """Returns sentences for a verdict's missing evidence."""
     return [f"{PREFIX}{one.text}" for one in lost]
 
 
 def as_of_now(verdict: Verdict, run_dir: RunPaths) -> Verdict:
-    """The verdict with what the record lacks by now: what was missing may have been had since, and more may have been lost."""
+    """Returns the verdict with the current losses; lines may have been recovered."""
     lost = sentences(lost_of_run(run_dir, attempt=verdict.attempt))
     others = [one for one in verdict.missing if not one.startswith(PREFIX)]
     return msgspec.structs.replace(verdict, missing=tuple(dict.fromkeys([*lost, *others])))
 
 
 def disk_trouble(path: Path) -> str | None:
-    """Why nothing can be stored below ``path`` now; None while it can."""
+    """Returns why nothing can be stored below ``path``, or None."""
     try:
         found = os.statvfs(path)
     except OSError as error:
@@ -128,7 +117,7 @@ def disk_trouble(path: Path) -> str | None:
 
 
 def waiting(run_dir: RunPaths, *, state: str) -> tuple[str, ...]:
-    """What is said of a run that goes on and whose lines cannot be stored now."""
+    """Returns messages for an unfinished run that cannot store lines."""
     trouble = disk_trouble(run_dir.path) if state not in FINAL_STATES else None
     return () if trouble is None else (f"{trouble}: what is printed now is not stored",)
 
@@ -138,7 +127,7 @@ def _container(record: Record) -> tuple[int, int | None, str | None, int]:
 
 
 def _cluster_context(bounds: Sequence[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
-    """From the first line before all of them to the last one after them; None = open."""
+    """Returns the bounds around all of them; None = open."""
     after = [one for one, _ in bounds if one is not None]
     before = [one for _, one in bounds if one is not None]
     return (
@@ -165,7 +154,7 @@ def _joined(attempt: int, pieces: Sequence[_Piece]) -> LostLines:
 
 
 def _listed(folder: Path) -> tuple[list[str], list[Record]]:
-    """Names of all records, and the gap records themselves."""
+    """Returns all record names, and the gap records."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith("."))
     except OSError:
@@ -178,7 +167,10 @@ def _listed(folder: Path) -> tuple[list[str], list[Record]]:
 
 
 def _unrecorded(run_dir: RunPaths, names: Sequence[str]) -> list[LostLines]:
-    """Slots of this machine whose wrapper is gone and recorded no end: what it had not stored yet is lost, and nobody can have counted it."""
+    """Returns local slots whose wrapper died without a recorded end.
+
+    Its unstored output could not be counted.
+    """
     try:
         spec = run_dir.spec
     except StoreError:
@@ -191,7 +183,7 @@ def _unrecorded(run_dir: RunPaths, names: Sequence[str]) -> list[LostLines]:
         pieces = []
         for slot in (slot for part in spec.parts for slot in part.slots) if attempt is not None else ():
             role = spec.role_of(slot)
-            # A slot that is started again alone has a folder for each start.
+            # A slot restarted alone has a folder for each start.
             folders = [
                 path for path in (place / f"{role}-{slot}", *sorted(place.glob(f"{role}-{slot}.*"))) if path.is_dir()
             ]

@@ -1,7 +1,6 @@
-"""Paths of the home folder and of one run directory, and atomic file writes.
+"""Paths of the home and of one run directory, and atomic file writes (docs/architecture.md).
 
-Also holds what is written once when a run is made: spec, foreign object, creation time. Refuses a home
-laid out by an unknown version. The layout is documented in docs/architecture.md.
+Refuses a home with an unknown layout version.
 """
 
 from __future__ import annotations
@@ -26,31 +25,31 @@ _OTHERS: Final = 0o077
 
 
 def home() -> Path:
-    """Rankfall's home folder, with ``layout``, ``runs/`` and ``inside/`` in it; made when it is not there.
+    """Returns Rankfall's home folder; creates it if missing.
 
-    A home that cannot be written but has a known layout is fine for reading.
+    A read-only home is usable for reading.
 
     Raises:
-        StoreError: it cannot be made or read, or its layout is of another version.
+        StoreError: Inaccessible, or another layout version.
     """
     return prepare(default_home())
 
 
 def default_home() -> Path:
-    """Where home would be; touches nothing."""
+    """Returns the home's path; accesses no file."""
     chosen = os.environ.get("RANKFALL_HOME")
     if chosen:
         return Path(chosen).expanduser().absolute()
-    import platformdirs  # noqa: PLC0415 - only without RANKFALL_HOME; start-up is watched
+    import platformdirs  # noqa: PLC0415 - only without RANKFALL_HOME; start-up time is tested
 
     return Path(platformdirs.user_data_dir("rankfall", appauthor=False))
 
 
 def prepare(path: Path) -> Path:
-    """Check the layout of ``path`` and make what is missing.
+    """Checks the layout of ``path`` and creates missing parts.
 
     Raises:
-        StoreError: as :func:`home`.
+        StoreError: As for :func:`home`.
     """
     version = _version(path)
     if version is None:
@@ -75,12 +74,12 @@ def _version(path: Path) -> str | None:
 
 
 def _tighten(path: Path) -> None:
-    """Close our own folders that an earlier version left open for others. The home itself may be a folder that the user chose."""
+    """Removes other users' access to Rankfall's folders, but not the home, which users choose."""
     for folder in (path / "runs", path / "inside", path / "kube"):
         with contextlib.suppress(OSError):
             found = folder.lstat()
             if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & _OTHERS:
-                # What its owner took from himself stays taken: a folder that may only be read is not opened for writing.
+                # The owner's missing permissions stay missing.
                 folder.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
 
 
@@ -95,10 +94,10 @@ def _make(path: Path) -> str:
 
 
 def write_new(path: Path, data: bytes) -> bool:
-    """Write a file under its name only when it is whole; False when the name is taken already.
+    """Writes a file that gets its name only when complete; False if the name is used.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
     temporary = _temporary(path)
     try:
@@ -108,7 +107,7 @@ def write_new(path: Path, data: bytes) -> bool:
         except FileExistsError:
             return False
         except PermissionError:
-            # Some mounted file systems have no hard links; the name may then be taken by a second writer of equal text.
+            # Without hard links, a second writer of equal content may take the name.
             temporary.rename(path)
         return True
     finally:
@@ -117,10 +116,10 @@ def write_new(path: Path, data: bytes) -> bool:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put a whole file in the place of what is there. Not synced: for what comes again, or may be lost with the machine.
+    """Replaces a file atomically, without sync: the machine's failure may lose it.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        OSError: Unwritable; the old file remains.
     """
     temporary = _temporary(path)
     try:
@@ -133,7 +132,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    # Of its own name: two who write at once must not write into each other's file.
+    # Two concurrent writers must not write into each other's file.
     return path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
 
 
@@ -150,12 +149,12 @@ SECRETS_FILE: Final = "secrets.json"
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """``meta.json``.
+    """Content of ``meta.json``.
 
     Attributes:
-        created: when the run was made, nanoseconds since the epoch.
-        request_token: of the request that made it.
-        replace: its first attempt may end what an earlier request with this token left running in a cluster.
+        created: Run's creation, nanoseconds since the epoch.
+        request_token: Token of the creating request.
+        replace: The first attempt may end an earlier request's remains.
     """
 
     created: int
@@ -164,11 +163,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Secrets(msgspec.Struct, frozen=True, kw_only=True):
-    """``secrets.json``.
-
-    Attributes:
-        values: what stands at places of the spec where ``spec.json`` has ``***``, by their JSON pointers.
-    """
+    """Content of ``secrets.json``: values behind ``***`` in ``spec.json``, by JSON pointer."""
 
     schema: Literal["rankfall.secrets/1"] = "rankfall.secrets/1"
     values: dict[str, str]
@@ -178,11 +173,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunPaths:
-    """One run's directory as a place.
-
-    Args:
-        path: the directory.
-    """
+    """Paths and fixed files of one run's directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -190,7 +181,7 @@ class RunPaths:
 
     @cached_property
     def spec(self) -> JobSpec:
-        """The job spec, with ``***`` in the place of secrets: what starts something takes :meth:`whole_spec`.
+        """The job spec with ``***`` for secrets; starters use :meth:`whole_spec`.
 
         Raises:
             StoreError: spec.json is missing or damaged.
@@ -205,11 +196,11 @@ class RunPaths:
             ) from error
 
     def whole_spec(self) -> JobSpec:
-        """The job spec with its secrets, for the supervisor that starts something from it; not to be shown or stored.
+        """Returns the job spec with its secrets; never print or store it.
 
         Raises:
             StoreError: spec.json is missing or damaged.
-            InfrastructureError: secrets.json is damaged, or a secret is missing there.
+            InfrastructureError: secrets.json is damaged or incomplete.
         """
         path = self.path / SECRETS_FILE
         try:
@@ -218,7 +209,7 @@ class RunPaths:
         except FileNotFoundError:
             values = {}
         except (OSError, msgspec.MsgspecError):
-            # Not in the words of the decoder, which may quote the text.
+            # The decoder's message may quote the secret.
             raise InfrastructureError(
                 f"cannot read {path}, which holds the secret values of the job",
                 hint="submit the job again; the run's logs and verdicts are as they were",
@@ -234,10 +225,10 @@ class RunPaths:
 
     @cached_property
     def foreign(self) -> Foreign | None:
-        """The object that this is the record of, where Rankfall did not start the job.
+        """The foreign object that this directory records, or None.
 
         Raises:
-            StoreError: it should be written there, and cannot be read.
+            StoreError: The file cannot be read.
         """
         path = self.path / FOREIGN_FILE
         try:
@@ -251,12 +242,12 @@ class RunPaths:
 
     @cached_property
     def created(self) -> int:
-        """When the run was made, nanoseconds since the epoch; 0 when nothing tells."""
+        """Creation time, nanoseconds since the epoch; 0 if unknown."""
         return meta_of(self.path).created
 
     @cached_property
     def replaces(self) -> bool:
-        """Whether its first attempt may end what an earlier request of the same token left running in a cluster."""
+        """True if its first attempt may end an earlier request's remains."""
         return meta_of(self.path).replace
 
     @property
@@ -271,53 +262,56 @@ class RunPaths:
 
     @property
     def db_path(self) -> Path:
-        """The sqlite database."""
+        """Path of the sqlite database."""
         return self.path / "run.db"
 
     @property
     def lease_path(self) -> Path:
-        """The writer's lease."""
+        """Path of the writer's lease."""
         return self.path / "lease"
 
     @property
     def end_lock_path(self) -> Path:
-        """There from right before the final state is stored until nothing of the run's end is left to do; says what comes next."""
+        """Path of the mark of an unfinished end, with the next step.
+
+        Exists from before the final state is stored until the end is complete.
+        """
         return self.path / "closing"
 
     def slot_dir(self, attempt: int, role: str, slot: int, instance: int = 0) -> Path:
-        """Folder that supervisor and wrapper of one start of a slot share."""
+        """Returns the folder that supervisor and wrapper of a slot's start share."""
         name = f"{role}-{slot}.{instance}" if instance else f"{role}-{slot}"
         return self.path / "slots" / f"attempt-{attempt}" / name
 
     def stream_dir(self, attempt: int, role: str, slot: int, instance: int = 0) -> Path:
-        """Folder of one instance's raw streams."""
+        """Returns the folder of one instance's raw streams."""
         return self.logs_dir / f"attempt-{attempt}" / f"{role}-{slot}" / str(instance)
 
     def lease_holder(self) -> leases.Holder | None:
-        """The living process that holds the lease (or may, on another host); None when nobody does. Takes no lock."""
+        """Returns the lease's live holder, or None; on another host it counts as live."""
         found = leases.holder(self.lease_path)
         return found if found is not None and found.alive() is not False else None
 
 
 def meta_of(path: Path) -> Meta:
-    """What stands in a directory's ``meta.json``; without one, its age by the file that is written once."""
+    """Returns ``meta.json``, else the creation time of ``spec.json``."""
     try:
         with (path / "meta.json").open("rb") as file:
             return decoding.decode(file.read(65536), kind=Meta)
     except (OSError, msgspec.MsgspecError):
         pass
     try:
-        # spec.json is written once, so its age is the run's.
+        # spec.json is written once.
         return Meta(created=(path / "spec.json").stat().st_mtime_ns)
     except OSError:
         return Meta(created=0)
 
 
 def pods_folder(run: Path, attempt: int) -> Path:
-    """``kube/attempt-N`` of a run directory: journal, clocks, marks of what Rankfall itself did."""
+    """Returns ``kube/attempt-N`` of a run directory."""
     return run / "kube" / f"attempt-{attempt}"
 
 
 def context_path(run: Path, attempt: int) -> Path:
-    """Where what is known around an attempt's pods lies."""
+    """Returns the path of facts around an attempt's pods."""
     return pods_folder(run, attempt) / "around.jsonl"

@@ -1,9 +1,7 @@
 """The lease that makes one process the only writer of a run.
 
-Held with flock, which the kernel frees when its holder dies; on network file systems, where flock cannot
-be trusted, with a hard link. The lease file names the holder (pid, host, start time, boot). A dead holder
-of this host is cleared; a holder on another host counts as alive. The file system type is read from the
-kernel's mount table; it also selects the journal mode of sqlite.
+It is a flock; on network file systems, where flock is unreliable, a hard link. A holder on another host counts
+as alive.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from rankfall.model import LockHeld, StoreError, decoding, numbers
 
 FILE_MODE: Final = 0o600
 FOLDER_MODE: Final = 0o700
-# FUSE is among them: most of its users are network file systems, and sqlite's WAL needs a shared memory file to be honest.
+# Most FUSE file systems are network ones; sqlite's WAL needs reliable shared memory.
 _NETWORK: Final = frozenset(
     {
         "9p", "afs", "beegfs", "ceph", "cifs", "coda", "gfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncp", "ncpfs", "nfs",
@@ -34,51 +32,45 @@ _NETWORK: Final = frozenset(
 
 
 class FileSystem(msgspec.Struct, frozen=True, kw_only=True):
-    """The file system of a path: its kernel name (empty = not known) and whether it is shared over a network."""
+    """File system of a path: kernel name (empty if unknown), and True for network ones."""
 
     name: str
     network: bool
 
     @property
     def lock(self) -> str:
-        """Kind of writer lock used here: ``flock`` or ``link``."""
+        """Kind of writer lock: ``flock`` or ``link``."""
         return "link" if self.network else "flock"
 
     @property
     def journal(self) -> str:
-        """Journal mode of sqlite used here: ``WAL`` or ``DELETE``."""
+        """Journal mode of sqlite: ``WAL`` or ``DELETE``."""
         return "DELETE" if self.network else "WAL"
 
 
 def private(path: str | os.PathLike[str], flags: int) -> int:
-    """A file descriptor, for ``os.open`` and as ``opener`` of ``open``: a file that is new is its user's alone at once.
+    """Opens a file, also as ``opener``; a new one is private to its user.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: The file cannot be opened.
     """
     return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
 
 
 def append_to(path: Path) -> BinaryIO:
-    """A file to append to, made when it is missing.
+    """Opens a file for appending; creates it if missing.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: The file cannot be opened.
     """
     return open(path, "ab", opener=private)
 
 
 def write_file(path: Path, data: bytes, *, new: bool = False, sync: bool = False) -> None:
-    """Write a whole file.
-
-    Args:
-        path: of the file.
-        data: all of it.
-        new: refuse one that is there.
-        sync: wait until the disk has it.
+    """Writes a whole file; ``new``: fail if it exists.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
     with open(path, "xb" if new else "wb", opener=private) as file:
         file.write(data)
@@ -88,14 +80,10 @@ def write_file(path: Path, data: bytes, *, new: bool = False, sync: bool = False
 
 
 def make_folder(path: Path, *, new: bool = False) -> None:
-    """Make a folder, and those above it that are missing, each for its user alone.
-
-    Args:
-        path: of the folder.
-        new: refuse one that is there.
+    """Creates a folder and missing parents, each private to its user; ``new``: fail if it exists.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: The folder cannot be created.
     """
     try:
         path.mkdir(FOLDER_MODE)
@@ -108,7 +96,7 @@ def make_folder(path: Path, *, new: bool = False) -> None:
 
 
 def file_system(path: Path, *, mountinfo: Path = Path("/proc/self/mountinfo")) -> FileSystem:
-    """The file system that holds ``path`` (which must exist). Unknown ones are taken as local."""
+    """Returns the file system of an existing path; unknown ones count as local."""
     name = _name(path, mountinfo)
     return FileSystem(name=name, network=name in _NETWORK or name.startswith("fuse."))
 
@@ -130,7 +118,7 @@ def _name(path: Path, mountinfo: Path) -> str:
         kind = after.split(" ", 1)[0]
         if fields[2] == number:
             return kind
-        # Some file systems (btrfs) report another device number than their mount: the longest mount point then decides.
+        # btrfs reports another device number than its mount; then the longest mount point decides.
         point = _unescape(fields[4])
         inside = real == point or real.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= longest:
@@ -145,14 +133,14 @@ def _unescape(text: str) -> str:
 
 
 _POLL_S: Final = 0.05
-# A supervisor that is killed while it starts a slot leaves a child between fork and exec, in which the lock's file is still open: until exec
-# closes it, microseconds on a quiet machine. Nobody writes the run then, so a lock without a living holder is waited for.
+# A supervisor killed while starting a slot leaves a child between fork and exec with the lock open, for microseconds on
+# an idle machine. A caller waits for a lock without a live holder.
 _ORPHANED_S: Final = 10.0
 _START_FIELD: Final = 19
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a lease: process, host, the process's start in clock ticks, the boot, and since when (nanoseconds)."""
+    """Holder of a lease: process, host, start in clock ticks, boot, time (nanoseconds)."""
 
     pid: int
     host: str = ""
@@ -161,7 +149,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     at: int | None = None
 
     def alive(self) -> bool | None:
-        """Whether the holder still lives; None on another host, where nobody here can tell."""
+        """True if alive; None on another host."""
         if self.host != socket.gethostname():
             return None
         if self.boot and self.boot != _boot():
@@ -171,7 +159,10 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None when it is gone (or a zombie, which holds no lock)."""
+    """Returns a process's start in clock ticks since boot; None if ended or zombie.
+
+    A zombie holds no lock.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -190,7 +181,7 @@ def _boot() -> str:
 
 
 def holder(path: Path) -> Holder | None:
-    """Who the lease file names; None when nobody holds it or it cannot be read."""
+    """Returns the holder in the lease file, or None."""
     try:
         with path.open("rb") as file:
             data = file.read(4096)
@@ -200,23 +191,20 @@ def holder(path: Path) -> Holder | None:
 
 
 def held(path: Path) -> bool:
-    """Whether a living process holds the lease; a holder on another host counts as living."""
+    """True if a live process, or another host, holds the lease."""
     found = holder(path)
     return found is not None and found.alive() is not False
 
 
 @contextlib.contextmanager
 def hold(path: Path, *, wait: float = 0.0) -> Iterator[None]:
-    """Hold the lease at ``path``.
+    """Holds the lease at ``path`` in the context; its folder must exist.
 
-    Args:
-        path: the lease file; its folder must exist.
-        wait: how many seconds to wait for another holder to let go. For one that is dead it is at least ten seconds: what it was
-            starting lets go as soon as it runs.
+    ``wait`` in seconds. For a dead holder at least ten: its half-started process releases the lease once it runs.
 
     Raises:
-        LockHeld: another process holds it; names its pid and host.
-        StoreError: the file cannot be made.
+        LockHeld: Another process holds it.
+        StoreError: The file cannot be created.
     """
     link = file_system(path.parent).network
     began = time.monotonic()
@@ -245,7 +233,7 @@ def hold(path: Path, *, wait: float = 0.0) -> Iterator[None]:
 
 
 def _orphaned(path: Path) -> bool:
-    """Whether the one whom the lease names is dead."""
+    """True if the named holder is dead."""
     found = holder(path)
     return found is not None and found.alive() is False
 
@@ -267,7 +255,7 @@ def _take_flock(path: Path, text: bytes) -> contextlib.ExitStack | None:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None
-        # A full disk must not keep a supervisor out: the lock itself needs no room.
+        # A full disk must not block: the lock needs no space.
         with contextlib.suppress(OSError):
             os.ftruncate(fd, 0)
             os.pwrite(fd, text, 0)
@@ -281,7 +269,7 @@ def _clear(fd: int) -> None:
 
 
 def _take_link(path: Path, text: bytes) -> contextlib.ExitStack | None:
-    """Link a file of our own to the lease's name: the one lock that NFS keeps. A dead holder of this host is cleared away."""
+    """Links a new file to the lease's name, the only reliable lock on NFS; removes a dead holder."""
     own = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     fd = private(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
@@ -293,8 +281,8 @@ def _take_link(path: Path, text: bytes) -> contextlib.ExitStack | None:
         for _ in range(2):
             with contextlib.suppress(FileExistsError):
                 os.link(own, path)
-            # The answer of link may be lost on the way; the count of links is the truth.
-            if own.stat().st_nlink == 2:  # noqa: PLR2004 - own name and lease
+            # The reply to link may be lost; the link count is reliable.
+            if own.stat().st_nlink == 2:  # noqa: PLR2004 - its first name and the lease
                 stack = contextlib.ExitStack()
                 stack.callback(_unlink_ours, path, text)
                 return stack
@@ -308,7 +296,7 @@ def _take_link(path: Path, text: bytes) -> contextlib.ExitStack | None:
 
 
 def _set_aside(path: Path, dead: Holder) -> None:
-    """Take a dead holder's lease away: renamed first and looked at again, so that a new holder's lease is never removed."""
+    """Removes a dead holder's lease, renamed and checked again: never a new holder's."""
     aside = path.with_name(f".{path.name}.dead.{os.urandom(4).hex()}")
     with contextlib.suppress(OSError):
         path.rename(aside)

@@ -1,7 +1,6 @@
-"""Keeps a failure inside of one reader: what it read is left out, named and saved, and everything else goes on.
+"""Isolates the failure of one reader: its input is skipped, named and saved.
 
-All that readers meet is text and files of jobs, so an exception in one of them says something about that text and nothing about the run.
-Errors that Rankfall raises on purpose pass through. Everything that is kept is bounded: entries, copies, and the size of a copy.
+Rankfall's own errors pass through. Entries and copies are bounded.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from rankfall.model.evidence import digest
 
 T = TypeVar("T")
 
-# Folder of the copies in a run directory.
+# Folder of copies in a run directory.
 FOLDER: Final = "problems"
 MAX_PROBLEMS: Final = 64
-# So many entries are saved, each with at most so many bytes of what was read.
+# Maximum saved entries, and bytes of each.
 MAX_SAVED: Final = 16
 MAX_COPY: Final = 64 << 10
 _MAX_TRACE: Final = 4000
@@ -33,15 +32,15 @@ _MAX_WHERE: Final = 300
 
 
 class ProblemEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reader left out, as it is saved beside the copy of the bytes.
+    """Input that a reader left out, saved with a copy of the bytes.
 
     Attributes:
-        what: kind of reader: stream, record, error file, flight dump, ...
-        where: file or stream, relative to the run directory.
-        error: type and message of the exception, or why the bytes were not read.
-        from_byte, to_byte: bytes of a stream that were not classified.
-        trace: the exception's own traceback.
-        at: nanoseconds since the epoch.
+        what: Kind of reader, as stream or record.
+        where: File or stream, relative to the run directory.
+        error: Exception, or why bytes were not read.
+        from_byte, to_byte: Unclassified bytes of a stream.
+        trace: Traceback of the exception.
+        at: Nanoseconds since the epoch.
     """
 
     what: str
@@ -54,10 +53,9 @@ class ProblemEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReaderGuard:
-    """Runs readers and remembers which of them failed.
+    """Runs readers and remembers which failed.
 
-    Args:
-        folder: run directory that takes copies of the bytes that a reader failed on; None = none are saved.
+    Failed bytes are copied to ``folder``; None = no copies.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -68,25 +66,20 @@ class ReaderGuard:
 
     @property
     def problems(self) -> list[str]:
-        """What was left out, and why."""
+        """Messages about skipped input."""
         return list(self._texts.values())
 
     def take_new(self) -> list[str]:
-        """Problems that came since the last call; one that changed since is not repeated."""
+        """Returns new problems; a changed one is not repeated."""
         new, self._new = self._new, []
         return new
 
     def read(
         self, reader: Callable[[], T], *, otherwise: T, what: str, where: str, data: Callable[[], bytes] | bytes = b""
     ) -> T:
-        """Result of ``reader``; ``otherwise`` where it raises anything but an error of Rankfall's own.
+        """Returns the result of ``reader``; ``otherwise`` after any error that is not Rankfall's.
 
-        Args:
-            reader: reads one thing: a stream, a file, a record.
-            otherwise: the result that stands for nothing read.
-            what: kind of reader, for people: ``stream``, ``error file``.
-            where: name of what it reads.
-            data: the bytes that it reads, or gives them; the beginning is saved.
+        The beginning of ``data`` is saved.
         """
         try:
             return reader()
@@ -97,7 +90,7 @@ class ReaderGuard:
             return otherwise
 
     def failed(self, error: Exception, *, what: str, where: str, data: Callable[[], bytes] | bytes = b"") -> None:
-        """Remember that a reader failed; arguments as of :meth:`read`."""
+        """Records a reader's failure; arguments as for :meth:`read`."""
         cause = f"{type(error).__name__}: {error}"[:_MAX_ERROR]
         key = digest("failed", what, where, type(error).__name__)
         if key in self._texts:
@@ -106,7 +99,7 @@ class ReaderGuard:
             what=what,
             where=where[:_MAX_WHERE],
             error=cause,
-            # The last frames alone: a stack of a thousand equal ones says no more.
+            # Only the last frames: a thousand equal ones add nothing.
             trace="".join(traceback.format_exception(type(error), error, error.__traceback__, limit=-12))[-_MAX_TRACE:],
             at=time.time_ns(),
         )
@@ -116,7 +109,7 @@ class ReaderGuard:
         )
 
     def skipped(self, where: str, from_byte: int, to_byte: int, *, because: str) -> None:
-        """Remember that bytes of a stream were not classified; a later call for the same first byte replaces the last one."""
+        """Records unclassified bytes of a stream; replaces the same first byte."""
         key = digest("skipped", where, str(from_byte))
         entry = ProblemEntry(
             what="stream",
@@ -137,12 +130,12 @@ class ReaderGuard:
         self._texts[key] = text
 
     def _save(self, key: str, entry: ProblemEntry, data: Callable[[], bytes] | bytes) -> str:
-        """Save an entry and the bytes; where they lie, for the problem's text. Never raises: a full disk must not cost the run."""
+        """Saves entry and bytes, returns their location. Never raises: a full disk must not cost the run."""
         if self._folder is None or (key not in self._saved and len(self._saved) >= MAX_SAVED):
             return ""
         self._saved.add(key)
         copy = b""
-        # What gives the bytes again is as likely to fail on them as the reader.
+        # This function may fail like the reader.
         with contextlib.suppress(Exception):
             copy = (data() if callable(data) else data)[:MAX_COPY]
         try:

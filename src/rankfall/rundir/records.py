@@ -1,11 +1,9 @@
-"""Reads the records of one attempt, and other files that a job may have written into the run directory.
+"""Reads the records of one attempt, and other untrusted files of a run directory.
 
-Reads are bounded and never follow a link or block on a named pipe, because a job can put either there.
-Damaged records, and records of other runs or attempts, are skipped and reported. Directory listings are
-cached by modification time, which is trusted only once it is older than the tick of the file system's
-clock.
+Reads never follow a link or block on a pipe. Records of other runs or attempts are skipped; damaged ones are
+reported.
 
-Cost: time linear in bytes, of one record at most ``MAX_RECORD`` of them; memory that of the records and the names of the files that were read.
+Cost: time linear in bytes, of one record at most ``MAX_RECORD``; memory that of the records and their file names.
 """
 
 from __future__ import annotations
@@ -26,48 +24,43 @@ from rankfall.rundir.streams.content import open_regular
 
 
 def read_untrusted_file(path: Path, *, limit: int) -> tuple[bytes, int]:
-    """The beginning of a regular file, and when it was written.
+    """Returns the beginning of a regular file, and its modification time (nanoseconds).
 
-    Args:
-        path: its last part is not followed where it is a link.
-        limit: bytes at most; a caller that must know whether there is more asks for one more.
-
-    Returns:
-        Its bytes, and its time in nanoseconds since the epoch by the clock of the file system.
+    A link is not followed. Request one byte more to detect a longer file.
 
     Raises:
-        OSError: it is no regular file, or cannot be read.
+        OSError: Not a regular file, or unreadable.
     """
     fd = open_regular(path, links=False)
     with os.fdopen(fd, "rb", buffering=0) as file:
         status = os.fstat(fd)
         parts: list[bytes] = []
         left = limit
-        # One read of a file over a network may give less than there is.
+        # A network read may return less than available.
         while left > 0 and (data := file.read(left)):
             parts.append(data)
             left -= len(data)
     return b"".join(parts), status.st_mtime_ns
 
 
-# A record is at most 256 KiB when our writer made it; anything much larger is none of ours and is read by its head only.
+# Rankfall's records have at most 256 KiB.
 MAX_RECORD: Final = 1 << 20
-# A job of N ranks has at most so many records (its ranks write a handful each), and large ones take so many bytes; the rest is not read.
+# Maximum records of a job, and bytes of large ones.
 MAX_RECORDS: Final = 20_000
 RECORDS_A_RANK: Final = 64
 MAX_LARGE_BYTES: Final = 64 << 20
 LARGE_BYTES_A_RANK: Final = 256 << 10
 _LARGE: Final = 4 << 10
 _MOST: Final = 1 << 62
-# One poll reads for so long, CPU time; the rest comes with the next ones.
+# CPU seconds of one poll.
 _POLL_S: Final = 1.0
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """A record with its file name and the file's own time.
+    """A record with file name and modification time.
 
     Attributes:
-        mtime: nanoseconds since the epoch by this machine's clock, which tells how far the writer's clock is off.
+        mtime: Nanoseconds since the epoch by this machine's clock.
     """
 
     record: Record
@@ -76,13 +69,12 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_end(slot_dir: Path) -> Record | None:
-    """The slot's end as its own directory keeps it: the ``slot_end`` record once more, also where the folder of records took none.
+    """Returns the slot's end from its directory, or None.
 
-    Args:
-        slot_dir: need not exist.
+    The copy exists even if the records folder could not store it.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: The copy is damaged.
     """
     try:
         data, _ = read_untrusted_file(slot_dir / "end.json", limit=MAX_RECORD)
@@ -95,22 +87,13 @@ def read_end(slot_dir: Path) -> Record | None:
 
 
 class _Head(msgspec.Struct):
-    """What a record of any version begins with."""
-
     schema: str = ""
 
 
 class RecordFolder:
-    """Incremental reader of a records folder.
+    """Incremental reader of a records folder, which need not exist yet.
 
-    Args:
-        folder: need not exist yet.
-        run, attempt: only records of these are taken; a record that names none is taken, its place being the proof.
-        ranks: how many ranks write here.
-        guard: takes records on which this reader fails.
-
-    Attributes:
-        behind: there are records that the newest poll had no time for.
+    Only records of ``run`` and ``attempt``, or that name none, are accepted.
     """
 
     def __init__(
@@ -129,7 +112,7 @@ class RecordFolder:
         self.behind = False
 
     def poll(self) -> list[Found]:
-        """Records that came since, in order of their names."""
+        """Returns the new records, by name; ``behind`` = more remain."""
         try:
             with os.scandir(self.folder) as entries:
                 names = sorted(e.name for e in entries if e.name.endswith(".json") and e.name not in self._seen)
@@ -196,12 +179,12 @@ class RecordFolder:
         return Found(record=record, name=name, mtime=mtime)
 
     def _problem(self, text: str) -> None:
-        if text not in self.problems and len(self.problems) < 50:  # noqa: PLR2004 - as many as anyone reads
+        if text not in self.problems and len(self.problems) < 50:  # noqa: PLR2004 - enough for a user
             self.problems.append(text)
 
 
 def _in_range(value: msgspec.Struct) -> bool:
-    """Whether all its numbers fit into 63 bits, which is what everything behind this reader takes."""
+    """True if all its numbers fit into 63 bits."""
     for name in value.__struct_fields__:
         inner = getattr(value, name)
         if isinstance(inner, int):
@@ -213,7 +196,7 @@ def _in_range(value: msgspec.Struct) -> bool:
 
 
 def _newer_schema(data: bytes) -> str | None:
-    """The schema that a record names, when it is another than this reader's."""
+    """Returns a record's schema if not this reader's, or None."""
     try:
         said = decoding.decode(data, kind=_Head).schema
     except msgspec.DecodeError:

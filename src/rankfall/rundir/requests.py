@@ -1,8 +1,6 @@
-"""Requests to a run's supervisor: append-only files in the run directory, and resize requests.
+"""Requests to a run's supervisor: append-only files in the run directory.
 
-Anybody may append a request (signed user@host); the supervisor, or the next one, carries it out. Of
-several resize requests for one role the newest counts. Lines that cannot be read are skipped: a line torn
-by a full disk must not hide the others.
+Any user may append one; the supervisor, or the next, carries it out. A torn line is skipped.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _LONGEST: Final = 200
 
 
 def who() -> str:
-    """``alice@laptop``: printable ASCII, at most 200 characters."""
+    """Returns the user as ``alice@laptop``: printable ASCII, at most 200 characters."""
     try:
         name = getpass.getuser()
     except (OSError, KeyError):
@@ -44,7 +42,7 @@ _MAX_FILE: Final = 1 << 20
 
 
 def read_requests(path: Path, kind: type[T]) -> list[T]:
-    """All requests, oldest first."""
+    """Returns all requests, oldest first."""
     try:
         with path.open("rb") as file:
             lines = file.read(_MAX_FILE).split(b"\n")
@@ -60,15 +58,10 @@ def read_requests(path: Path, kind: type[T]) -> list[T]:
 
 
 def append_request(path: Path, request: msgspec.Struct, *, verb: str) -> None:
-    """Add a request; one appended line, so that two who ask at once lose nothing.
-
-    Args:
-        path: of the file, in the run directory.
-        request: the request.
-        verb: what is asked for, for the error's words.
+    """Appends a request as one line, so that simultaneous ones lose nothing.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: The file cannot be written.
     """
     try:
         fd = private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -87,7 +80,7 @@ RESIZE_NAME: Final = "resize"
 
 
 class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Who wished for how many nodes of which role, why, and when (nanoseconds since the epoch)."""
+    """A request for a role's number of nodes; time in nanoseconds since the epoch."""
 
     role: str
     nodes: Positive
@@ -103,18 +96,18 @@ class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_resizes(folder: Path) -> dict[str, ResizeRequest]:
-    """The newest request for each role; what cannot be read is left out."""
+    """Returns the newest request for each role."""
     return {one.role: one for one in read_requests(folder / RESIZE_NAME, ResizeRequest)}
 
 
 def requested_sizes(folder: Path, spec: JobSpec) -> dict[str, int]:
-    """Nodes of each role as they are to be: the spec's, and what was wished since."""
+    """Returns each role's requested nodes: the spec's, changed by requests."""
     sizes = first_sizes(spec)
     return sizes | {role: one.nodes for role, one in read_resizes(folder).items() if role in sizes}
 
 
 def planned_sizes(plan: Mapping[str, object], spec: JobSpec) -> dict[str, int]:
-    """Nodes of each role in the stored plan of an attempt."""
+    """Returns each role's nodes in an attempt's stored plan."""
     said = plan.get("sizes")
     stored = said if isinstance(said, dict) else {}
     sizes = first_sizes(spec)
@@ -122,7 +115,7 @@ def planned_sizes(plan: Mapping[str, object], spec: JobSpec) -> dict[str, int]:
 
 
 def left_slots(plan: Mapping[str, object]) -> dict[int, str]:
-    """Slots that left the gang while the attempt of this stored plan went on, each with why: ``resize``, ``lost`` or ``surplus``."""
+    """Returns the slots that left during the planned attempt, with reasons: ``resize``, ``lost``, ``surplus``."""
     try:
         left = decoding.convert(plan.get("left", ()), tuple[Left, ...])
     except msgspec.ValidationError:
@@ -131,10 +124,10 @@ def left_slots(plan: Mapping[str, object]) -> dict[int, str]:
 
 
 def attempt_spec(run_dir: RunPaths, tables: Queries, attempt: int) -> JobSpec:
-    """The job as this attempt ran it.
+    """Returns the job spec as this attempt ran it.
 
     Raises:
-        StoreError: the run's spec cannot be read.
+        StoreError: The spec cannot be read.
     """
     spec = run_dir.spec
     if not (run_dir.path / RESIZE_NAME).exists():
@@ -144,9 +137,9 @@ def attempt_spec(run_dir: RunPaths, tables: Queries, attempt: int) -> JobSpec:
 
 
 def append_resize(folder: Path, request: ResizeRequest) -> None:
-    """Add a request.
+    """Appends a resize request.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: The file cannot be written.
     """
     append_request(folder / RESIZE_NAME, request, verb="resize")

@@ -1,7 +1,6 @@
-"""Reconstructs a run without its database: from folder names, slot files and the ranks' records.
+"""Reconstructs a run without its database: from folders, slot files and records.
 
-Returns far less than the database, and never a guess: a rank comes from a record that names it, a slot
-from its folder.
+Never guesses: a rank comes from a record.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _MAX_RECORD: Final = 1 << 20
 
 
 def attempts(run_dir: RunPaths) -> list[AttemptRow]:
-    """Attempts that left a folder."""
+    """Returns the attempts that have a folder."""
     found = {
         numbers.matched(match[1])
         for folder in (run_dir.logs_dir, run_dir.path / "slots")
@@ -36,7 +35,7 @@ def attempts(run_dir: RunPaths) -> list[AttemptRow]:
 
 
 def slots(run_dir: RunPaths, attempt: int) -> list[SlotFacts]:
-    """Slots that left a folder."""
+    """Returns the slots that have a folder."""
     found = []
     for name in _names(run_dir.path / "slots" / f"attempt-{attempt}"):
         match = _SLOT.fullmatch(name)
@@ -46,7 +45,7 @@ def slots(run_dir: RunPaths, attempt: int) -> list[SlotFacts]:
 
 
 def ranks(run_dir: RunPaths, attempt: int) -> list[RankFacts]:
-    """Ranks that wrote a start record, with the end that a later record tells."""
+    """Returns the ranks with a start record, and their ends."""
     found: dict[tuple[int, int], RankFacts] = {}
     ends: dict[tuple[int, int], Record] = {}
     for record in _records(run_dir.records_dir, attempt, kinds=("start", "end")):
@@ -54,7 +53,7 @@ def ranks(run_dir: RunPaths, attempt: int) -> list[RankFacts]:
             continue
         key = (-1 if record.round is None else record.round, record.rank)
         if record.kind == "end":
-            # The wrapper saw the end from outside; the hook's own word is only what the process meant to do.
+            # The wrapper observed the end; the hook's record states an intention.
             if key not in ends or record.writer == "wrapper":
                 ends[key] = record
             continue
@@ -81,7 +80,7 @@ def ranks(run_dir: RunPaths, attempt: int) -> list[RankFacts]:
 
 
 def streams(run_dir: RunPaths, attempt: int | None = None) -> list[StreamRow]:
-    """Streams whose rank a start record names by the process ordinal, or their own name."""
+    """Returns the streams whose rank is in a start record or their name."""
     owners: dict[tuple[int | None, str | None, int | None, str], Record] = {}
     for record in _records(run_dir.records_dir, attempt, kinds=("start",)):
         if record.rank is not None and record.ordinal is not None:
@@ -112,7 +111,7 @@ def _same_instance(record: Record, name: StreamName) -> bool:
 
 
 def _records(folder: Path, attempt: int | None, *, kinds: tuple[str, ...]) -> Iterator[Record]:
-    """Readable records of these kinds in the order of their names; the rest is left to who explains the run."""
+    """Yields readable records of these kinds, by name."""
     decoder = decoding.decoder(Record)
     for name in _names(folder):
         if not name.endswith(".json") or not name.startswith(tuple(f"{kind}-" for kind in kinds)):
@@ -133,7 +132,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def world_sizes(run_dir: RunPaths, attempt: int) -> dict[int, int]:
-    """World size of each round (-1 = of no round), as the ranks themselves saw it."""
+    """Returns each round's world size (-1 = no round) by records."""
     return {
         -1 if record.round is None else record.round: record.world_size
         for record in _records(run_dir.records_dir, attempt, kinds=("start",))

@@ -1,8 +1,6 @@
-"""Builds the documents of ps and status from the tables of one run.
+"""Builds the documents of ps and status from one run's tables; nothing is cached.
 
-Nothing is cached: each call reads the current state. Counts of slots and restarts are defined here once,
-over facts that every backend gives; platform counters are not used, because they forget deleted pods and
-count what Rankfall itself stopped.
+Platform counters are not used: they forget deleted pods and count Rankfall's stops.
 """
 
 from __future__ import annotations
@@ -42,18 +40,12 @@ if TYPE_CHECKING:
 STOPPED = "stopped after success"
 ENDED = "ended after success"
 TOLERATED = "fell, not needed for success"
-# Of a gang of MIN:MAX nodes, also before the run's end.
+# For a gang of MIN:MAX nodes.
 LEFT = {"resize": "left by a resize", "lost": "lost, the others went on", "surplus": "came when the job was done"}
 
 
 def note_of(facts: SlotFacts | RankFacts, *, spec: JobSpec, slots: Sequence[SlotFacts]) -> str | None:
-    """The note of one slot or rank of a run that succeeded; None where its exit says all.
-
-    Args:
-        facts: of the slot or rank.
-        spec: of the run.
-        slots: all slots of the attempt.
-    """
+    """Returns the note on an exit of a successful run, or None."""
     role = spec.success.role
     if (spec.success.policy == "all" and role is None) or not (
         facts.signal or facts.exit_code or facts.state == "lost"
@@ -62,7 +54,7 @@ def note_of(facts: SlotFacts | RankFacts, *, spec: JobSpec, slots: Sequence[Slot
     if facts.killed_by in {"wrapper", "agent"}:
         return STOPPED
     if spec.success.policy == "rank0":
-        # A bad end before rank 0's good one would have been a failure of the run.
+        # Before rank 0's success it would have been a failure.
         return ENDED
     counted = [s for s in slots if role is None or s.role == role]
     good = sorted(s.ended_at or 0 for s in counted if s.state == "ended" and s.exit_code == 0 and s.signal is None)
@@ -78,13 +70,9 @@ _RESTARTS = frozenset({"retry", "retry_elsewhere", "resize"})
 
 
 def standing(facts: SlotFacts, *, goes_on: bool, first: bool = False, note: str | None = None) -> Standing:
-    """What a slot counts as.
+    """Returns the category under which a slot is counted.
 
-    Args:
-        facts: of the slot.
-        goes_on: the attempt is not over.
-        first: one of its ranks failed first, by itself; a stop that came before its wrapper had ended does not change that.
-        note: what a run that succeeded says of a bad end.
+    ``goes_on``: the attempt is not over. ``first``: its rank failed first, by itself.
     """
     if facts.state not in {"ended", "lost"}:
         return "active" if goes_on else "none"
@@ -96,21 +84,14 @@ def standing(facts: SlotFacts, *, goes_on: bool, first: bool = False, note: str 
 
 
 def ranks_started(ranks: Iterable[RankFacts]) -> Counter[int | None]:
-    """How many ranks each slot has started.
-
-    Args:
-        ranks: of the newest round.
-    """
+    """Returns the number of ranks that each slot started, of the newest round."""
     return Counter(slot for slot, _ in {(one.slot, one.rank) for one in ranks})
 
 
 def is_ready(facts: SlotFacts, *, ranks: int, nproc: int | None) -> bool:
-    """Whether a slot runs, its platform agrees, and its ranks have started.
+    """True if a slot runs, is ready, and its ranks have started.
 
-    Args:
-        facts: of the slot.
-        ranks: how many it has started.
-        nproc: how many it is to start; None = that is not known beforehand, or none of them can be seen.
+    ``nproc``: ranks it will start; None if unknown.
     """
     if facts.state != "running" or facts.platform_ready is False:
         return False
@@ -118,12 +99,7 @@ def is_ready(facts: SlotFacts, *, ranks: int, nproc: int | None) -> bool:
 
 
 def restarts(tables: Queries, *, limit: int) -> Restarts:
-    """New starts so far, by the cause of the fall that each one followed.
-
-    Args:
-        tables: of the run.
-        limit: how many the job allows.
-    """
+    """Returns the number of restarts, by cause; ``limit`` is the job's."""
     counted: Counter[str] = Counter()
     newest = tables.newest_attempt() or 0
     for row in tables.decisions():
@@ -140,7 +116,7 @@ _NS = 1e9
 
 
 def summary(run_dir: RunPaths, tables: Queries) -> RunSummary:
-    """The run as ``ps`` lists it."""
+    """Returns the run as ``ps`` lists it."""
     found = tables.diagnosis()
     return _summary(run_dir, tables, found.verdict if found else None)
 
@@ -167,7 +143,7 @@ def _summary(run_dir: RunPaths, tables: Queries, verdict: Verdict | None) -> Run
 
 
 def status(run_dir: RunPaths, tables: Queries, *, now: int) -> StatusDocument:
-    """The run with slots and ranks of its newest attempt; ranks of the newest round only."""
+    """Returns the run with its newest attempt's slots and newest round's ranks."""
     found = tables.diagnosis()
     verdict = found.verdict if found else None
     short = _summary(run_dir, tables, verdict)
@@ -256,7 +232,7 @@ def _spec(run_dir: RunPaths) -> JobSpec | None:
 def _sizes(
     run_dir: RunPaths, tables: Queries, attempt: int | None, spec: JobSpec | None
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Nodes by role: of this attempt, and as they are wished."""
+    """Returns nodes by role: of this attempt, and as requested."""
     if spec is None:
         return {}, {}
     plan = next((row.plan for row in tables.attempts() if row.attempt == attempt), {})
@@ -264,7 +240,7 @@ def _sizes(
 
 
 def _ranks_of(facts: SlotFacts, parts: Sequence[Part]) -> int | None:
-    """How many ranks this slot starts; None where that is not known beforehand, or none can be seen."""
+    """Returns the number of ranks that this slot starts, or None."""
     part = next((one for one in parts if facts.slot in one.slots), None)
     if part is None or not part.in_world or part.spec.inside == "off" or facts.launcher in {"exec", None}:
         return None
@@ -272,7 +248,7 @@ def _ranks_of(facts: SlotFacts, parts: Sequence[Part]) -> int | None:
 
 
 def _left(tables: Queries, attempt: int | None, ranks: list[RankFacts]) -> dict[tuple[str, int], str | None]:
-    """What is said of slots that left the gang while it went on, and of their ranks."""
+    """Returns notes for slots that left, and for their ranks."""
     plan = next((row.plan for row in tables.attempts() if row.attempt == attempt), {})
     left = {slot: LEFT[why] for slot, why in left_slots(plan).items()}
     notes: dict[tuple[str, int], str | None] = {("slot", slot): text for slot, text in left.items()}
@@ -280,7 +256,6 @@ def _left(tables: Queries, attempt: int | None, ranks: list[RankFacts]) -> dict[
 
 
 def _notes(spec: JobSpec, slots: list[SlotFacts], ranks: list[RankFacts]) -> dict[tuple[str, int], str | None]:
-    """What is said beside the exits of slots and ranks of a run that succeeded."""
     of_slots = {("slot", facts.slot): note_of(facts, spec=spec, slots=slots) for facts in slots}
     return of_slots | {("rank", facts.rank): note_of(facts, spec=spec, slots=slots) for facts in ranks}
 
@@ -300,14 +275,14 @@ def _foreign(run_dir: RunPaths) -> str | None:
 
 
 def newest_round(ranks: list[RankFacts]) -> list[RankFacts]:
-    """Ranks of the newest round; those of no round only when there is no other."""
+    """Returns the newest round's ranks; without a round only if no other."""
     rounds = {-1 if facts.round is None else facts.round for facts in ranks}
     newest = max(rounds, default=-1)
     return [facts for facts in ranks if (-1 if facts.round is None else facts.round) == newest]
 
 
 def exit_text(code: int | None, signal: int | None) -> str | None:
-    """An exit as people write it: ``0``, ``1``, ``SIGKILL``; None when it is not known."""
+    """Returns an exit for display: ``0``, ``SIGKILL``; None if unknown."""
     if signal is not None:
         try:
             return signals.Signals(signal).name
@@ -346,7 +321,7 @@ def _slot(
 
 
 def _wrapper_pid(run_dir: RunPaths, attempt: int, role: str, facts: SlotFacts) -> int | None:
-    """From the slot's own ``lock`` file: ``pid start_ticks boot_id``."""
+    """Returns the pid in the slot's ``lock`` file: ``pid start_ticks boot_id``."""
     try:
         fd = open_regular(run_dir.slot_dir(attempt, role, facts.slot, facts.instance) / "lock", links=False)
         with os.fdopen(fd, "rb") as file:
@@ -356,7 +331,7 @@ def _wrapper_pid(run_dir: RunPaths, attempt: int, role: str, facts: SlotFacts) -
 
 
 class _LastLines:
-    """When the newest chunk of each rank and of each slot came, from the indexes: true also while nobody supervises the run."""
+    """Arrival of each rank's and slot's newest chunk, even without a supervisor."""
 
     def __init__(self, run_dir: RunPaths, tables: Queries, attempt: int | None, ranks: list[RankFacts]) -> None:
         self.of_rank: dict[int, int] = {}

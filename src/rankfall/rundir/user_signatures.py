@@ -1,7 +1,6 @@
-"""Loads the signature catalogue of a home: packaged signatures plus <home>/signatures/*.toml.
+"""Loads the signature catalogue of a home: packaged plus <home>/signatures/*.toml.
 
-A user signature replaces a packaged one of the same id. Imported late: the regular expression engine is
-slow to load.
+Imported late: the regular expression engine loads slowly.
 """
 
 from __future__ import annotations
@@ -14,15 +13,13 @@ from rankfall.verdict.signatures.catalogue import Catalogue, default_catalogue, 
 
 
 def catalogue_of(home: Path | None, files: Sequence[Path] = ()) -> Catalogue:
-    """Packaged signatures with the user's own.
+    """Returns the packaged signatures with the user's.
 
-    Args:
-        home: Rankfall's home, which may hold a folder ``signatures``; None = packaged ones and ``files`` only.
-        files: further files; later ones replace signatures of the same id.
+    ``home`` None: only packaged ones and ``files``. Later ones replace the same ID.
 
     Raises:
-        NotFound: a file does not exist.
-        SpecError: a file is no table of signatures; names file, signature and field.
+        NotFound: A file does not exist.
+        SpecError: Names file, signature and field.
     """
     paths = [*(sorted((home / "signatures").glob("*.toml")) if home is not None else ()), *files]
     catalogue = default_catalogue()
@@ -32,7 +29,7 @@ def catalogue_of(home: Path | None, files: Sequence[Path] = ()) -> Catalogue:
 
 
 def tolerant_catalogue(home: Path) -> tuple[Catalogue, str | None]:
-    """As ``catalogue_of``, for whoever must not fall over a user's file: the packaged ones alone and what is wrong, then."""
+    """Returns ``catalogue_of``; on an error the packaged signatures and its message."""
     try:
         return catalogue_of(home), None
     except RankfallError as error:

@@ -1,11 +1,7 @@
-"""Supervises one run: starts attempts, detects failures, decides and carries out decisions.
+"""Supervises one run: starts attempts, detects failures, carries out decisions.
 
-Resumable from the run directory alone. The root holds what both drivers share. ``attended`` drives runs
-that Rankfall restarts, ``attempt`` watches one attempt of them, ``unattended`` records runs that Kubernetes
-restarts by itself.
-The names exported here load no observer and no backend: the client uses them at start-up.
-May import ``backends``, ``collect``, ``evidence``, ``strategy_registry``, the run directory, ``verdict``
-and ``model``; never ``nodes``, ``client``, ``render`` or ``cli``.
+Resumes from the run directory alone. Exported names load no observer and no backend. Never imports ``nodes``,
+``client``, ``render`` or ``cli``.
 """
 
 from rankfall.supervisor.detach import spawn_detached

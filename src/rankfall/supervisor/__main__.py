@@ -1,6 +1,6 @@
-"""``python -m rankfall.supervisor [--detach] [--wait S] RUN_DIRECTORY``: the supervisor as its own process.
+"""``python -m rankfall.supervisor [--detach] [--wait S] RUN_DIRECTORY``: the supervisor process.
 
-SIGTERM and SIGINT cancel the run, because there is no terminal to ask; SIGHUP hands it to a new process.
+SIGTERM and SIGINT cancel the run; SIGHUP passes it on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _USAGE = 2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Supervise one run to its end; its exit code, or 75 when another process holds the run."""
+    """Supervises one run; returns its exit code, or 75 if another process holds it."""
     words = list(argv)
     detach = "--detach" in words
     if detach:
@@ -74,7 +74,7 @@ def _say(ready: int, text: str) -> None:
 
 
 def _detach(run_dir: RunDir, wait: float) -> int:
-    """Become two: the one that stays says that the other holds the run, and leaves; the other belongs to init."""
+    """Forks; the child belongs to init and supervises the run."""
     come, go = os.pipe()
     if os.fork():
         os.close(go)

@@ -1,7 +1,7 @@
-"""Slot states, failure events and stored facts of one attempt, for every process that watches it.
+"""Slot states, failure events and stored facts of one attempt.
 
-Combines slot records with what the backend sees; a slot that is only late is checked once more before it
-counts as lost. Evidence is written at once, facts at most every 0.5 s (3 s when there was only output).
+Evidence is written immediately, facts every 0.5 s (3 s after output only). A late slot is checked twice before it
+counts as lost.
 """
 
 from __future__ import annotations
@@ -22,32 +22,27 @@ from rankfall.rundir.incomplete import disk_trouble
 from rankfall.supervisor.best_effort_store import BestEffortStore
 from rankfall.supervisor.run_events import EventLog
 
-# Between two looks at a disk, and between two messages while it takes nothing, seconds.
+# Seconds between disk checks, and between messages while it is full.
 _LOOK_S: Final = 1.0
 _AGAIN_S: Final = 15.0
 
 
-# Causes that keep slots from running and end nothing by themselves: whoever deletes the workload meanwhile has ended the attempt.
+# These causes block slots but end nothing.
 WAITS: Final = frozenset({"unschedulable", "image_pull", "container_config"})
 
 
 class StorageWatch:
-    """Says that the disk of a run takes nothing, again and again while it lasts: what its slots print meanwhile is lost.
-
-    Args:
-        folder: the run directory.
-        clock: monotonic, seconds.
-    """
+    """Reports repeatedly that the run's disk is full and output is lost."""
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
         self._clock = clock
         self._looked = 0.0
-        # Since when, and when it was said last.
+        # Times of the first problem and the last message.
         self._since: tuple[float, float] | None = None
 
     def problem(self) -> str | None:
-        """What is to be said now; looks at the disk once a second at most."""
+        """Returns the due message; checks the disk at most once a second."""
         now = self._clock()
         if now - self._looked < _LOOK_S:
             return None
@@ -67,7 +62,7 @@ class StorageWatch:
 
 
 def start_failure(text: str, *, attempt: int) -> Evidence:
-    """Evidence that a slot could not be started, as the supervisor saw it."""
+    """Returns evidence that a slot could not be started."""
     slug = "disk_full" if "No space left" in text else "container_config"
     return Evidence(
         id=f"start:{attempt}",
@@ -89,7 +84,7 @@ BadEnd = tuple[str, int, int | None]
 
 
 def bad_ends(slots: Iterable[SlotFacts], ranks: Iterable[RankFacts], *, launcher: Launcher) -> frozenset[BadEnd]:
-    """Processes that ended badly. A command of the user's own (``exec``) may restart its ranks itself: only its end counts."""
+    """Returns the processes that ended badly; of an ``exec`` slot only its own end."""
     found: set[BadEnd] = {
         ("slot", s.slot, None) for s in slots if s.state == "lost" or s.signal is not None or s.exit_code
     }
@@ -101,16 +96,9 @@ def bad_ends(slots: Iterable[SlotFacts], ranks: Iterable[RankFacts], *, launcher
 
 
 class AttemptEvents:
-    """Tells each thing once.
+    """Reports each fact of an attempt once.
 
-    Args:
-        events: where to.
-        attempt: of which attempt.
-        launcher: decides whether a rank's bad end is a failure.
-        stopper: who stops the rest of a gang when a part of it has failed.
-
-    Attributes:
-        calm: the job is done: how the rest ends is no failure.
+    ``quiet``: the job is complete, so later ends are no failures.
     """
 
     def __init__(self, events: EventLog, *, attempt: int, launcher: Launcher, stopper: str = "Rankfall") -> None:
@@ -123,7 +111,7 @@ class AttemptEvents:
         self._ends: frozenset[BadEnd] = frozenset()
 
     def tell(self, delta: Delta, slots: Iterable[SlotFacts], ranks: tuple[RankFacts, ...], *, now: int) -> None:
-        """Events of one look."""
+        """Reports the events of one poll."""
         slots = tuple(slots)
         for facts in ranks:
             key = (facts.rank, facts.pid)
@@ -189,14 +177,7 @@ def _how(facts: RankFacts | SlotFacts) -> str:
 
 
 class SlotStates:
-    """Slots of one attempt.
-
-    Args:
-        plan: of the attempt.
-        backend: that planned it.
-        observer: reads the records.
-        run_store: takes notes about ends that could not be recorded.
-    """
+    """States of the slots of one attempt."""
 
     def __init__(self, plan: Plan, *, backend: Backend, observer: AttemptObserver, run_store: BestEffortStore) -> None:
         self._plan = plan
@@ -207,16 +188,16 @@ class SlotStates:
         self._unwritten: set[int] = set()
 
     def slots(self) -> tuple[SlotFacts, ...]:
-        """The slots that belong to the gang, as they stand now."""
+        """Returns the current states of the gang's slots."""
         gone = self._plan.gone
         return tuple(facts for facts in self.everyone() if facts.slot not in gone)
 
     def replan(self, plan: Plan) -> None:
-        """Look at the slots of this plan: some joined or left."""
+        """Uses this plan's slots."""
         self._plan = plan
 
     def everyone(self) -> tuple[SlotFacts, ...]:
-        """All slots of the plan, those too that left."""
+        """Returns all slots of the plan, also those that left."""
         known = {facts.slot: facts for facts in self._observer.slots()}
         found = []
         for one in self._plan.slots:
@@ -230,26 +211,26 @@ class SlotStates:
         return tuple(found)
 
     def start_again(self, plan: Plan, slot: int) -> None:
-        """Look at the start of a slot that this plan says, and forget what was seen of the one before."""
+        """Switches to the slot's instance in this plan."""
         self._plan = plan
         self._dead.discard(slot)
         self._unwritten.discard(slot)
 
     def give_up_unstarted(self) -> None:
-        """Slots that were not started until now will not be any more: they count as lost."""
+        """Counts slots that have not started as lost."""
         self._dead |= {s.slot for s in self._plan.slots if self._backend.life(self._plan, s.slot) == "absent"}
 
     def never_came(self) -> list[int]:
-        """Lost slots whose wrapper left no sign of having come up."""
+        """Returns lost slots whose wrapper never started."""
         return [s.slot for s in self.slots() if s.state == "lost" and s.slot in self._dead]
 
     def _unrecorded(self, facts: SlotFacts) -> SlotFacts:
-        """A slot without an end record: a wrapper that was killed, never came up, or could write nothing because the disk is full."""
+        """Returns a slot's state without end record: killed, never started, or full disk."""
         slot = facts.slot
         if facts.state == "expected":
             if slot not in self._dead:
                 if self._backend.life(self._plan, slot) in {"dead", "ended"}:
-                    # Looked at once more by the next poll, so that a record written meanwhile is not overlooked.
+                    # The next poll may find a late record.
                     self._dead.add(slot)
                 return facts
             folder = Path(slot_plan(self._plan, slot).slot_dir).name
@@ -259,7 +240,7 @@ class SlotStates:
         else:
             came_up = True
         code = self._backend.exit_code(self._plan, slot)
-        # A wrapper that never came up has a code of its own; only 0 is surely the command's.
+        # Only 0 surely comes from the command.
         if code is None or (code and not came_up):
             return facts
         if slot not in self._unwritten:
@@ -270,20 +251,13 @@ class SlotStates:
         return msgspec.structs.replace(facts, state="ended", exit_code=code, where="exit status of the wrapper")
 
 
-# Between two writings of facts: when something happened, and when there was only output.
+# Seconds between writes: after a change, after output only.
 _STORE_S: Final = 0.5
 _STORE_QUIET_S: Final = 3.0
 
 
 class AttemptWriter:
-    """Writes what one attempt's observer finds.
-
-    Args:
-        run_store: where to.
-        attempt: of which attempt.
-        observer: of its ranks and streams.
-        slot_states: of its slots.
-    """
+    """Writes the findings of one attempt's observer."""
 
     def __init__(
         self, run_store: BestEffortStore, *, attempt: int, observer: AttemptObserver, slot_states: SlotStates
@@ -299,20 +273,20 @@ class AttemptWriter:
         self._owners = False
 
     def saw(self, delta: Delta) -> None:
-        """Take in one look."""
+        """Records the result of one poll."""
         for piece in delta.evidence:
             self._unstored[piece.id] = piece
         self._changed = self._changed or delta.changed
-        # A viewer shows a stream's first lines when it is told whose they are: that is not kept waiting.
+        # A viewer needs a stream's rank: written without delay.
         self._owners = self._owners or bool(delta.new_streams) or any(r.kind == "start" for r in delta.records)
         self._printed = self._printed or bool(delta.bytes)
 
     def add(self, piece: Evidence) -> None:
-        """Take in a piece of the supervisor's own."""
+        """Adds the supervisor's own evidence."""
         self._unstored[piece.id] = piece
 
     def store(self, *, force: bool = False) -> None:
-        """Write what is due; ``force`` writes everything."""
+        """Writes due data, or everything with ``force``."""
         if self._unstored:
             self._run_store.add_evidence(self._attempt, self._unstored.values())
             self._unstored.clear()

@@ -1,6 +1,6 @@
-"""All attempts of a run: stored rows, plans and verdicts, and what could not be stored.
+"""All attempts of a run: rows, plans, verdicts, unstored data.
 
-An attempt and its plan are written before any slot is started, its verdict before its end.
+An attempt is written before any slot starts, its verdict before its end.
 """
 
 from __future__ import annotations
@@ -22,14 +22,7 @@ _PAUSED: Final = frozenset({"suspended", "restarting"})
 
 
 class Attempts:
-    """All attempts of one run.
-
-    Args:
-        spec: of the run.
-        writer: reads what is stored.
-        run_store: stores what is new.
-        events: for viewers.
-    """
+    """All attempts of one run."""
 
     def __init__(self, spec: JobSpec, *, writer: Writer, run_store: BestEffortStore, events: EventLog) -> None:
         self._spec = spec
@@ -41,43 +34,43 @@ class Attempts:
 
     @property
     def newest(self) -> int:
-        """The number of the newest attempt; 0 before the first."""
+        """Number of the newest attempt, or 0."""
         return max(self._rows, default=0)
 
     @property
     def first_at(self) -> int | None:
-        """When the first attempt began, nanoseconds since the epoch."""
+        """First attempt's start, nanoseconds since the epoch, or None."""
         return min((row.started for row in self._rows.values() if row.started is not None), default=None)
 
     @property
     def verdicts(self) -> Mapping[int, Diagnosis]:
-        """What this process itself found, by attempt."""
+        """Diagnoses by this process, by attempt."""
         return self._verdicts
 
     def row(self, number: int) -> AttemptRow | None:
-        """One attempt; None where there is none of this number."""
+        """Returns one attempt, or None."""
         return self._rows.get(number)
 
     def known(self, number: int) -> AttemptRow:
-        """An attempt that there is."""
+        """Returns an attempt that exists."""
         return self._rows[number]
 
     @property
     def open_plan(self) -> Plan | None:
-        """The plan of the newest attempt, where it goes on."""
+        """Plan of the newest attempt unless it has ended."""
         row = self._rows.get(self.newest)
         return self.plan(row.attempt) if row is not None and row.ended is None else None
 
     def plan(self, number: int) -> Plan:
-        """The plan of an attempt that there is."""
+        """Returns the plan of an existing attempt."""
         return Plan.of_row(self._rows[number].plan, self._spec)
 
     def diagnosis(self, number: int) -> Diagnosis | None:
-        """What is said of an attempt; None where nothing is yet, or it was only interrupted."""
+        """Returns an attempt's diagnosis; None also if only interrupted."""
         return self._verdicts.get(number) or self._writer.diagnosis(number)
 
     def begin(self, plan: Plan) -> int:
-        """Write an attempt down, of which nothing runs yet; when it began, nanoseconds since the epoch."""
+        """Stores a new attempt before its start; returns that time."""
         number, at = plan.attempt, time.time_ns()
         self._rows[number] = AttemptRow(attempt=number, started=at, plan=plan.row())
         self._run_store.begin_attempt(number, at=at, plan=plan.row())
@@ -85,7 +78,7 @@ class Attempts:
         return at
 
     def tell(self, plan: Plan, *, at: int) -> None:
-        """Tell viewers of an attempt that was begun."""
+        """Reports a started attempt to viewers."""
         number = plan.attempt
         self._events.say(
             "attempt",
@@ -104,27 +97,26 @@ class Attempts:
             self._events.say("launcher", note, at=at, attempt=number, launcher=plan.launcher)
 
     def replan(self, number: int, plan: Plan) -> None:
-        """Take in how the plan of an attempt became while it ran; whoever changed it has stored that."""
+        """Updates a running attempt's plan, which is already stored."""
         self._rows[number] = msgspec.structs.replace(self._rows[number], plan=plan.row())
 
     def conclude(self, number: int, diagnosis: Diagnosis) -> None:
-        """Write down the verdict, then the end of the attempt."""
+        """Stores the verdict, then the end of the attempt."""
         verdict = diagnosis.verdict
         if verdict.state not in _PAUSED:
             self._verdicts[number] = diagnosis if verdict.state == "succeeded" else self._fell(number, diagnosis)
         now = time.time_ns()
-        # What the run does next is no state of an attempt that is over.
+        # The run's next action is no state of an attempt.
         state = RESIZED if verdict.state == "restarting" else verdict.state
         self._run_store.end_attempt(number, at=now, state=state)
         self._rows[number] = msgspec.structs.replace(self._rows[number], ended=now, state=state)
 
     def revise(self, number: int, diagnosis: Diagnosis) -> Diagnosis:
-        """Store and report a new version of the verdict on an attempt that has ended; the diagnosis with that version."""
+        """Stores and reports a new verdict; returns it with its version."""
         self._verdicts[number] = self._fell(number, diagnosis)
         return self._verdicts[number]
 
     def _fell(self, number: int, diagnosis: Diagnosis) -> Diagnosis:
-        """Store and tell a verdict; the diagnosis with the version that it has there."""
         version = self._run_store.add_verdict(number, diagnosis)
         verdict = msgspec.structs.replace(diagnosis.verdict, version=version)
         announce_verdict(self._events, verdict, attempt=number)
@@ -132,7 +124,7 @@ class Attempts:
 
 
 def announce_verdict(events: EventLog, verdict: Verdict, *, attempt: int) -> None:
-    """Report the verdict on an attempt that failed; what was reported of it before is not repeated."""
+    """Reports a failed attempt's verdict once."""
     if not events.is_new(attempt, (verdict.cause.slug, verdict.cause.confidence, verdict.rank, verdict.node)):
         return
     who = "all ranks" if verdict.scope == "all" else "no rank" if verdict.rank is None else f"rank {verdict.rank}"

@@ -1,7 +1,6 @@
-"""Copies lines that a run directory lacks from Loki or from the job's log store, once or following.
+"""Copies missing lines into a run directory from Loki or the job's log store.
 
-Runs under the run's lease, so there is one writer. It decides nothing. The HTTP and Kubernetes clients are
-loaded when used.
+Runs under the run's lease, so there is one writer. HTTP and Kubernetes clients load late.
 """
 
 from __future__ import annotations
@@ -27,17 +26,12 @@ if TYPE_CHECKING:
 
 
 def backfill_from_store(run_dir: RunDir, *, attempts: frozenset[int] | None, say: Callable[[str], None]) -> int:
-    """Copy what the store has; the number of bytes that are new.
-
-    Args:
-        run_dir: the run.
-        attempts: only of these; None = all.
-        say: takes lines for people.
+    """Copies the store's content; returns the new bytes. ``attempts`` None means all.
 
     Raises:
-        Refused: the run has no log store, or this machine does not see it.
-        LockHeld: somebody records the run, and takes its lines from there.
-        StoreError: it cannot be read, or the run directory cannot be written.
+        Refused: No log store, or invisible here.
+        LockHeld: Another process records the run.
+        StoreError: Store or run directory not accessible.
     """
     where = run_dir.spec.kubernetes.log_store
     if where is None:
@@ -80,19 +74,13 @@ def _attempt(logs: Path, source: Source, say: Callable[[str], None]) -> int:
 def backfill_from_loki(
     run_dir: RunDir, settings: LokiSettings, *, attempts: frozenset[int] | None, say: Callable[[str], None]
 ) -> int:
-    """Store what Loki has and the record has not; the number of lines that are new.
-
-    Args:
-        run_dir: the run.
-        settings: where Loki is.
-        attempts: only of these; None = all.
-        say: takes lines for people.
+    """Stores lines that only Loki has; returns their number. ``attempts`` None means all.
 
     Raises:
-        Refused: the run was on this machine.
-        LockHeld: somebody records the run, and has its lines from the API.
-        LokiError: Loki cannot be asked; what came before is stored.
-        StoreError: the run directory cannot be written.
+        Refused: The run was on this machine.
+        LockHeld: Another process records the run.
+        LokiError: Loki fails; earlier results are stored.
+        StoreError: The run directory is not writable.
     """
     if run_dir.spec.backend == "local":
         raise Refused(
@@ -130,7 +118,7 @@ def take_of(
     say: Callable[[str], None],
     live: bool = False,
 ) -> LokiCollector | None:
-    """What takes an attempt's lines; None of one that ran in no cluster. Arguments as of :class:`LokiTake`."""
+    """Returns the collector of an attempt's lines; None without a cluster."""
     from rankfall.collect.loki.attempt_lines import LokiCollector  # noqa: PLC0415 - loads the HTTP client
 
     plan = Plan.of_row(row.plan, run_dir.spec)
@@ -152,7 +140,7 @@ def take_of(
 
 
 def cannot_store(run_dir: RunDir, error: OSError) -> StoreError:
-    """The error for a run directory that takes no more."""
+    """Returns the error for an unwritable run directory."""
     return StoreError(
         f"what Loki has of run {run_dir.id} cannot be stored: {error.strerror or error}",
         hint="make room, or the directory writable; the same command goes on where it stopped",
@@ -160,18 +148,12 @@ def cannot_store(run_dir: RunDir, error: OSError) -> StoreError:
 
 
 class LokiFollow:
-    """A follow in a thread of this process.
-
-    Args:
-        run_dir: of a run that is not over.
-        settings: where Loki is.
-        attempts: only of these; None = all.
-        say: takes lines for people, in its thread.
+    """Follows Loki in a thread; ``say`` is called there.
 
     Raises:
-        Refused: the run was on this machine, Rankfall did not start it, or Kubernetes alone starts its gang again.
-        LockHeld: somebody records the run, and has its lines from the API.
-        StoreError: the run directory cannot be written.
+        Refused: Local, foreign, or restarted by Kubernetes alone.
+        LockHeld: Another process records the run.
+        StoreError: The run directory is not writable.
     """
 
     def __init__(
@@ -193,14 +175,14 @@ class LokiFollow:
             self.stop()
 
     def over(self) -> bool:
-        """Whether nothing more comes by it."""
+        """True if no more lines follow."""
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """End; what is in flight comes again with the next follow. May be called again.
+        """Stops; the next follow repeats unfinished reads. Idempotent.
 
         Raises:
-            RankfallError: what ended it before.
+            RankfallError: The error that ended it.
         """
         self._cancellable.end()
         self._thread.join()
@@ -212,7 +194,7 @@ class LokiFollow:
 
     def _main(self) -> None:
         try:
-            # The store's connection belongs to the thread that made it.
+            # The store's connection belongs to its thread.
             with self._run_dir.lease() as writer:
                 rows = [row for row in writer.attempts() if self._attempts is None or row.attempt in self._attempts]
                 self._held = True
@@ -220,7 +202,7 @@ class LokiFollow:
                 asyncio.run(self._cancellable.run(self._follow(rows)))
         except OSError as error:
             self._error = cannot_store(self._run_dir, error)
-        except BaseException as error:  # noqa: BLE001 - raised again by whoever stops it
+        except BaseException as error:  # noqa: BLE001 - raised again by ``stop``
             self._error = error
         finally:
             self._started.set()
@@ -246,7 +228,7 @@ class LokiFollow:
                 return
 
             def ended() -> bool:
-                # A slot that is started again alone says its last word many times.
+                # A slot that restarts alone writes several end records.
                 again = any(self._run_dir.spec.restarts_alone(slot) for slot in slots)
                 return bool(slots) and not again and takes[-1].ended(slots)
 
@@ -254,7 +236,7 @@ class LokiFollow:
 
 
 def slots_of(row: AttemptRow, spec: JobSpec) -> list[int]:
-    """The slots that an attempt began with or took in."""
+    """Returns the slots of an attempt, including joined ones."""
     return [one.slot for one in Plan.of_row(row.plan, spec).slots]
 
 

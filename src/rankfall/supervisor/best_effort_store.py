@@ -1,7 +1,6 @@
-"""Writes a run's tables and goes on when the disk is full; what found no room is tried again.
+"""Writes a run's tables; retries when the disk is full.
 
-What this process knows stays in memory, so its decisions do not depend on what was written; what is lost is
-noted as missing in the record.
+Memory holds all facts; decisions do not depend on the disk.
 """
 
 from __future__ import annotations
@@ -16,12 +15,7 @@ T = TypeVar("T")
 
 
 class BestEffortStore:
-    """The writer of a run, tolerant of a full disk.
-
-    Args:
-        writer: from the lease.
-        on_gap: called once with the text of each new kind of loss.
-    """
+    """The writer of a run; ``on_gap`` gets each new kind of loss."""
 
     def __init__(self, writer: Writer, *, on_gap: Callable[[str], None]) -> None:
         self.writer = writer
@@ -30,11 +24,11 @@ class BestEffortStore:
         self._backlog: dict[tuple[str, int], Callable[[], object]] = {}
 
     def set_run(self, state: RunState, *, reason: str | None, at: int) -> None:
-        """Store the run's state; a later one replaces an earlier one that found no room."""
+        """Stores the run's state, replacing an unwritten one."""
         self._keep(("run", 0), lambda: self.writer.set_run(state, reason=reason, at=at), "the run's state")
 
     def begin_attempt(self, attempt: int, *, at: int, plan: dict[str, Any]) -> None:
-        """Store that an attempt starts."""
+        """Stores the start of an attempt."""
         self._keep(
             ("begin", attempt),
             lambda: self.writer.begin_attempt(attempt, at=at, plan=plan),
@@ -42,7 +36,7 @@ class BestEffortStore:
         )
 
     def end_attempt(self, attempt: int, *, at: int, state: str) -> None:
-        """Store that an attempt is over."""
+        """Stores the end of an attempt."""
         self._keep(
             ("end", attempt),
             lambda: self.writer.end_attempt(attempt, at=at, state=state),
@@ -52,7 +46,7 @@ class BestEffortStore:
     def put_facts(
         self, attempt: int, *, slots: Iterable[SlotFacts], ranks: Iterable[RankFacts], streams: Iterable[StreamRow]
     ) -> None:
-        """Store what is known of slots, ranks and streams; what finds no room is stored by the next call anyway."""
+        """Stores facts, including unwritten ones."""
         kept = (tuple(slots), tuple(ranks), tuple(streams))
 
         def write() -> None:
@@ -63,7 +57,7 @@ class BestEffortStore:
         self._keep(("facts", attempt), write, f"facts of attempt {attempt}")
 
     def add_evidence(self, attempt: int, evidence: Iterable[Evidence]) -> None:
-        """Store evidence; known pieces are known by their identity."""
+        """Stores evidence; ids identify known pieces."""
         kept = tuple(evidence)
         if kept:
             self._keep(
@@ -73,7 +67,7 @@ class BestEffortStore:
             )
 
     def add_verdict(self, attempt: int, diagnosis: Diagnosis) -> int:
-        """Store a verdict; its version (1 when it found no room)."""
+        """Stores a verdict; returns its version (1 if unwritten)."""
         version = self._keep(
             ("verdict", attempt),
             lambda: self.writer.add_verdict(attempt, diagnosis),
@@ -82,11 +76,11 @@ class BestEffortStore:
         return version or 1
 
     def add_decision(self, attempt: int, decision: Decision) -> int | None:
-        """Store a decision as intent; its number, None when it found no room."""
+        """Stores a decision as intent; returns its number, None if unwritten."""
         return self._try(lambda: self.writer.add_decision(attempt, decision), f"the decision about attempt {attempt}")
 
     def decision_done(self, row: DecisionRow | SlotFailureRow, *, at: int) -> None:
-        """Store that a decision was carried out."""
+        """Marks a decision as carried out."""
         if row.id > 0:
             self._keep(
                 ("done", row.id),
@@ -95,12 +89,12 @@ class BestEffortStore:
             )
 
     def note(self, text: str) -> None:
-        """Mark the record as incomplete."""
+        """Marks the record as incomplete."""
         self.writer.note_incomplete(text)
         self._tell(text)
 
     def flush(self) -> None:
-        """Try again what found no room."""
+        """Retries failed writes."""
         for key, action in list(self._backlog.items()):
             try:
                 action()
@@ -109,7 +103,7 @@ class BestEffortStore:
             self._backlog.pop(key, None)
 
     def _keep(self, key: tuple[str, int], action: Callable[[], T], what: str) -> T | None:
-        """Write; what finds no room is tried again, in order, before the next write of another kind."""
+        """Writes; failed writes are retried in order before any other."""
         self._backlog.pop(key, None)
         if self._backlog:
             self.flush()

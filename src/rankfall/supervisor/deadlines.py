@@ -1,7 +1,6 @@
-"""Deadlines of an attempt (total, attempt, startup) and the verdict that one is over. Pure.
+"""Deadlines of an attempt (total, attempt, startup) and their verdict. Pure.
 
-The total deadline starts with the first attempt and stops while the run is suspended. The verdict names no
-rank.
+The total deadline starts with the first attempt and pauses during suspensions.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Which = Literal["total", "attempt", "startup"]
 
 
 class Passed(msgspec.Struct, frozen=True, kw_only=True):
-    """A deadline that is over. ``at`` is when it was, nanoseconds since the epoch."""
+    """An expired deadline; ``at`` in nanoseconds since the epoch."""
 
     which: Which
     text: str
@@ -28,18 +27,12 @@ class Passed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def field(self) -> str:
-        """Its field in the spec."""
+        """Name of its field in the spec."""
         return f"deadlines.{self.which}_s"
 
 
 class DeadlineWatch:
-    """The deadlines of one attempt.
-
-    Args:
-        deadlines: of the spec.
-        started: when the attempt began, nanoseconds since the epoch.
-        total_at: when the run's total is over, likewise; None = never.
-    """
+    """The deadlines of one attempt."""
 
     def __init__(self, deadlines: Deadlines, *, started: int, total_at: int | None) -> None:
         self._deadlines = deadlines
@@ -47,12 +40,7 @@ class DeadlineWatch:
         self._total_at = total_at
 
     def passed(self, now: int, *, absent: int) -> Passed | None:
-        """The deadline that is over; the one that was over first.
-
-        Args:
-            now: nanoseconds since the epoch.
-            absent: ranks that have not been there yet.
-        """
+        """Returns the deadline that expired first; ``absent`` ranks never appeared."""
         found = []
         limits = self._deadlines
         if limits.total_s is not None and self._total_at is not None:
@@ -69,18 +57,12 @@ class DeadlineWatch:
 
 
 def total_end(deadlines: Deadlines, *, first: int, paused: int) -> int | None:
-    """When the total deadline is over, nanoseconds since the epoch; None without one.
-
-    Args:
-        deadlines: of the spec.
-        first: when the first attempt began, likewise.
-        paused: nanoseconds since then in which the run was suspended.
-    """
+    """Returns the total deadline in nanoseconds since the epoch, or None."""
     return None if deadlines.total_s is None else first + round(deadlines.total_s * _NS) + paused
 
 
 def deadline_evidence(passed: Passed, *, attempt: int) -> Evidence:
-    """The supervisor's own word that a deadline is over."""
+    """Returns the evidence of an expired deadline."""
     return Evidence(
         id=f"deadline:{passed.which}:{attempt}",
         source="event",
@@ -100,7 +82,7 @@ def deadline_evidence(passed: Passed, *, attempt: int) -> Evidence:
 def deadline_diagnosis(
     passed: Passed, *, run: str, attempt: int, role: str | None, missing: tuple[str, ...] = ()
 ) -> Diagnosis:
-    """The verdict that time was up. It needs no evidence of the job and blames none of it."""
+    """Returns the verdict of an expired deadline; it names no rank."""
     piece = deadline_evidence(passed, attempt=attempt)
     at = rfc3339(passed.at)
     proof = Proof(

@@ -1,4 +1,4 @@
-"""Starts a detached supervisor: own session, own log file, independent of this process and terminal."""
+"""Starts a detached supervisor with its session and log file."""
 
 from __future__ import annotations
 
@@ -10,27 +10,22 @@ from rankfall.model import EvidenceLost, LockHeld, numbers
 from rankfall.rundir import RunDir
 
 LOG_NAME: Final = "supervisor.log"
-# From the start of Python to the lease, on a slow machine.
+# Seconds until the lease, on a slow machine.
 _START_S: Final = 60.0
-# Exit code of a supervisor that found the run held by another (EX_TEMPFAIL).
+# Exit code if another supervisor holds the run (EX_TEMPFAIL).
 HELD: Final = 75
 
 
 def spawn_detached(run_dir: RunDir, *, wait: float = 5.0) -> int:
-    """Start a detached supervisor; returns when it holds the run.
+    """Starts a detached supervisor; returns its pid when it holds the run.
 
-    Args:
-        run_dir: the run.
-        wait: seconds it may wait for another supervisor to let go.
-
-    Returns:
-        Its pid.
+    ``wait``: seconds for another supervisor's release.
 
     Raises:
-        LockHeld: another supervisor holds the run and did not let go.
-        EvidenceLost: it did not start; the message has its last words.
+        LockHeld: Another supervisor did not release the run.
+        EvidenceLost: Start failed; includes its last output.
     """
-    # -P: a folder named rankfall where the user stands must not be imported.
+    # -P: a folder named rankfall must not be imported.
     command = [sys.executable, "-P", "-m", "rankfall.supervisor", "--detach", "--wait", f"{wait:g}", str(run_dir.path)]
     try:
         done = subprocess.run(

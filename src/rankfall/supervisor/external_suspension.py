@@ -1,7 +1,6 @@
 """Detects a suspension by a queue (Kueue) or a person in the cluster, and its end.
 
-It is stored like a suspension by the user, so it uses no budget and stops the total deadline. Only the
-API's word counts, and a failure before the suspension stays a failure.
+It uses no budget and stops the total deadline. An earlier failure stays a failure.
 """
 
 from __future__ import annotations
@@ -19,21 +18,15 @@ from rankfall.supervisor.attempt_facts import BadEnd
 from rankfall.supervisor.requests import SuspensionRequest, append_suspension_request
 
 WHO: Final = "a queue or somebody else in the cluster"
-# Between two looks: at a workload whose pods fall, and at one that waits.
+# Seconds between checks: failing pods, waiting workload.
 _FAILING_POLL_S: Final = 1.0
 _WAIT_S: Final = 5.0
-# The API's stamps are whole seconds of the server's clock, the ends of slots are of their nodes' clocks.
+# API timestamps are whole seconds of another clock.
 _SLACK_NS: Final = 3_000_000_000
 
 
 class ExternalSuspension:
-    """Sees one attempt's suspension from outside.
-
-    Args:
-        run_dir: the run.
-        plan: of the attempt.
-        backend: asks the cluster.
-    """
+    """Detects an external suspension of one attempt."""
 
     def __init__(self, run_dir: RunDir, *, plan: Plan, backend: Backend) -> None:
         self._run_dir = run_dir
@@ -45,13 +38,9 @@ class ExternalSuspension:
     def began(
         self, slots: Iterable[SlotFacts], ranks: Iterable[RankFacts], *, bad: Collection[BadEnd], last: bool
     ) -> SuspensionRequest | None:
-        """The suspension that ends the attempt, written down; None where nothing says so.
+        """Stores and returns the suspension that ends the attempt, or None.
 
-        Args:
-            slots: of the attempt.
-            ranks: of the attempt.
-            bad: the ends among them that count as failures.
-            last: it is the last moment to ask: do so whenever it was done before.
+        The ``last`` check ignores the poll interval.
         """
         if self._plan.cluster is None or read_stop(self._run_dir.path, self._plan.attempt) is not None:
             return None
@@ -67,7 +56,7 @@ class ExternalSuspension:
         if first is not None and held.since is not None and held.since > first + _SLACK_NS:
             return None
         if held.since is None and not last:
-            # Its time comes a moment after its beginning.
+            # Its time appears a moment later.
             return None
         at = min(one for one in (held.since, first and first - 1, time.time_ns()) if one is not None)
         made = SuspensionRequest(what="suspend", at=at, by=WHO, outside=True)
@@ -75,7 +64,7 @@ class ExternalSuspension:
         return made
 
     def waits(self) -> str | None:
-        """For whom an attempt waits that has no pods; None = for nobody, or it was asked a moment ago."""
+        """Returns the party that an attempt without pods waits for, or None."""
         if self._plan.cluster is None or time.monotonic() < self._waits_due:
             return None
         self._waits_due = time.monotonic() + _WAIT_S
@@ -84,17 +73,12 @@ class ExternalSuspension:
 
 
 def waiting_for(held: SuspensionState) -> str:
-    """What a suspended workload waits for."""
+    """Returns the text about a suspended workload."""
     return f"waits for queue {held.queue} to admit it" if held.queue else f"is held back by {WHO}"
 
 
 class ExternalRelease:
-    """Sees that end.
-
-    Args:
-        run_dir: the run.
-        backend: asks the cluster.
-    """
+    """Detects the end of an external suspension."""
 
     def __init__(self, run_dir: RunDir, *, backend: Backend) -> None:
         self._run_dir = run_dir
@@ -102,12 +86,9 @@ class ExternalRelease:
         self._due = 0.0
 
     def ended(self, plan: Plan) -> Literal["waits", "released", "gone"]:
-        """Whether the suspension of an ended attempt goes on; when it does not, that is written down.
+        """Checks if an ended attempt's suspension continues; stores its end.
 
-        A queue admits the next attempt's own workload, which is made suspended for it: what it took the room from is not kept for that.
-
-        Args:
-            plan: of the attempt.
+        A queue does not reserve the former quota, so it admits the next, suspended workload itself.
         """
         if time.monotonic() < self._due:
             return "waits"

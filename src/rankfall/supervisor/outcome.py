@@ -1,8 +1,6 @@
-"""The outcome of a run as exit code, its final output, and the mark of cleanup that is still to be done.
+"""The outcome of a run, its final output, and the mark of unfinished cleanup.
 
-A mark in the run directory is written before the final state is stored and removed when all is done. The
-next command that opens the run finishes what a killed process left: files by any command, the rest by one
-that waits or attaches. Each step may be repeated.
+The mark exists until cleanup is complete; the next command completes a killed process's cleanup.
 """
 
 from __future__ import annotations
@@ -26,14 +24,7 @@ from rankfall.verdict.diagnose import not_begun
 def outcome_of(
     run_dir: RunDir, tables: Queries, *, state: RunState | None = None, diagnosis: Diagnosis | None = None
 ) -> Outcome:
-    """The outcome of a finished run.
-
-    Args:
-        run_dir: the run.
-        tables: its writer or a reader.
-        state: where the caller knows better than the tables (a full disk).
-        diagnosis: the newest attempt's, likewise.
-    """
+    """Returns a finished run's outcome; ``state`` and ``diagnosis`` replace stored ones (full disk)."""
     state = state or tables.run().state
     attempts = tables.newest_attempt() or 0
     if state == "succeeded":
@@ -60,12 +51,11 @@ def outcome_of(
 
 
 def released(run_dir: RunDir, *, attempts: int) -> Outcome:
-    """What a supervisor returns that let go of a run: the run goes on."""
+    """Returns the outcome of a released run."""
     return Outcome(run=run_dir.id, state="running", code=SUCCESS, exit_origin="rankfall", attempts=attempts)
 
 
 def _decided(tables: Queries, attempt: int, diagnosis: Diagnosis) -> Diagnosis:
-    """The same diagnosis with the decision about its attempt in it."""
     rows = tables.decisions(attempt)
     if not rows:
         return diagnosis
@@ -77,7 +67,7 @@ Left = Literal["files", "rest"]
 
 
 def pending_cleanup(run_dir: RunDir) -> Left | None:
-    """What is still to be done first; None when nothing is."""
+    """Returns the next cleanup step, or None."""
     try:
         with run_dir.end_lock_path.open("rb") as file:
             return "rest" if file.read(16).startswith(b"rest") else "files"
@@ -86,24 +76,21 @@ def pending_cleanup(run_dir: RunDir) -> Left | None:
 
 
 def begin(run_dir: RunDir) -> None:
-    """Say that a final state is stored next."""
-    # On a full disk the run ends all the same.
+    """Marks that a final state follows."""
+    # On a full disk the run ends nevertheless.
     with contextlib.suppress(OSError):
         write_file(run_dir.end_lock_path, b"files\n")
 
 
 def done(run_dir: RunDir) -> None:
-    """Say that nothing is left to do. Whose files could not be written keeps the mark: there may be room later."""
+    """Removes the mark, unless files could not be written."""
     if pending_cleanup(run_dir) == "rest":
         with contextlib.suppress(OSError):
             run_dir.end_lock_path.unlink()
 
 
 def write_files(run_dir: RunDir, run_store: BestEffortStore) -> None:
-    """Write the files made for reading; the run does not depend on them. What fails is noted.
-
-    Of a foreign job there are none: its record is made for who looks at it, and holds each line once.
-    """
+    """Writes the derived files and notes failures; none for a foreign job."""
     if run_dir.foreign is None:
         from rankfall.rundir.lines.derived_files import write_derived  # noqa: PLC0415 - only at the end of a run
 
@@ -127,10 +114,10 @@ def write_files(run_dir: RunDir, run_store: BestEffortStore) -> None:
 
 
 def finish_files(run_dir: RunDir) -> None:
-    """Write the files that somebody was killed over, where nobody holds the run; what cannot be done is left to the next one."""
+    """Writes a killed process's files; skips failures."""
     if pending_cleanup(run_dir) != "files":
         return
-    # Held by somebody, damaged, or not writable for us: it is theirs.
+    # Its owner handles a held, damaged or unwritable run.
     with contextlib.suppress(RankfallError, OSError), run_dir.lease() as writer:
         if writer.run().state in FINAL_STATES and pending_cleanup(run_dir) == "files":
             run_store = BestEffortStore(writer, on_gap=lambda _: None)
@@ -147,16 +134,7 @@ def last_words(
     at: int,
     diagnosis: Diagnosis | None = None,
 ) -> Outcome:
-    """Tell how a run ended, whose final state is stored, and write its derived files.
-
-    Args:
-        run_dir: the run.
-        run_store: of its lease.
-        events: for viewers.
-        state: the final one.
-        at: when it was reached, nanoseconds since the epoch.
-        diagnosis: the newest attempt's, where the caller knows better than the tables (a full disk).
-    """
+    """Reports a run's stored end and writes its derived files."""
     run_store.flush()
     outcome = outcome_of(run_dir, run_store.writer, state=state, diagnosis=diagnosis)
     events.say("ended", f"run {run_dir.id} {state}", at=at, state=state, code=outcome.code, origin=outcome.exit_origin)

@@ -1,8 +1,6 @@
-"""Reports a verdict to the platform: on the attempt's object, and to the Node that caused the failure.
+"""Reports a verdict on the attempt's object and to the Node that caused the failure.
 
-If a proven verdict names a Node, the next attempt waits (at most 60 s) until the node health controller has
-answered, because the taint has to be there before the next pods are. Without a controller nothing is waited
-for. A report that fails is logged and changes nothing of the run.
+The next attempt waits (at most 60 s) for the controller: the taint must precede its pods.
 """
 
 from __future__ import annotations
@@ -23,37 +21,20 @@ from rankfall.supervisor.run_events import EventLog
 def show_verdict(
     backend: Backend, plan: Plan, diagnosis: Diagnosis | None, *, spec: JobSpec, say: Callable[[str], None]
 ) -> None:
-    """Show what is said of an attempt that fell.
-
-    Args:
-        backend: of the run.
-        plan: of the attempt.
-        diagnosis: of its end; None where nothing is said of it.
-        spec: of the job.
-        say: takes what could not be done.
-    """
+    """Publishes the verdict on a failed attempt, or nothing for None."""
     if not spec.kubernetes.annotate or diagnosis is None or diagnosis.verdict.state != "failed":
         return
     if isinstance(backend, VerdictPublishingBackend) and (problem := backend.show(plan, diagnosis.verdict)) is not None:
         say(problem)
 
 
-#: Longest wait for an answer, seconds. Where a controller is killed another one leads within 20 s.
+#: Longest wait in seconds; another controller leads within 20 s.
 ANSWER_S: Final = 60.0
 _LOOK_S: Final = 0.3
 
 
 class NodeReporter:
-    """The word of one run about its nodes.
-
-    Args:
-        backend: of the run; one whose platform knows no nodes says nothing.
-        run_store: takes the state that is waited in.
-        events: for viewers.
-        control: wakes a wait.
-        over: whether there is no use in waiting any more.
-        answer_s: longest wait for an answer.
-    """
+    """Reports verdicts of one run to its nodes; ``over``: waiting is useless."""
 
     def __init__(
         self,
@@ -74,12 +55,7 @@ class NodeReporter:
         self._reported: dict[int, bool] = {}
 
     def tell(self, plan: Plan, diagnosis: Diagnosis | None) -> None:
-        """Tell the node of an attempt that fell, where the verdict blames one; once.
-
-        Args:
-            plan: of the attempt.
-            diagnosis: of its end; None where nothing is said of it.
-        """
+        """Reports a failed attempt once to the verdict's node."""
         word = _word(diagnosis)
         if word is None or plan.attempt in self._reported or not isinstance(self._backend, NodeReportingBackend):
             return
@@ -95,14 +71,7 @@ class NodeReporter:
             )
 
     def report_slot_failure(self, plan: Plan, diagnosis: Diagnosis, *, slot: int, instance: int) -> None:
-        """Tell the node of a slot that fell alone; what the slot's platform does next waits for nobody.
-
-        Args:
-            plan: of the attempt.
-            diagnosis: of that start of the slot.
-            slot: that fell.
-            instance: the start that fell.
-        """
+        """Reports a single failed slot to its node without waiting."""
         word = _word(diagnosis, start=(slot, instance))
         if word is None or not isinstance(self._backend, NodeReportingBackend):
             return
@@ -112,9 +81,9 @@ class NodeReporter:
         self._events.say("gap" if problem is not None else "blamed", problem or text, at=time.time_ns())
 
     def heard(self, plan: Plan, diagnosis: Diagnosis | None) -> None:
-        """Wait until what was told of this attempt is taken up: its node is tainted, or it is known why not.
+        """Waits until the controller tainted the node or gave a reason.
 
-        Returns when it is, when nobody is there who could, when ``over`` says so, or when the longest wait is over.
+        Returns without a controller, if ``over``, or after the longest wait.
         """
         word = _word(diagnosis)
         if word is None or not self._reported.get(plan.attempt) or not isinstance(self._backend, NodeReportingBackend):

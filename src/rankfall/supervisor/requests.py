@@ -1,9 +1,6 @@
-"""Requests to a supervisor: cancel, suspend, resume and resize files in the run directory, and ``Control``.
+"""Requests to a supervisor as files (cancel, suspend, resume, resize), and ``Control`` of this process.
 
-Anybody may write one: the first cancel stands, suspend and resize requests are appended. The supervisor of
-the run, or the next one, carries it out. ``Control`` holds the requests of this process (cancel, release,
-hand over) and wakes its waits; it may be used from any thread and from signal handlers. Requests for jobs
-that Rankfall did not start are refused. Loads no observer and no backend.
+The first cancel remains; other requests are appended. Requests for foreign jobs are refused.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ ReleaseRequest = Literal["release", "hand_over"]
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asked for the end, why, and when (nanoseconds since the epoch)."""
+    """User, reason and time (nanoseconds since the epoch)."""
 
     reason: str = ""
     by: str = ""
@@ -60,15 +57,15 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
         return f"{who}: {self.reason}" if self.reason else who
 
 
-# Made here: a signal handler reads requests, and making a decoder takes a lock that the interrupted thread may hold.
+# A signal handler reads requests; creating a decoder there takes a lock.
 _REQUESTS: Final = decoding.decoder(CancelRequest)
 
 
 def request_cancel(folder: Path, *, reason: str = "") -> CancelRequest:
-    """Leave a cancel request in a run directory; the first one stands.
+    """Writes a cancel request; the first one remains.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: It cannot be written.
     """
     made = CancelRequest(reason=reason[:1000], by=who(), at=time.time_ns())
     try:
@@ -82,7 +79,7 @@ def request_cancel(folder: Path, *, reason: str = "") -> CancelRequest:
 
 
 def read_cancel(folder: Path) -> CancelRequest | None:
-    """The cancel request of a run; None when nobody asked. A damaged one counts: somebody did ask."""
+    """Returns the cancel request, also a damaged one, or None."""
     try:
         with (folder / CANCEL_NAME).open("rb") as file:
             data = file.read(_MAX_REQUEST)
@@ -95,20 +92,15 @@ def read_cancel(folder: Path) -> CancelRequest | None:
 
 
 class Control:
-    """Wishes of this process for one supervisor. All methods may be called from any thread and from signal handlers.
+    """Requests of this process to one supervisor; safe in any thread and signal handler.
 
-    Args:
-        unseen: this process shows the job's lines to nobody.
-
-    Attributes:
-        unseen: as given.
-        lost: who else supervises the run by now, in words; None = nobody.
+    ``lost`` names another supervisor of the run, or is None. ``unseen``: no viewer here.
     """
 
     def __init__(self, *, unseen: bool = False) -> None:
         self.unseen = unseen
         self.lost: str | None = None
-        # An eventfd, not a lock: a signal handler may run while this very thread waits.
+        # An eventfd, not a lock: a signal handler may run while this thread waits.
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stirred = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._handover_lock = threading.Lock()
@@ -117,67 +109,62 @@ class Control:
         self._signals: deque[int] = deque(maxlen=16)
 
     def cancel(self, reason: str = "") -> None:
-        """End the run. The first reason stands."""
+        """Ends the run; the first reason remains."""
         if self._cancel is None:
             self._cancel = reason
         self._wake_waiter()
 
     def release(self) -> None:
-        """Let go of the run: its slots go on without a supervisor."""
+        """Releases the run; slots continue unsupervised."""
         self._release_request = self._release_request or "release"
         self._wake_waiter()
 
     def hand_over(self) -> None:
-        """Let go of the run and leave it to a detached supervisor."""
+        """Releases the run to a detached supervisor."""
         self._release_request = "hand_over" if self.lost is None else "release"
         self._wake_waiter()
 
     def lose(self, why: str) -> None:
-        """Let go of the run, because somebody else supervises it."""
+        """Releases the run to another process."""
         self.lost = self.lost or why
         self._release_request = "release"
         self._wake_waiter()
 
     def signalled(self, number: int) -> None:
-        """Remember a signal for the supervisor to tell its viewer."""
+        """Queues a signal to report."""
         self._signals.append(number)
         self._wake_waiter()
 
     @property
     def cancelled(self) -> str | None:
-        """The reason of a cancel; None when there is none."""
+        """Reason of a cancel, or None."""
         return self._cancel
 
     @property
     def asked(self) -> bool:
-        """Whether a cancel was asked for, or a signal came that nobody was told of yet."""
+        """True after a cancel or an unreported signal."""
         return self._cancel is not None or bool(self._signals)
 
     @property
     def release_request(self) -> ReleaseRequest | None:
-        """What is wished other than the end."""
+        """Request to release or hand over the run, if any."""
         return self._release_request
 
     def take_signals(self) -> list[int]:
-        """Signals that came since the last call."""
+        """Returns signals since the last call."""
         taken = []
         while self._signals:
             taken.append(self._signals.popleft())
         return taken
 
     def stir(self) -> None:
-        """There is something to see: whoever waits until something stirs looks now. Not for signal handlers."""
-        # The thread that calls may outlive the supervisor: by then the descriptor may be somebody else's.
+        """Wakes a thread that waits for new data. Not for signal handlers."""
+        # The caller may outlive the supervisor and its descriptor.
         with self._handover_lock:
             _write(self._stirred)
 
     def wait(self, seconds: float, *, wake_after: float | None = None) -> None:
-        """Wait until something is wished or the time is over.
-
-        Args:
-            seconds: at most.
-            wake_after: after so many of them the wait ends too as soon as something stirs, or has stirred since the last such wait; None = never.
-        """
+        """Waits for a request or time-out; after ``wake_after`` seconds also for new data."""
         if wake_after is not None and wake_after < seconds:
             if not self._ready(wake_after, self._wake):
                 self._ready(seconds - wake_after, self._wake, self._stirred)
@@ -192,7 +179,7 @@ class Control:
         return bool(ready)
 
     def close(self) -> None:
-        """Give the descriptors back; wishes after this are lost."""
+        """Closes the descriptors; later requests are lost."""
         with self._handover_lock:
             for event in (self._wake, self._stirred):
                 if event >= 0:
@@ -211,9 +198,9 @@ def _write(event: int) -> None:
 
 @contextlib.contextmanager
 def signals_to(control: Control) -> Iterator[None]:
-    """While inside: SIGHUP hands the run over; SIGINT and SIGTERM become ``signal`` events, and the viewer decides.
+    """Makes SIGHUP hand the run over, and SIGINT and SIGTERM ``signal`` events.
 
-    Outside the main thread Python allows no handlers; then nothing is changed.
+    Does nothing outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -238,9 +225,9 @@ SUSPEND_NAME: Final = "suspend"
 
 
 class SuspensionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asked for the suspension or for its end, why, and when (nanoseconds since the epoch).
+    """User, reason and time of a suspend or resume request.
 
-    ``outside``: it was seen in the cluster, where a queue or a person did it; no user of the run asked.
+    ``outside``: by a queue or person in the cluster.
     """
 
     what: Literal["suspend", "resume"]
@@ -257,10 +244,10 @@ class SuspensionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suspension(msgspec.Struct, frozen=True, kw_only=True):
-    """All requests of a run, oldest first.
+    """All suspend and resume requests, oldest first.
 
     Attributes:
-        initially: whether the run began suspended, by its spec.
+        initially: True if the run starts suspended.
     """
 
     initially: bool = False
@@ -268,12 +255,12 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def suspended(self) -> bool:
-        """Whether the run is to stand still now."""
+        """True if the run is suspended now."""
         return self.requests[-1].what == "suspend" if self.requests else self.initially
 
     @property
     def outside(self) -> bool:
-        """Whether the run stands still because of somebody in the cluster."""
+        """True if the run is suspended in the cluster."""
         return self.suspended and bool(self.requests) and self.requests[-1].outside
 
     @property
@@ -282,9 +269,9 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True):
         return self.requests[-1].text if self.requests else "suspended by its job spec"
 
     def asked(self, since: int) -> int | None:
-        """When the suspension was asked for that ends an attempt begun at ``since``; None when none does.
+        """Returns the time of the suspend request that ends an attempt begun at ``since``.
 
-        What was resumed meanwhile counts too: its slots may have been told to stop.
+        Resumed ones count: the slots may have been signaled.
         """
         later = [one.at for one in self.requests if one.what == "suspend" and one.at > since]
         return later[0] if later else since if self.suspended else None
@@ -292,19 +279,12 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True):
     def stops(
         self, started: int, slots: Iterable[SlotFacts], ranks: Iterable[RankFacts], *, bad: Collection[BadEnd]
     ) -> bool:
-        """Whether an attempt is to be stopped for a suspension: one was asked for before it was decided how the attempt ends.
-
-        Args:
-            started: when the attempt began, nanoseconds since the epoch.
-            slots: all slots of the attempt.
-            ranks: all its ranks.
-            bad: the ends among them that count as failures.
-        """
+        """True if a suspend request precedes the attempt's own end."""
         asked = self.asked(started)
         return asked is not None and requested_before_end(asked, slots, ranks, bad=bad)
 
     def paused(self, since: int, until: int) -> int:
-        """Nanoseconds between two moments in which the run was suspended."""
+        """Returns the nanoseconds of suspension between two times."""
         total, state, begun = 0, self.initially, since
         for one in self.requests:
             at = min(max(one.at, since), until)
@@ -317,7 +297,7 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True):
 def requested_before_end(
     asked: int, slots: Iterable[SlotFacts], ranks: Iterable[RankFacts], *, bad: Collection[BadEnd]
 ) -> bool:
-    """Whether something was asked for before it was decided how the attempt ends; arguments as of :meth:`Suspension.stops`."""
+    """True if a request precedes the attempt's own end."""
     slots = tuple(slots)
     ends = {("slot", s.slot, None): s.ended_at for s in slots} | {("rank", r.rank, r.pid): r.ended_at for r in ranks}
     if any((at := ends.get(end)) is not None and at < asked for end in bad):
@@ -326,15 +306,15 @@ def requested_before_end(
 
 
 def read_suspension(folder: Path, *, initially: bool) -> Suspension:
-    """The requests of a run; those that cannot be read are left out."""
+    """Reads the requests; skips unreadable ones."""
     return Suspension(initially=initially, requests=tuple(read_requests(folder / SUSPEND_NAME, SuspensionRequest)))
 
 
 def request_suspension(folder: Path, what: Literal["suspend", "resume"], *, reason: str = "") -> SuspensionRequest:
-    """Ask for a run to be suspended or to go on.
+    """Requests a suspension or its end.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: It cannot be written.
     """
     made = SuspensionRequest(what=what, at=time.time_ns(), by=who(), reason=reason[:1000])
     append_suspension_request(folder, made)
@@ -342,24 +322,24 @@ def request_suspension(folder: Path, what: Literal["suspend", "resume"], *, reas
 
 
 def append_suspension_request(folder: Path, made: SuspensionRequest) -> None:
-    """Write a request down.
+    """Writes a request.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: It cannot be written.
     """
     append_request(folder / SUSPEND_NAME, made, verb=made.what)
 
 
-# How an attempt is called in the store that ended because the next one has another size.
+# State of an attempt that ended for a resize.
 RESIZED: Final = "resized"
 _MAX_REASON: Final = 1000
 
 
 def request_resize(run_dir: RunDir, *, role: str, nodes: int, reason: str = "") -> ResizeRequest:
-    """Ask for another size.
+    """Requests another size.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: It cannot be written.
     """
     made = ResizeRequest(role=role, nodes=nodes, at=time.time_ns(), by=who(), reason=reason[:_MAX_REASON])
     append_resize(run_dir.path, made)
@@ -367,7 +347,7 @@ def request_resize(run_dir: RunDir, *, role: str, nodes: int, reason: str = "") 
 
 
 def unmet(run_dir: RunDir, sizes: Mapping[str, int]) -> ResizeRequest | None:
-    """The newest request that these sizes do not fulfil; None where all are as they are to be."""
+    """Returns the newest unfulfilled request, or None."""
     wished = requested_sizes(run_dir.path, run_dir.spec)
     open_ones = [one for role, one in read_resizes(run_dir.path).items() if sizes.get(role) != wished.get(role)]
     return max(open_ones, key=lambda one: one.at, default=None)
@@ -376,14 +356,7 @@ def unmet(run_dir: RunDir, sizes: Mapping[str, int]) -> ResizeRequest | None:
 def changes(
     run_dir: RunDir, *, before: Mapping[str, int], after: Mapping[str, int], done_at: int | None
 ) -> tuple[SizeChange, ...]:
-    """What leads from one size to the other, with who asked for it.
-
-    Args:
-        run_dir: the run.
-        before: nodes by role until then.
-        after: nodes by role from then on.
-        done_at: when it held, nanoseconds since the epoch; None while it is only meant.
-    """
+    """Returns the changes between two sizes with requesters; ``done_at`` None if planned."""
     asked = read_resizes(run_dir.path)
     return tuple(
         SizeChange(
@@ -401,19 +374,15 @@ def changes(
 
 
 def resized_diagnosis(request: ResizeRequest, *, run: str, attempt: int) -> Diagnosis:
-    """What is said of an attempt that was stopped for another size: nothing fell, and the run goes on at once."""
+    """Returns the diagnosis of an attempt stopped for a resize."""
     return stopped_on_request(request.text, how="resized", run=run, attempt=attempt, role=request.role)
 
 
 def refuse_foreign(run_dir: RunDir, verb: str) -> None:
-    """Refuse to change a job that Rankfall did not start.
-
-    Args:
-        run_dir: the run.
-        verb: of the command line.
+    """Refuses to change a job that Rankfall did not start.
 
     Raises:
-        Refused: it is another one's.
+        Refused: The job is a foreign job.
     """
     foreign = run_dir.foreign
     if foreign is None:

@@ -1,7 +1,6 @@
-"""Events of a run for its viewers, and ``events.jsonl`` in the run directory.
+"""Events of a run for viewers, and ``events.jsonl``.
 
-Writing an event never fails. No decision is ever read from an event. At most 8 MiB are kept, so a run that
-fails for days cannot fill the disk.
+Writing never fails, and no decision depends on an event. The file takes at most 8 MiB.
 """
 
 from __future__ import annotations
@@ -46,22 +45,21 @@ EventKind = Literal[
 ]
 
 EVENTS_NAME: Final = "events.jsonl"
-# A run that fails for days must not fill the disk with its story.
 MAX_EVENTS_BYTES: Final = 8 << 20
 MAX_TEXT: Final = 2000
-# A wait is told again after this at the soonest, seconds, and after so many times its age.
+# Least seconds between wait reports; multiple of its age.
 _SOONEST_S: Final = 15.0
 _LONGER: Final = 3.0
 _MAX_WAITING: Final = 256
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of news.
+    """One event.
 
     Attributes:
-        at: nanoseconds since the epoch.
-        text: one line for people; may hold text of the job, so it must be escaped before it is shown.
-        data: what a program would want: attempt, rank, slot, slug and the like.
+        at: Time in nanoseconds since the epoch.
+        text: One line for users; escape before display.
+        data: Values for programs: attempt, rank, slot, slug.
     """
 
     kind: EventKind
@@ -74,13 +72,9 @@ OnEvent = Callable[[Event], None]
 
 
 class EventLog:
-    """Appends events to the run's ``events.jsonl`` and passes them on. Never fails: news is worth less than the run.
+    """Appends events to ``events.jsonl`` and passes them on; never fails.
 
-    Those that find no room in the file are passed on with ``unwritten`` in their data, and written when there is room.
-
-    Args:
-        folder: the run directory.
-        on_event: the viewer in this process.
+    Unwritten events are passed on as ``unwritten`` and written later.
     """
 
     def __init__(self, folder: Path, on_event: OnEvent | None) -> None:
@@ -91,13 +85,13 @@ class EventLog:
         self._reported: dict[int, object] = {}
 
     def is_new(self, attempt: int, verdict: object) -> bool:
-        """Whether this is another verdict on the attempt than the one that was reported last; it then counts as reported."""
+        """True if this verdict was not reported yet; then it counts as reported."""
         before = self._reported.get(attempt)
         self._reported[attempt] = verdict
         return before != verdict
 
     def say(self, kind: EventKind, text: str, *, at: int, **data: Any) -> None:
-        """Store one event, then pass it on."""
+        """Stores one event, then passes it on."""
         event = Event(kind=kind, at=at, text=text[:MAX_TEXT].encode("utf-8", "replace").decode(), data=data)
         self._waiting.append(self._encode(event) + b"\n")
         written = self._write()
@@ -105,7 +99,7 @@ class EventLog:
             self._on_event(event if written else msgspec.structs.replace(event, data={**data, "unwritten": True}))
 
     def _write(self) -> bool:
-        """Write what waits; all of it or nothing."""
+        """Writes all or none."""
         try:
             with append_to(self._path) as file:
                 size = file.tell()
@@ -125,11 +119,9 @@ class EventLog:
 
 
 def sparing(say: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
-    """Pass on what a wait is for, which comes again every few seconds with another age: at once, and then after four times as long each time.
+    """Returns a filter for repeated wait messages.
 
-    Args:
-        say: takes the text.
-        clock: monotonic, seconds.
+    It passes the first, then one whenever the age grew fourfold (after at least 15 s).
     """
     next_at: dict[str, tuple[float, float]] = {}
 
@@ -145,7 +137,7 @@ def sparing(say: Callable[[str], None], *, clock: Callable[[], float] = time.mon
 
 
 def read_events(folder: Path, *, offset: int = 0) -> tuple[list[Event], int]:
-    """Events of a run from a byte offset on, and the offset to go on from. A torn last line is left for the next call."""
+    """Reads events from a byte offset; returns them and the next offset."""
     try:
         with (folder / EVENTS_NAME).open("rb") as file:
             file.seek(offset)

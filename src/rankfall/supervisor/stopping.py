@@ -1,8 +1,6 @@
-"""Stops slots: waits until their logs are open, asks the wrappers, then kills; waits until they have left.
+"""Stops slots: waits for open logs, signals the wrappers, kills, waits.
 
-A kubelet forgets a log with its pod, so a stop waits up to 30 s for the mark that the recorder has all logs
-open. The stop that a JobSet makes by itself, when one role has failed, is written down as a stop and is no
-cause.
+A kubelet forgets a log with its pod. A JobSet's own stop is recorded and is no cause.
 """
 
 from __future__ import annotations
@@ -24,20 +22,20 @@ from rankfall.rundir.layout import replace_file
 from rankfall.rundir.lease import Holder, make_folder
 from rankfall.supervisor.requests import Control
 
-# How long a stop waits for that at most, seconds: a log that cannot be opened must not keep a job running.
+# Longest wait in seconds.
 LOGS_OPEN_TIMEOUT_S: Final = 30.0
 _STEP_S: Final = 0.05
 
 
 class Followed(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose logs are open, and for whom."""
+    """Attempt with open logs, and its reader's process."""
 
     attempt: int
     by: Holder
 
 
 def mark_logs_open(run_dir: RunDir, attempt: int) -> None:
-    """Say that this process, which holds the run's lease, has the logs of the attempt's pods open. Where it cannot be written, a stop waits in vain."""
+    """Records that the lease holder has all pod logs open; never fails."""
     holder = run_dir.lease_holder()
     if holder is None:
         return
@@ -48,7 +46,7 @@ def mark_logs_open(run_dir: RunDir, attempt: int) -> None:
 
 
 def logs_are_open(run_dir: RunDir) -> bool:
-    """Whether somebody records the run's newest attempt, and has its logs open."""
+    """True if a process has the newest attempt's logs open."""
     try:
         mark = decoding.decode(_path(run_dir).read_bytes(), kind=Followed)
     except (OSError, msgspec.MsgspecError):
@@ -59,7 +57,7 @@ def logs_are_open(run_dir: RunDir) -> bool:
 
 
 def wait_until_logs_open(run_dir: RunDir) -> bool:
-    """Wait for that; whether it came to be so in time."""
+    """Waits for open logs; False after the time-out."""
     until = time.monotonic() + LOGS_OPEN_TIMEOUT_S
     while not logs_are_open(run_dir):
         if time.monotonic() >= until:
@@ -76,25 +74,14 @@ REASON = "a JobSet ends its other roles when one has failed"
 
 
 def mark_jobset_stop(folder: Path, plan: Plan, slots: Iterable[SlotFacts]) -> None:
-    """Write the set's own stop down, where there was one and no stop is written down yet.
-
-    Args:
-        folder: of the run.
-        plan: of the attempt.
-        slots: all of it, as they are now.
-    """
+    """Records the set's own stop, unless one is recorded."""
     stop = jobset_stop(plan, slots)
     if stop is not None and read_stop(folder, plan.attempt) is None:
         mark_stop(folder, plan.attempt, stop)
 
 
 def jobset_stop(plan: Plan, slots: Iterable[SlotFacts]) -> Stop | None:
-    """The set's own stop, from the last end of the role that failed on; None where there was none.
-
-    Args:
-        plan: of the attempt.
-        slots: all of it, as they are now.
-    """
+    """Returns the set's own stop, from the failed role's last end, or None."""
     roles: dict[str, list[SlotFacts]] = {}
     for facts in slots:
         roles.setdefault(facts.role or "", []).append(facts)
@@ -105,7 +92,7 @@ def jobset_stop(plan: Plan, slots: Iterable[SlotFacts]) -> Stop | None:
 
 
 def _failed_at(slots: list[SlotFacts]) -> int | None:
-    """When the last slot of a role ended, if all have and one badly; nanoseconds since the epoch by its own clock."""
+    """Returns the failed role's last end in nanoseconds by the slot's clock."""
     ends = [facts.ended_at for facts in slots if facts.ended_at is not None]
     over = all(facts.state in {"ended", "lost"} for facts in slots)
     fell = any(
@@ -115,17 +102,14 @@ def _failed_at(slots: list[SlotFacts]) -> int | None:
     return max(ends) if over and fell and ends else None
 
 
-# How long after the grace time a wrapper may take to end what does not die at once. It then kills nobody any more: we do.
+# Seconds after the grace time until this process kills.
 FORCE_AFTER_S: Final = 5.0
 
 
 class Stopping:
-    """One stop of one attempt; ``step`` is called until nothing runs. Monotonic seconds.
+    """One stop of one attempt; call ``step`` until nothing runs. Monotonic seconds.
 
-    Args:
-        grace: between SIGTERM and SIGKILL.
-        reason: goes into the wrapper's marks of its own kills.
-        followed: whether the logs of the slots are open. What goes with a pod nobody can read afterwards, so for a while that is waited for.
+    ``followed``: logs are open; a log disappears with its pod.
     """
 
     def __init__(
@@ -149,11 +133,11 @@ class Stopping:
 
     @property
     def asked(self) -> bool:
-        """Whether the slots have been asked to stop."""
+        """True if the slots have been signaled."""
         return self._asked is not None
 
     def step(self, running: Collection[int], *, now: float) -> None:
-        """Tell those that were not told yet; a wrapper that is only starting is told as soon as it listens."""
+        """Signals slots as soon as their wrappers listen."""
         if self._asked is None:
             if now - self.began < LOGS_OPEN_TIMEOUT_S and not self._followed():
                 return
@@ -166,34 +150,26 @@ class Stopping:
             self._backend.end(self._plan, left, grace=0.0)
 
 
-# For a wrapper to write its end and leave, on a busy disk; and between two looks.
+# Seconds for a wrapper to exit; between checks.
 _LEAVE_S: Final = 5.0
 _DRAIN_STEP_S: Final = 0.01
-# How long the kubelet may take to say how a container ended; likewise.
+# Seconds for the kubelet to report an end; between checks.
 _LAST_STATE_S: Final = 10.0
 _POD_STEP_S: Final = 0.05
 _MAX_NAMED: Final = 8
-# What takes less is not reported as a wait.
+# Shorter waits are not reported.
 _WORTH_S: Final = 0.5
 
 
 class Wait(Protocol):
-    """Takes what is waited for: its kind, and a text for people."""
+    """Receives a wait's kind and user text."""
 
     def __call__(self, what: str, text: str, *, now: int) -> None:
-        """Report it."""
+        """Reports it."""
 
 
 def wait_until_left(plan: Plan, slots: Collection[int], *, backend: Backend, control: Control, wait: Wait) -> None:
-    """Wait until these slots have left.
-
-    Args:
-        plan: of the attempt, with the newest start of each slot.
-        slots: that have ended.
-        backend: sees whether they are there.
-        control: wakes the wait.
-        wait: takes what is waited for.
-    """
+    """Waits until these slots have exited."""
     most, step = (_LEAVE_S, _DRAIN_STEP_S) if plan.cluster is None else (_LAST_STATE_S, _POD_STEP_S)
     begun = time.monotonic()
     while time.monotonic() - begun < most and (left := [slot for slot in slots if backend.alive(plan, slot)]):
@@ -208,7 +184,7 @@ def wait_until_left(plan: Plan, slots: Collection[int], *, backend: Backend, con
 
 
 def slots_text(slots: Collection[int]) -> str:
-    """Slots in a text for people: the first few of many."""
+    """Returns slots as user text: the first of many."""
     first = ", ".join(map(str, sorted(slots)[:_MAX_NAMED]))
     more = f" and {len(slots) - _MAX_NAMED} more" if len(slots) > _MAX_NAMED else ""
     return f"slot{'s' if len(slots) > 1 else ''} {first}{more}"

@@ -1,8 +1,6 @@
-"""Supervises a run to its end: takes its lease, routes signals, picks the driver, cleans up afterwards.
+"""Supervises a run to its end: lease, signals, driver, cleanup.
 
-While it runs, a thread copies lines into the user's ``log_dir``, so a slow disk delays only that. After the
-end large streams are compressed, also of runs whose process was killed over it; a failure of either changes
-nothing of the run.
+A thread copies lines into ``log_dir``. Large streams are compressed at the end; failures of either are harmless.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def compress_ended_runs(run_dir: RunDir) -> None:
-    """Compress the streams of a run that this process holds, then what other runs left halfway."""
+    """Compresses this run's streams, then unfinished ones of other runs."""
     for problem in compress_run(run_dir):
         EventLog(run_dir.path, None).say("raw", problem, at=time.time_ns())
     for path in unfinished_compressions(run_dir.path.parent.parent, but=run_dir):
@@ -38,24 +36,24 @@ def compress_ended_runs(run_dir: RunDir) -> None:
 
 
 def _finish(path: Path) -> None:
-    """Take up a run that was left halfway, where nobody holds it."""
+    """Completes a half-compressed, unheld run."""
     other = RunDir(path)
-    # Held by somebody else, damaged, or not writable for us: it is theirs.
+    # Its owner handles a held, damaged or unwritable run.
     with contextlib.suppress(RankfallError, OSError), other.lease() as writer:
         if writer.run().state in FINAL_STATES:
             compress_run(other)
 
 
 _PAUSE_S: Final = 0.5
-# A look at thousands of streams costs: no more of the time than one part in so many.
+# Reading thousands of streams takes at most this part of the time.
 _SHARE: Final = 10
-# How long the end of supervision waits for a disk that does not answer, seconds.
+# Seconds that the end waits for a hanging disk.
 _JOIN_S: Final = 10.0
 
 
 @contextlib.contextmanager
 def mirror_to_log_dir(run_dir: RunDir) -> Iterator[None]:
-    """While in the context, lines of the run come into its folder's file; nothing where it has no folder."""
+    """Copies the run's lines to its ``log_dir`` inside the context, if any."""
     folder = run_dir.spec.log_dir
     if folder is None:
         yield
@@ -98,26 +96,15 @@ def supervise(
     on_lease: Callable[[], None] | None = None,
     standby: bool = False,
 ) -> Outcome:
-    """Bring a run to its end, from wherever it stands.
+    """Runs from any state to the end; state ``running`` if this process released the run.
 
-    Args:
-        run_dir: the run.
-        on_event: called in this thread with each piece of news; must be quick.
-        control: to cancel, release or hand over from outside.
-        backend: by default the one that the run's spec names.
-        wait: seconds to wait for another supervisor to let go.
-        handle_signals: SIGINT and SIGTERM become ``signal`` events, SIGHUP hands the run over; in the main thread only.
-        on_lease: called once when this process holds the run.
-        standby: wait for as long as another machine supervises the run, and take over when it is gone.
-
-    Returns:
-        The outcome; with state ``running`` when this process let go of the run.
+    ``on_event`` must be quick. ``handle_signals`` needs the main thread. ``standby`` waits to take over.
 
     Raises:
-        LockHeld: another process supervises the run.
-        HeldElsewhere: another machine does.
-        Refused: this version has no such backend.
-        StoreError: the run directory cannot be read or written at all.
+        LockHeld: Another process supervises the run.
+        HeldElsewhere: Another machine supervises it.
+        Refused: Unsupported backend.
+        StoreError: The run directory is not accessible.
     """
     chosen = backend or backend_for(run_dir.spec)
     own = control or Control()
@@ -136,7 +123,7 @@ def supervise(
                 outcome = run.to_end()
                 if outcome.state in FINAL_STATES:
                     if run_dir.foreign is None:
-                        # Who looks at a job of another tool waits for no second copy of its lines.
+                        # A foreign job's viewer waits for no second copy.
                         compress_ended_runs(run_dir)
                     done(run_dir)
             if own.release_request == "hand_over" and not run_dir.spec.unattended and outcome.state not in FINAL_STATES:
@@ -150,7 +137,7 @@ def supervise(
 
 
 def finish(run_dir: RunDir) -> None:
-    """Do all that is left, as the run's supervisor would have; nothing where nothing is left, or somebody is about it."""
+    """Completes pending cleanup, unless another process holds the run."""
     if pending_cleanup(run_dir) is None or run_dir.lease_holder() is not None:
         return
     with run_dir.reader() as reader:
@@ -170,7 +157,6 @@ def _of(
     on_lease: Callable[[], None] | None,
     standby: bool,
 ) -> Supervised | Unattended:
-    """Who brings a run to its end; one that its platform ends by itself is only recorded."""
     if not run_dir.spec.unattended:
         return Supervised(
             run_dir,
@@ -183,7 +169,7 @@ def _of(
         )
     from rankfall.supervisor.unattended.driver import Unattended  # noqa: PLC0415 - a supervised run needs none of it
 
-    # Nobody decides about such a run, so any number of machines may record it.
+    # Any number of machines may record an unattended run.
     if on_lease is not None:
         on_lease()
     return Unattended(run_dir, writer=writer, on_event=on_event, control=control, backend=native_of(backend))

@@ -1,6 +1,4 @@
-"""From evidence to a verdict, and from a verdict to a decision. Pure: no I/O, no clock, no threads.
+"""Derives a verdict from evidence, and a decision from a verdict. Pure.
 
-Enters: recognisers of text (``signatures``), the search for the root cause (``diagnose``), retry rules
-(``decide``). May import: ``rankfall.model`` only; ``decide`` knows neither ``signatures`` nor ``diagnose``.
-So a finished run can be diagnosed again, and the rules are tested by properties.
+Hence a finished run can be diagnosed again. ``decide`` knows neither ``signatures`` nor ``diagnose``.
 """

@@ -1,22 +1,23 @@
-"""From a verdict to a decision: retry, retry elsewhere, or stop. Pure, and never decided by a consequence.
+"""Derives a decision from a verdict: retry, retry elsewhere, or stop. Pure; a consequence never decides.
 
-Rules, first match wins (the name is kept in the decision):
+Rules, first match wins (the decision contains the name):
 
-    no_failure         nothing failed, or the user cancelled                      -> none, stop
-    user_final         the root's exception is marked final                       -> stop
-    rules[N]           the user's own rule number N, from 0                       -> its action, within its budget
-    exit_code          a bare exit code that the table holds for permanent        -> stop
-    cause_no           the catalogue says no retry and the cause is at least likely -> stop
-    cause_budget       a budget that the spec names for this cause is spent       -> stop
-    restarts_spent     max_restarts attempts were started again already           -> stop
-    user_retryable     marked retryable, or exit code 138                         -> retry, budget user
-    repeated           the same fingerprint failed before without progress        -> stop
-    exit_code          a bare exit code that the table holds for retryable        -> retry
-    cause_elsewhere    on another node; here on this machine as one more try      -> retry_elsewhere or retry
-    cause_once / cause_yes                                                        -> retry
+- ``no_failure``: nothing failed, or the user cancelled: none, or stop.
+- ``user_final``: the root's exception is marked final: stop.
+- ``rules[N]``: the user's rule number N, from 0: its action, within its budget.
+- ``work_done``: the job failed after its work: stop.
+- ``exit_code``: a bare permanent exit code: stop.
+- ``cause_no``: the verdict advises no retry (by the catalogue, for a cause at least likely): stop.
+- ``cause_budget``: the spec's budget for this cause is spent: stop.
+- ``restarts_spent``: max_restarts restarts are used: stop.
+- ``user_retryable``: marked retryable, or exit code 138: retry, budget user.
+- ``repeated``: the same fingerprint failed before without progress: stop.
+- ``exit_code``: a bare retryable exit code: retry.
+- ``cause_elsewhere``: retry on another node, or once more on a single machine.
+- ``cause_once``, ``cause_yes``: retry.
 
-A retry that could only begin after the run's total deadline becomes a stop, ``total_deadline``. A budget is a
-number of new attempts; ``total`` is ``policies.max_restarts``, the others are named by slug, family or rule.
+A retry after the run's total deadline becomes a stop, ``total_deadline``. A budget is a number of new attempts;
+``total`` is ``policies.max_restarts``, others are named after a slug, family or rule.
 Imports ``model`` only.
 """
 
@@ -35,12 +36,12 @@ __all__ = ["MAX_REPEATS", "PastAttempt", "RootFacts", "decide"]
 
 
 class RootFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How the root cause's process ended and what its platform said of it; empty = not known.
+    """End of the root's process and its platform's statements; empty = unknown.
 
     Attributes:
-        code: exit code as a shell shows it, 128+N for signal N.
-        signal: the signal that ended it, from its wait status; a program that exits with 128+N had none.
-        reasons, conditions: of its pod, as ``OOMKilled``, ``DisruptionTarget``; never from text of the job.
+        code: Exit code as in a shell, 128+N for signal N.
+        signal: Signal by the wait status; a program that exits with 128+N had none.
+        reasons, conditions: Those of its pod, for example ``OOMKilled``, ``DisruptionTarget``; never from job text.
     """
 
     code: int | None = None
@@ -51,13 +52,13 @@ class RootFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an earlier attempt of the same run, or of a slot of it that fell alone.
+    """Result of an earlier attempt of the same run, or of a slot of it that failed alone.
 
     Attributes:
-        slot: that fell alone; None = the whole attempt.
-        action: what was decided then.
-        rule, budget: of that decision.
-        progressed: its ranks passed a step that no attempt before it had reached.
+        slot: Slot that failed alone; None = the whole attempt.
+        action: Action of the decision about it.
+        rule, budget: Fields of that decision.
+        progressed: Its ranks passed a step that no earlier attempt had reached.
     """
 
     attempt: int
@@ -73,17 +74,17 @@ class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def restarted(self) -> bool:
-        """Whether another start followed by decision. What was suspended or resized is no restart."""
+        """True if a restart followed by decision. A suspension or a resize is no restart."""
         return self.action in {"retry", "retry_elsewhere"}
 
 
-# Causes that say no more than how the process ended: a rule about codes or signals is about just that.
+# Causes that only describe how the process ended: a rule about codes or signals matches exactly these.
 BARE: Final = frozenset({"user_exit", "killed_unknown", "external_signal", "retryable_exception", "unknown"})
 _NAME: Final = anchored(r"rules\[(\d{1,3})\]", limit=64)
 
 
 def first_match(spec: JobSpec, *, cause: Cause, facts: RootFacts) -> tuple[str, FailureRule] | None:
-    """The first rule that matches, with its name as decisions give it (``rules[0]``); None when none does."""
+    """Returns the first rule that matches, with its name in decisions (``rules[0]``); None if none matches."""
     for number, rule in enumerate(spec.rules):
         if matches(rule, cause=cause, facts=facts):
             return f"rules[{number}]", rule
@@ -91,14 +92,14 @@ def first_match(spec: JobSpec, *, cause: Cause, facts: RootFacts) -> tuple[str, 
 
 
 def rule_named(name: str, spec: JobSpec) -> FailureRule | None:
-    """The rule of the spec that a decision names; None when that decision was none of a rule's."""
+    """Returns the rule of the spec that a decision names; None if no rule made the decision."""
     found = _NAME.fullmatch(name)
     number = numbers.matched(found[1]) if found else len(spec.rules)
     return spec.rules[number] if number < len(spec.rules) else None
 
 
 def matches(rule: FailureRule, *, cause: Cause, facts: RootFacts) -> bool:
-    """Whether each of the rule's non-empty lists has one of its values in this failure."""
+    """True if each of the rule's non-empty lists contains a value of this failure."""
     if _only_codes(rule) and cause.confidence == "proven" and cause.slug not in BARE:
         return False
     return (
@@ -112,18 +113,18 @@ def matches(rule: FailureRule, *, cause: Cause, facts: RootFacts) -> bool:
 
 
 def _only_codes(rule: FailureRule) -> bool:
-    """Whether the rule says nothing but how the process ended (of which role does not tell why either)."""
+    """True if the rule only checks how the process ended (a role gives no reason either)."""
     return not (rule.causes or rule.reasons or rule.conditions) and bool(rule.exit_codes or rule.signals)
 
 
 TOTAL: Final = "total"
 USER: Final = "user"
-# Name of the decision that the user's own word made.
+# Name of the rule for a failure that the user declared retryable.
 DECLARED: Final = "user_retryable"
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """One budget: how many new attempts it allows, and how many were drawn from it."""
+    """One budget: number of new attempts that it allows, and number already used."""
 
     name: str
     limit: int
@@ -131,21 +132,21 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def left(self) -> int:
-        """New attempts that it still allows."""
+        """Number of new attempts that it still allows."""
         return max(0, self.limit - self.used)
 
     @property
     def text(self) -> str:
-        """Its count, as ``app 1/1``."""
+        """Its count, for example ``app 1/1``."""
         return f"{self.name} {self.used}/{self.limit}"
 
 
 class Budgets:
-    """All budgets of a run, as its history left them.
+    """All budgets of a run after its history.
 
     Args:
-        spec: limits and rules.
-        history: earlier attempts, oldest first.
+        spec: Limits and rules.
+        history: Earlier attempts, oldest first.
     """
 
     def __init__(self, spec: JobSpec, history: Iterable[PastAttempt]) -> None:
@@ -158,11 +159,11 @@ class Budgets:
 
     @property
     def total(self) -> Budget:
-        """The cap over all causes."""
+        """The limit over all causes."""
         return self._of(TOTAL, self._spec.policies.max_restarts)
 
     def named(self, names: Iterable[str]) -> list[Budget]:
-        """Those of these budgets that have a number, the emptiest first."""
+        """Returns those of these budgets that have a limit, the emptiest first."""
         limits = self._spec.policies.budgets
         found = [
             self._of(name, limits.get(name, self._spec.policies.max_restarts))
@@ -172,7 +173,7 @@ class Budgets:
         return sorted(found, key=lambda budget: budget.left)
 
     def exhausted(self, spent: Budget) -> str:
-        """The words for a budget that is used up, with the counts of the others that were drawn on."""
+        """Returns the message for a spent budget, with the counts of the other used ones."""
         words = f"budget {spent.name} exhausted ({spent.used}/{spent.limit})"
         names = sorted(name for name in self._drawn if name in self._spec.policies.budgets)
         counts = [budget.text for name in names for budget in self.named([name])]
@@ -183,19 +184,19 @@ class Budgets:
 
 
 def _drawn(past: PastAttempt, spec: JobSpec) -> set[str]:
-    """The names that a past restart counts under."""
+    """Returns the names of the budgets that a past restart used."""
     rule: FailureRule | None = rule_named(past.rule, spec)
     if rule is not None and rule.budget is not None:
         return {rule.budget} if rule.action == "ignore" else {rule.budget, TOTAL}
     names = {past.slug, past.family, TOTAL}
-    # Declared by the user: counts under that word too, whatever family its cause is of.
+    # A restart declared by the user also counts under that name, for a cause of any family.
     return names | {USER} if past.rule == DECLARED else names
 
 
-# The same fault again and again without progress in between: more tries teach nothing (errors.md section 3.1, NVRx: 3).
+# Repetitions of the same fault without progress: more tries give no information (errors.md section 3.1, NVRx: 3).
 MAX_REPEATS: Final = 3
 DEADLINE: Final = "deadline_exceeded"
-# Phase of a verdict about a job whose work was done.
+# Phase of a verdict about a job whose work was complete.
 WORK_DONE: Final = "teardown"
 
 
@@ -209,20 +210,20 @@ def decide(
     time_left: float | None = None,
     slot: int | None = None,
 ) -> Decision:
-    """What to do about this diagnosis.
+    """Decides what to do about this diagnosis.
 
     Args:
-        diagnosis: of the attempt that just ended.
-        spec: policies, rules and budgets.
-        history: earlier falls of the run, oldest first, without the present one: of whole attempts, and of slots alone.
-        facts: how the root ended; by default what the diagnosis itself knows.
-        other_nodes: whether the backend can avoid a node; this machine alone cannot.
-        time_left: seconds until the run's total deadline; None = there is none.
-        slot: that fell, and is started again, alone; None = the whole gang is. Its back-off and whether its faults repeat are its own
-            matter, the budgets are all falls'.
+        diagnosis: Diagnosis of the attempt that just ended.
+        spec: Policies, rules and budgets.
+        history: Earlier failures of the run, of attempts and of single slots, oldest first.
+        facts: The root's end; default: from the diagnosis.
+        other_nodes: The backend can avoid a node; a single machine cannot.
+        time_left: Seconds until the run's total deadline; None without one.
+        slot: Slot that failed and restarts alone; None = the whole gang. Its back-off and repetitions are separate, the
+            budgets shared.
 
     Returns:
-        A decision in state ``intent`` without a time; the caller stamps it.
+        A decision in state ``intent`` without a time, which the caller sets.
     """
     known = facts or RootFacts(code=diagnosis.exit_code, role=diagnosis.verdict.role)
     return _Case(
@@ -296,7 +297,7 @@ class _Case:
         row = code_row(code) if cause.slug == "user_exit" and code is not None else None
         declared = self._diagnosis.mark == "retryable" or cause.slug == "retryable_exception"
         declared = declared or (row is not None and row.kind == "user_retryable")
-        # The same word as a signal: SIGUSR1 that nobody handled.
+        # The same declaration as a signal: an unhandled SIGUSR1.
         declared = declared or (code == USER_RETRYABLE and cause.slug in BARE)
         again = row is not None and row.action == "restart"
         if row is not None and not again and not declared and verdict.retry == "no":
@@ -329,7 +330,7 @@ class _Case:
         return self._retry("cause_yes", f"the cause may be temporary ({cause.slug})", drawn=drawn)
 
     def _repeated(self) -> Decision | None:
-        """A stop when the same fault fell before and nothing was gained in between."""
+        """Returns a stop if the same fault occurred before without progress in between."""
         barren = [p for p in self._own if p.fingerprint == self._diagnosis.fingerprint and not p.progressed]
         retry = self._verdict.retry
         if retry in {"once", "elsewhere"} and barren and not (retry == "elsewhere" and self._other_nodes):
@@ -367,6 +368,9 @@ def _spent(budgets: list[Budget]) -> Budget | None:
 
 
 def _delay(spec: JobSpec, attempts: int) -> float:
-    """Exponential back-off in seconds; without jitter here, because a pure function has no dice: the supervisor adds it."""
+    """Returns the exponential back-off in seconds, without jitter, because a pure function has no random source.
+
+    The supervisor adds the jitter.
+    """
     policies = spec.policies
     return float(min(policies.backoff_max_s, policies.backoff_s * 2.0 ** min(attempts, 30)))

@@ -1,8 +1,4 @@
-"""A minimal client of an S3-compatible object store (signature version 4), standard library only.
-
-A slot only puts objects. Keys come from the environment; other credentials (web identity, instance roles)
-need a library, which does not travel.
-"""
+"""Minimal client of an S3-compatible store (signature version 4), standard library only."""
 
 from __future__ import annotations
 
@@ -18,20 +14,17 @@ _DONE, _THERE, _CONFLICT, _NO_CONDITIONS, _SLOW_DOWN = 200, 412, 409, 501, 429
 
 
 class RefusedError(Exception):
-    """The store will not take it, however often it is asked."""
+    """The store refuses permanently."""
 
 
 class Bucket:
-    """A bucket, as the keys of an environment reach it.
+    """Bucket with keys from the environment.
 
-    Args:
-        name: of the bucket.
-        environ: ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, and where they are set ``AWS_SESSION_TOKEN``, ``AWS_REGION`` and
-            ``AWS_ENDPOINT_URL`` (for servers of others; addressed by path).
-        timeout_s: for which it may be silent.
+    ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``; optional ``AWS_SESSION_TOKEN``, ``AWS_REGION``,
+    ``AWS_ENDPOINT_URL`` (addressed by path).
 
     Raises:
-        RefusedError: there are no keys.
+        RefusedError: Keys are missing.
     """
 
     def __init__(self, name: str, environ: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S) -> None:
@@ -51,26 +44,26 @@ class Bucket:
         self._timeout_s = timeout_s
 
     def put(self, key: str, data: bytes) -> None:
-        """Write one object, unless it is there.
+        """Writes one object unless it exists.
 
         Raises:
-            RefusedError: the store said no.
-            OSError: it cannot be reached, or is busy.
+            RefusedError: The store refused.
+            OSError: Unreachable or busy.
         """
         status = self._put(key, data)
         if status == _NO_CONDITIONS and self._once:
-            # A server that knows no conditions: names are unique, so nothing can be overwritten.
+            # The server lacks conditions; unique names overwrite nothing.
             self._once = False
             status = self._put(key, data)
         if status not in (_DONE, _THERE):
             _refuse(status)
 
     def ask(self, query: Mapping[str, str], limit: int) -> bytes:
-        """The answer to a question about the bucket as a whole (its objects' names), at most ``limit`` bytes of it.
+        """Returns at most ``limit`` bytes of the answer to a bucket query.
 
         Raises:
-            RefusedError: the store said no.
-            OSError: it cannot be reached, or is busy.
+            RefusedError: The store refused.
+            OSError: Unreachable or busy.
         """
         status, answer = self._send("GET", "", b"", query=query, limit=limit)
         if status != _DONE:
@@ -94,7 +87,7 @@ class Bucket:
         from urllib.parse import quote
 
         path = quote(f"{self._base}/{key}", safe="/-_.~")
-        # As the signature wants them: sorted by name, and nothing but letters, digits and four marks left as it is.
+        # As the signature requires.
         words = sorted((quote(name, safe="-_.~"), quote(value, safe="-_.~")) for name, value in (query or {}).items())
         asked = "&".join(f"{name}={value}" for name, value in words)
         headers = self._signed(method, path, data, query=asked, once=once)
@@ -117,7 +110,6 @@ class Bucket:
             link.close()
 
     def _signed(self, method: str, path: str, data: bytes, *, query: str, once: bool) -> dict[str, str]:
-        """Headers with the signature of AWS, version 4."""
         import hashlib
         import hmac
 
@@ -142,7 +134,7 @@ class Bucket:
 
 
 def _refuse(status: int) -> None:
-    """Raise what an answer that is no success means: ``OSError`` where it may pass, else ``RefusedError``."""
+    """Raises ``OSError`` for a temporary failure status, else ``RefusedError``."""
     words = f"it answered {status}"
     if status in (_CONFLICT, _SLOW_DOWN) or status >= 500:  # noqa: PLR2004 - the server's own trouble
         raise OSError(words)

@@ -1,13 +1,6 @@
-"""The container's stdout: whole lines of all streams as ``[rank N] text``, and the log channel's records.
+"""Container's stdout: whole lines of all streams as ``[rank N] text``, and the log channel's records.
 
-A line is written when it is whole, so ranks never mix; one longer than 1 MiB is cut with a marker. Text of a
-job never passes as a rank's line or as a record: such lines get ``[rank ?] `` in front. Lines and bytes are
-counted by stream, without prefix and carriage returns, so that a reader can tell whether anything is missing.
-A slow reader slows the reading of pipes and loses nothing.
-
-The log channel repeats each record of the slot as a line, for a supervisor that shares no files. It is active
-where ``RANKFALL_TOKEN`` is set; the token is removed from the command's environment and masked in whatever
-the job prints, so a line that carries it was written here.
+A slow reader slows the reading of pipes. The masked token makes channel lines genuine.
 """
 
 from __future__ import annotations
@@ -27,29 +20,24 @@ if TYPE_CHECKING:
 
     from rankfall_inside.event_loop import Loop
 
-# Of more streams only the sum is told: the record must fit into a line of the log channel.
+# Above, only the sum: the record must fit into a line.
 MOST = 64
-# The same for the termination message, which holds the first error too.
+# For the termination message.
 MOST_IN_MESSAGE = 12
 SUM = "all"
-# Only from where a run of them begins: from each of a long one it would take time by its square.
+# Anchored to avoid quadratic time.
 _RETURNS = re.compile(rb"(?<!\r)\r+(?=\n)")
 _RANK = b"[rank "
 
 
 class Printed:
-    """Lines and bytes by stream: ``r<rank>``, or ``slot`` for lines of no rank."""
+    """Counts lines and bytes by stream: ``r<rank>``, or ``slot`` without rank."""
 
     def __init__(self) -> None:
         self._counts: dict[bytes, list[int]] = {}
 
     def add(self, prefix: bytes, data: bytes) -> None:
-        """Count lines that leave.
-
-        Args:
-            prefix: that they get, ``[rank N] `` or another one.
-            data: the lines without it, the last one without its newline.
-        """
+        """Counts printed lines."""
         size = len(data) + 1
         if b"\r" in data:
             size -= sum(len(found) for found in _RETURNS.findall(data + b"\n"))
@@ -58,7 +46,7 @@ class Printed:
         count[1] += size
 
     def counts(self) -> dict[str, list[int]]:
-        """For the record of the slot's end: [lines, bytes] by stream."""
+        """Returns [lines, bytes] by stream for the end record."""
         found: dict[str, list[int]] = {}
         for prefix, (lines, size) in self._counts.items():
             rank = prefix[len(_RANK) : -2]
@@ -69,7 +57,7 @@ class Printed:
 
 
 def few(counts: Mapping[str, list[int]], most: int) -> dict[str, list[int]]:
-    """``counts`` as they are, or their sum where there are more than ``most``."""
+    """Returns ``counts``, or their sum if more than ``most``."""
     if len(counts) <= most:
         return dict(counts)
     return {SUM: [sum(count[0] for count in counts.values()), sum(count[1] for count in counts.values())]}
@@ -77,20 +65,18 @@ def few(counts: Mapping[str, list[int]], most: int) -> dict[str, list[int]]:
 
 MAX_LINE = 1 << 20
 CUT_MARK = b" [rankfall: line cut]\n"
-# In front of a line of no rank that begins like one of ours.
+# Marks slot lines that imitate Rankfall's.
 UNKNOWN = b"[rank ?] "
-# When this much waits to be written nothing more is read from the pipes, until it is less than the second.
+# Pipe reading stops above, resumes below.
 HIGH_WATER, LOW_WATER = 1 << 20, 1 << 18
-# A pipe that poll calls writable takes this much without blocking: one page is free (pipe_poll and pipe_write in Linux's fs/pipe.c).
+# A pipe reported writable accepts one page (pipe_poll, pipe_write in Linux's fs/pipe.c).
 _STEP = 4096
-# Whoever writes byte by byte shall not make as many objects.
+# Bounds objects for single-byte writes.
 _MAX_PARTS = 1024
 _OURS = re.compile(rb"^(?=\[rank |\x1e)", re.MULTILINE)
 
 
 class _Partial:
-    """The beginning of a line that is not whole yet."""
-
     __slots__ = ("parts", "size")
 
     def __init__(self) -> None:
@@ -113,15 +99,9 @@ class _Partial:
 
 
 class Console:
-    """Assembles lines per stream and writes them to ``fd``.
+    """Assembles lines per stream and writes them to ``fd``; it stays blocking, as others may share it.
 
-    Args:
-        fd: stays open; never made non-blocking, because others may share it.
-        loop: called back when ``fd`` takes more.
-        secret: bytes that no text of the job may carry out (the channel's token); they are masked.
-
-    Attributes:
-        printed: what was given to it of each stream.
+    ``secret`` is masked in job text.
     """
 
     def __init__(self, fd: int, loop: Loop, *, secret: bytes = b"") -> None:
@@ -131,14 +111,12 @@ class Console:
         self.printed = Printed()
         self._partial: dict[str, _Partial] = {}
         self._queue: deque[memoryview] = deque()
-        # Bytes that are not written yet.
         self.waiting = 0
-        # Whether so much waits that nothing more should be read.
         self.full = False
-        # Whether the first of the queue is written in part: nothing may come before its rest.
+        # The queue's first item is partly written.
         self._begun = False
         self._watched = False
-        # A plain file always takes everything.
+        # Plain files are always writable.
         self._poll: select.poll | None = None if _is_file(fd) else select.poll()
         if self._poll is not None:
             self._poll.register(fd, select.POLLOUT)
@@ -146,13 +124,11 @@ class Console:
 
     @property
     def empty(self) -> bool:
-        """Whether all that was given is written, or nobody is there to write to."""
+        """True if everything is written, or the reader closed."""
         return not self._queue
 
-    # -- streams
-
     def tee(self, stream: str, prefix: Callable[[], bytes]) -> Callable[[bytes], None]:
-        """A function that takes the bytes of ``stream``; ``prefix`` is asked for each chunk, because a rank is known late."""
+        """Returns a sink for ``stream``; evaluates ``prefix`` per chunk, because ranks become known late."""
 
         def take(data: bytes) -> None:
             self._take(stream, prefix(), data)
@@ -178,20 +154,18 @@ class Console:
         self._push(out)
 
     def finish(self, stream: str, prefix: bytes) -> None:
-        """The stream is at its end: a last line without newline gets one."""
+        """Ends the stream; completes its last line."""
         partial = self._partial.pop(stream, None)
         if partial is not None and partial.size:
             self._push(self._lines(prefix, partial.take() + b"\n"))
 
     def _lines(self, prefix: bytes, data: bytes) -> bytes:
-        """Whole lines, each with its prefix; ``data`` ends with a newline."""
         body = data[:-1]
         if len(body) > MAX_LINE:
             body = b"\n".join([_cut(line) for line in body.split(b"\n")])
         return self._marked(prefix, body) + b"\n"
 
     def _marked(self, prefix: bytes, data: bytes) -> bytes:
-        """Lines with their prefix, counted; the last one has no newline yet."""
         if self._secret and self._secret in data:
             data = data.replace(self._secret, b"***")
         self.printed.add(prefix, data)
@@ -201,15 +175,8 @@ class Console:
             return _OURS.sub(UNKNOWN, data)
         return data
 
-    # -- output
-
     def line(self, data: bytes, *, first: bool = False) -> None:
-        """Write one line of our own, with its newline.
-
-        Args:
-            data: the line.
-            first: before all that waits, but never within a line.
-        """
+        """Writes one line of Rankfall; ``first`` = before the queue, never within a line."""
         if not first:
             self._push(data)
         elif self._fd >= 0:
@@ -225,7 +192,7 @@ class Console:
         self.flush()
 
     def flush(self) -> None:
-        """Write what the output takes now; the loop calls again when it takes more."""
+        """Writes as much as possible; the loop calls again."""
         try:
             while self._queue and self._writable():
                 view = self._queue[0]
@@ -262,11 +229,10 @@ class Console:
             self._loop.watch_write(self._fd, self.flush)
             self._watched = True
         except OSError:
-            # No event tells when it takes more: at the next flush.
             return
 
     def _give_up(self) -> None:
-        """Nobody reads any more: drop what waits."""
+        """Drops the queue after the reader closed."""
         if self._watched:
             self._watched = False
             self._loop.unwatch_write(self._fd)
@@ -290,36 +256,26 @@ def _cut(line: bytes) -> bytes:
 
 
 _MASK = "***"
-# Of an output that takes nothing any more: what comes after this is only counted.
+# Further records are only counted.
 _MAX_WAITING = 16 << 20
 
 
 class Channel:
-    """Writes records as lines. Without a token it writes none.
-
-    Args:
-        console: where lines go; it keeps them whole.
-        token: of this attempt; "" switches the channel off.
-    """
+    """Writes records as lines; the token "" disables it."""
 
     def __init__(self, console: Console | None, token: str) -> None:
         self._console = console if token else None
         self._token = token
-        # Records that found no room.
+        # Records without room.
         self.lost = 0
 
     @property
     def active(self) -> bool:
-        """Whether records are written at all."""
+        """True if records are written."""
         return self._console is not None
 
     def send(self, record: dict[str, Any], *, first: bool = False) -> bool:
-        """Write ``record``; False where there is no channel, or no room on it.
-
-        Args:
-            record: stays as it is; the line is shortened to 8 KiB.
-            first: before all that waits to be written.
-        """
+        """Writes ``record`` as a line of at most 8 KiB; False without channel or room."""
         if self._console is None:
             return False
         if self._console.waiting > _MAX_WAITING:
@@ -330,7 +286,6 @@ class Channel:
 
 
 def _without(value: Any, token: str) -> Any:
-    """A copy of ``value`` in which no text holds the token."""
     if isinstance(value, str):
         return value.replace(token, _MASK) if token in value else value
     if isinstance(value, dict):
@@ -341,10 +296,9 @@ def _without(value: Any, token: str) -> Any:
 
 
 def take_token() -> str:
-    """The token from the environment, which no longer has it afterwards; "" without one.
+    """Removes the token from the environment and returns it; "" without one.
 
-    ``/proc/PID/environ`` shows the environment a process began with for as long as it lives, to whoever has the same user: the bytes
-    there are overwritten too.
+    Overwrites its bytes, which ``/proc/PID/environ`` shows.
     """
     token = os.environ.get("RANKFALL_TOKEN", "")
     if token:
@@ -356,7 +310,7 @@ def take_token() -> str:
             if address:
                 ctypes.memset(address, ord("*"), len(os.fsencode(token)))
         except Exception:
-            pass  # a libc without it: the variable is removed all the same
+            pass  # other libc: only the variable is removed
     os.environ.pop("RANKFALL_TOKEN", None)
-    # A line of the channel is made of words.
+    # Channel lines are split at spaces.
     return token if token.isascii() and token.isprintable() and " " not in token else ""

@@ -1,11 +1,6 @@
-"""Reports a slot's end in the forms that platforms look for: error files and the termination message.
+"""Reports a slot's end for platforms: error files and the termination message.
 
-The error file is torchelastic's ``error.json`` or Flyte's ``error.pb`` with the slot's first error. An existing one is
-kept: its writer was first. A ``*`` in its name becomes the record's id, so that many workers may write into one folder.
-
-The container's termination message is kept by the kubelet when the log is gone, at most 4,096 bytes: two JSON lines,
-the first error record (without traceback; of its frames the user's own, as room allows) and ``slot_end``, each with the
-id that it has on the other channels. However much is left out, each line stays valid JSON.
+The error file is torchelastic's ``error.json`` or Flyte's ``error.pb``; the message has two JSON lines.
 """
 
 from __future__ import annotations
@@ -27,12 +22,9 @@ _USER, _RECOVERABLE = 1, 1
 
 
 def write_error_file(path: str, record: Mapping[str, Any] | None, *, folder: str = "") -> bool:
-    """Write an error record to ``path``; False where there is nothing to write or no room, or a file is there.
+    """Writes an error record to ``path``; False if impossible or the file exists.
 
-    Args:
-        path: ends with ``.json`` or ``.pb``.
-        record: may lack its traceback, which is then taken from the record's own file.
-        folder: of records.
+    ``*`` in ``path`` becomes the record's id; ``folder`` has its traceback.
     """
     if not path or record is None:
         return False
@@ -45,7 +37,7 @@ def write_error_file(path: str, record: Mapping[str, Any] | None, *, folder: str
         with open(temporary, "wb") as file:
             file.write(data)
         try:
-            # Fails where the name is taken, which a rename would not.
+            # Fails for an existing name, unlike rename.
             os.link(temporary, path)
         finally:
             os.unlink(temporary)
@@ -65,14 +57,14 @@ def _whole(record: Mapping[str, Any], folder: str) -> Mapping[str, Any]:
 
 
 def elastic(record: Mapping[str, Any]) -> bytes:
-    """As torchelastic's ``record`` decorator writes it: the time is text, in whole seconds."""
+    """Returns JSON like torchelastic's ``record`` decorator."""
     text, trace, at = _said(record)
     extra = {"py_callstack": trace, "timestamp": str(at // _NS)}
     return records.dumps({"message": {"message": text, "extraInfo": extra}}).encode("ascii")
 
 
 def container_error(record: Mapping[str, Any]) -> bytes:
-    """An ``ErrorDocument`` of Flyte's, with time and worker."""
+    """Returns Flyte's ``ErrorDocument`` with time and worker."""
     text, trace, at = _said(record)
     error: Mapping[str, Any] = record.get("error") or {}
     types = error.get("types") or ("Error",)
@@ -115,7 +107,7 @@ def _text(field: int, text: str) -> bytes:
     return _field(field, records.clean(text).encode("utf-8", "replace"))
 
 
-# The kubelet cuts longer ones, in the middle of whatever is there.
+# The kubelet cuts longer messages anywhere.
 LIMIT = 4096
 TERMINATION_VARIABLE = "RANKFALL_TERMINATION_LOG"
 TERMINATION_PATH = "/dev/termination-log"
@@ -147,13 +139,7 @@ _MAX_MESSAGE, _MAX_TYPES, _MAX_TYPE, _MAX_FRAMES = 1024, 6, 128, 12
 
 
 def write_termination_message(path: str, error: dict[str, Any] | None, end: dict[str, Any]) -> bool:
-    """Write the message into ``path``; False where that is no file or takes nothing.
-
-    Args:
-        path: made by the kubelet, so it is never created here.
-        error: the slot's first error record, or None.
-        end: the ``slot_end`` record.
-    """
+    """Writes the message into the kubelet's file; False if impossible. Never creates the file."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -168,7 +154,7 @@ def write_termination_message(path: str, error: dict[str, Any] | None, end: dict
 
 
 def termination_message(error: dict[str, Any] | None, end: dict[str, Any]) -> bytes:
-    """The message: JSON lines within :data:`LIMIT` bytes."""
+    """Returns JSON lines within :data:`LIMIT` bytes."""
     end = dict(end)
     if "printed" in end:
         end["printed"] = console.few(end["printed"], console.MOST_IN_MESSAGE)
@@ -196,7 +182,6 @@ def _error_line(record: Mapping[str, Any], room: int) -> bytes:
             break
         size = size * 3 // 4
     if len(line) > room:
-        # Not even that: who and what kind, from texts that were bounded above.
         few = {name: short[name] for name in ("id", "kind", "rank") if isinstance(short.get(name), (int, str))}
         line = _line(few, {"types": [name[:32] for name in types[:1]]}, [])
         return line if len(line) <= room else b""
@@ -211,12 +196,11 @@ def _error_line(record: Mapping[str, Any], room: int) -> bytes:
 
 def _line(short: Mapping[str, Any], info: Mapping[str, Any], frames: list[dict[str, Any]]) -> bytes:
     error = dict(info, frames=frames) if frames else dict(info)
-    # The whole record is on the log channel.
+    # The log channel has the whole record.
     return records.dumps(dict(short, error=error, truncated=True)).encode("ascii") + b"\n"
 
 
 def _user_frames(frames: Any) -> list[dict[str, Any]]:
-    """Frames of the user's own code, the innermost first."""
     items = frames if isinstance(frames, (list, tuple)) else ()
     found = [frame for frame in items if isinstance(frame, dict) and frame.get("user") is True]
     return [
@@ -231,7 +215,6 @@ def _user_frames(frames: Any) -> list[dict[str, Any]]:
 
 
 def _small(value: Any) -> Any:
-    """A number as it is, a text bounded and masked, nothing else."""
     if isinstance(value, str):
         return _masked(value)[:_MAX_TYPE]
     return value if isinstance(value, (bool, int, float)) else None

@@ -1,9 +1,6 @@
-"""Writes the streams of ranks to a log store instead of stdout.
+"""Writes rank streams to a log store instead of stdout.
 
-For jobs with too many lines for the API server. One thread writes, because a store may take any time. Waiting
-bytes are bounded: beyond that they are lost up to the end of their line, counted and logged, and the job goes
-on at full speed. Each start of a container has its own folder below the root,
-``<run>/attempt-<N>/<role>-<slot>/<pod uid>-<start>/``.
+A thread writes. Each container start has ``<run>/attempt-<N>/<role>-<slot>/<pod uid>-<start>/``.
 """
 
 from __future__ import annotations
@@ -21,13 +18,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Mapping
 
-# Of all streams together; what comes beyond this is lost.
+# Bytes for all streams; more is lost.
 MAX_WAITING = 64 << 20
 _STRANGE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 def folder_name(environ: Mapping[str, str]) -> str:
-    """The folder of this start below the root; no two starts have the same."""
+    """Returns this start's unique folder below the root."""
     place = f"{environ.get('RANKFALL_ROLE') or 'worker'}-{environ.get('RANKFALL_SLOT') or 0}"
     who = environ.get("RANKFALL_POD_UID") or environ.get("HOSTNAME") or "host"
     parts = (
@@ -36,28 +33,20 @@ def folder_name(environ: Mapping[str, str]) -> str:
         place,
         f"{who}-{time.time_ns():x}-{os.getpid():x}",
     )
-    # Never a name that leads elsewhere.
+    # No name may lead elsewhere.
     return "/".join(_STRANGE.sub("_", part).lstrip(".") or "_" for part in parts)
 
 
 class LogStore:
-    """The store of one start of a container.
-
-    Args:
-        root: where the volume is mounted, or a folder of it; or ``s3://BUCKET/PREFIX``.
-        name: of the folder below the root.
-        environ: holds the keys of a bucket.
-    """
+    """Log store of one container start; ``root`` is a folder on the volume, or ``s3://BUCKET/PREFIX``."""
 
     def __init__(self, root: str, name: str, environ: Mapping[str, str] | None = None) -> None:
         self.name = name
         self._place: Folder | Parts = (
             Parts(root, name, environ or {}) if root.startswith(HEAD) else Folder(os.path.join(root, name))
         )
-        # Bytes that found no room, of all streams.
         self.lost = 0
         self._queue: deque[tuple[str, bytes, int, int]] = deque()
-        # Bytes of each stream in the queue, and of all.
         self._queued: dict[str, int] = {}
         self._waiting = 0
         self._change = threading.Condition()
@@ -65,34 +54,26 @@ class LogStore:
         self._done = False
         self._thread: threading.Thread | None = None
 
-    # -- the wrapper's side
-
     @property
     def path(self) -> str:
-        """Where the streams are, for people."""
+        """Location of the streams, for messages."""
         return self._place.path
 
     @property
     def trouble(self) -> str:
-        """Why nothing is stored at present; "" = all goes well."""
+        """Reason why storing fails now, or ""."""
         return self._place.trouble
 
     def refusal(self) -> str:
-        """Why nothing can ever be stored; "" = it may be. Asked once, before the first bytes; may take as long as a request."""
+        """Returns why storing can never work, or ""; takes a request's time."""
         return self._place.refusal()
 
     def sink(self, stream: str) -> StoreSink:
-        """What takes the bytes of a stream, as ``0.out``."""
+        """Returns the sink of a stream such as ``0.out``."""
         return StoreSink(self, stream)
 
     def put(self, stream: str, data: bytes, lost: int) -> bool:
-        """Give bytes to the thread; False where it has too many already.
-
-        Args:
-            stream: name.
-            data: of it.
-            lost: bytes before these that found no room.
-        """
+        """Queues bytes that follow ``lost`` missing ones; False if the queue is full."""
         with self._change:
             if self._waiting + len(data) > MAX_WAITING:
                 return False
@@ -105,16 +86,15 @@ class LogStore:
 
     def _work(self) -> None:
         if self._thread is None:
-            # Only now: a thread must not be there while processes are forked.
+            # Late: no thread may exist during a fork.
             self._thread = threading.Thread(target=self._run, name="rankfall-store", daemon=True)
             self._thread.start()
 
     def finish(self, patience: float) -> list[tuple[str, stream_files.Gap]]:
-        """No more comes: wait until all is written, at most so long; what is missing, by stream. May be called again."""
+        """Waits at most ``patience`` seconds for all writes; returns gaps per stream. Repeatable."""
         with self._change:
             self._closed = True
             self._change.notify()
-        # Also where no rank printed anything: that this is all is written too.
         self._work()
         with self._change:
             self._change.wait_for(lambda: self._done, patience)
@@ -122,7 +102,7 @@ class LogStore:
         return missing if self._done else missing + self._left()
 
     def _left(self) -> list[tuple[str, stream_files.Gap]]:
-        """What is not written yet."""
+        """Returns gaps for unwritten bytes."""
         why = f"the log store did not take them in time{': ' if self.trouble else ''}{self.trouble}"
         with self._change:
             counts = dict(self._queued)
@@ -135,15 +115,13 @@ class LogStore:
         ]
 
     def give_up(self) -> None:
-        """Try no more to write what waits."""
+        """Stops retrying."""
         self._place.stop()
 
     @property
     def done(self) -> bool:
-        """Whether all is written, and that it is all."""
+        """True if everything, with the end, is written."""
         return self._done
-
-    # -- the thread
 
     def _run(self) -> None:
         while True:
@@ -166,21 +144,21 @@ class LogStore:
 
 
 class StoreSink:
-    """One stream's way to the store: as ``streams.Sink``, and never slow."""
+    """Sink of one stream like ``stream_files.Sink``, but never slow."""
 
     def __init__(self, store: LogStore, stream: str) -> None:
-        # Known when the thread has written all: LogStore.finish tells them.
+        # LogStore.finish reports gaps.
         self.gaps: list[stream_files.Gap] = []
         self._store = store
         self._stream = stream
         self._lost = 0
 
     def take_gaps(self) -> list[stream_files.Gap]:
-        """None before the end."""
+        """Returns nothing before the end."""
         return []
 
     def write(self, data: bytes) -> None:
-        """Give one chunk to the store; where it finds no room, all is lost up to the end of a line."""
+        """Queues one chunk; without room, loses everything up to a line's end."""
         if self._lost:
             cut = data.find(b"\n") + 1
             if not cut or not self._store.put(self._stream, data[cut:], self._lost + cut):
@@ -196,6 +174,6 @@ class StoreSink:
         self._store.lost += count
 
     def close(self) -> None:
-        """The stream is at its end."""
+        """Ends the stream."""
         if self._lost and self._store.put(self._stream, b"", self._lost):
             self._lost = 0

@@ -1,11 +1,8 @@
-"""The two kinds of log store: files in a shared folder, or parts in a bucket.
+"""Two kinds of log store: files in a folder, or parts in a bucket; both end with ``end.json``.
 
-Folder: ``<ordinal>.<out|err>-<first byte>.log`` and ``.idx`` as in ``stream_files``, a new pair after each
-``SEGMENT`` bytes, synced every ``SYNC_S`` seconds and at the end.
-Bucket: an object cannot be appended to, so bytes of all streams go into parts: a JSON line (``pieces``:
-stream, offset, bytes, stamp in nanoseconds), then the bytes. A part's name is the number of bytes before it
-(``000000000000000.part``), so a reader knows the next name and never lists; one is put after ``PART`` bytes
-or ``EVERY_S`` seconds and retried until it is stored. Both end with ``end.json``.
+Folder: ``<ordinal>.<out|err>-<first byte>.log`` and ``.idx``, a new pair per ``SEGMENT`` bytes.
+Bucket: ``000000000000000.part`` (bytes before it): a JSON line (``pieces``: stream, offset, bytes, nanoseconds), then
+bytes.
 """
 
 from __future__ import annotations
@@ -22,13 +19,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Mapping
 
-# Bytes of one file.
+# Bytes per file.
 SEGMENT = 256 << 20
 SYNC_S = 5.0
 
 
 class Files:
-    """One stream's files; of the thread alone."""
+    """Files of one stream; used by one thread."""
 
     def __init__(self, base: str) -> None:
         self._base = base
@@ -36,16 +33,15 @@ class Files:
         self._gaps: list[stream_files.Gap] = []
         self._sink = stream_files.Sink(f"{base}-{0:015d}")
         self._synced = time.monotonic()
-        # Whether the last byte ended a line.
         self._whole = True
 
     @property
     def size(self) -> int:
-        """Bytes that are here."""
+        """Stored bytes."""
         return self._start + self._sink.offset
 
     def write(self, data: bytes, stamp: int) -> None:
-        """Append one chunk that came at ``stamp``, nanoseconds."""
+        """Appends one chunk received at ``stamp`` (nanoseconds)."""
         if self._sink.offset >= SEGMENT:
             self._end_file()
         self._sink.write(data, stamp)
@@ -54,17 +50,17 @@ class Files:
             self._sync()
 
     def lose(self, count: int, stamp: int) -> None:
-        """So many bytes never came here; the next ones begin a line."""
+        """Records ``count`` lost bytes; the next ones start a line."""
         if not self._whole:
             self.write(b"\n", stamp)
         self._gaps.append(stream_files.Gap(self.size, count, "the store was too slow"))
 
     def close(self) -> None:
-        """No more comes."""
+        """Ends the files."""
         self._end_file()
 
     def losses(self) -> list[stream_files.Gap]:
-        """What is missing."""
+        """Returns all gaps."""
         found = [
             stream_files.Gap(
                 self._start + one.offset, one.lost, one.reason, lines=one.lines, since=one.since, until=one.until
@@ -86,45 +82,41 @@ class Files:
 
 
 class Folder:
-    """A folder of one start of one container.
-
-    Args:
-        path: of the folder; made when something is written.
-    """
+    """Folder of one container start, created on first write."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        # What keeps it from being written, for people; a folder has its losses instead.
+        # A folder reports gaps instead.
         self.trouble = ""
         self._files: dict[str, Files] = {}
 
     def refusal(self) -> str:
-        """Why nothing can ever be stored here; "" = it may be."""
+        """Returns "": storing may always work."""
         return ""
 
     def due(self) -> float | None:
-        """Nothing waits here."""
+        """Returns None: nothing waits."""
         return None
 
     def flush(self) -> bool:
-        """Whether all is stored that was given."""
+        """Returns True: nothing waits."""
         return True
 
     def waiting(self) -> dict[str, int]:
-        """Bytes of each stream that wait: none do."""
+        """Returns no streams: nothing waits."""
         return {}
 
     def stop(self) -> None:
-        """Nothing is tried twice."""
+        """Does nothing: nothing is retried."""
 
     def write(self, stream: str, data: bytes, stamp: int, lost: int) -> None:
-        """Store bytes of a stream; ``lost`` before them never came."""
+        """Stores bytes of a stream after ``lost`` missing ones."""
         files = self._files.get(stream)
         if files is None:
             try:
                 os.makedirs(self.path, exist_ok=True)
             except OSError:
-                pass  # each write says what is wrong
+                pass  # each write reports the error
             files = self._files[stream] = Files(os.path.join(self.path, stream))
         if lost:
             files.lose(lost, stamp)
@@ -132,16 +124,16 @@ class Folder:
             files.write(data, stamp)
 
     def losses(self) -> dict[str, list[stream_files.Gap]]:
-        """What is missing of each stream."""
+        """Returns gaps per stream."""
         return {stream: files.losses() for stream, files in self._files.items()}
 
     def size(self, stream: str) -> int:
-        """How long a stream is here."""
+        """Returns a stream's stored bytes."""
         files = self._files.get(stream)
         return 0 if files is None else files.size
 
     def end(self) -> bool:
-        """Write how long each stream is: whoever reads knows from it that it has all."""
+        """Writes each stream's size, which shows readers the end."""
         for files in self._files.values():
             files.close()
         text = end_text({stream: files.size for stream, files in self._files.items()}, self.losses())
@@ -156,12 +148,12 @@ class Folder:
                 os.close(fd)
             os.rename(path + ".tmp", path)
         except OSError:
-            pass  # without it the reader says that lines may be missing
+            pass  # without it readers report possible losses
         return True
 
 
 def end_text(sizes: dict[str, int], losses: dict[str, list[stream_files.Gap]]) -> bytes:
-    """The last word of a store."""
+    """Returns the content of ``end.json``."""
     said: dict[str, Any] = {
         "sizes": sizes,
         "lost": {stream: sum(gap.lost for gap in gaps) for stream, gaps in losses.items()},
@@ -173,20 +165,19 @@ SCHEMA = "rankfall.log-part/1"
 HEAD = "s3://"
 PART = 4 << 20
 EVERY_S = 2.0
-# Pieces of one part; rankfall.collect.stores.log_bucket reads no more.
+# Readers limit pieces of a part (rankfall.collect.stores.log_bucket).
 MAX_PIECES = 16_000
-# Chunks of a stream that came within this are one piece, nanoseconds.
+# Nanoseconds within which chunks of a stream form one piece.
 _SAME_STAMP_NS = 1_000_000
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 10.0
 
 
 class _Stream:
-    """How much of a stream there is, what waits, and what is missing."""
+    """Size, waiting bytes and gaps of a stream."""
 
     __slots__ = ("gaps", "size", "waiting", "whole")
 
     def __init__(self) -> None:
-        # With what waits.
         self.size = 0
         self.waiting = 0
         self.whole = True
@@ -194,13 +185,7 @@ class _Stream:
 
 
 class Parts:
-    """The objects of one start of one container.
-
-    Args:
-        url: ``s3://BUCKET/PREFIX``.
-        name: what all of their names begin with.
-        environ: holds the keys.
-    """
+    """Objects of one container start below ``s3://BUCKET/PREFIX``."""
 
     def __init__(self, url: str, name: str, environ: Mapping[str, str]) -> None:
         bucket, _, prefix = url[len(HEAD) :].strip("/").partition("/")
@@ -214,18 +199,17 @@ class Parts:
         self._pieces: list[tuple[str, int, int]] = []
         self._data: list[list[bytes]] = []
         self._size = 0
-        # Bytes in all parts that were put.
         self._put = 0
         self._due = 0.0
         self._stopped = threading.Event()
 
     def refusal(self) -> str:
-        """Why nothing can ever be stored here; "" = it may be. Puts ``begin.json``; a bucket that only does not answer may do so later."""
+        """Puts ``begin.json``; returns why storing can never work, or ""."""
         try:
             self._opened().put(f"{self._folder}/begin.json", b'{"schema": "%s"}\n' % SCHEMA.encode())
         except OSError as error:
             self.trouble = _words(error)
-        except Exception as error:  # keys that are missing, a bucket that is not there, an address that is none
+        except Exception as error:  # missing keys or bucket, or invalid address
             return _words(error)
         return ""
 
@@ -235,30 +219,30 @@ class Parts:
         return self._bucket
 
     def due(self) -> float | None:
-        """In how many seconds what waits is to be put; None = nothing waits."""
+        """Returns seconds until the next put; None if nothing waits."""
         if self._size >= PART or len(self._pieces) >= MAX_PIECES - 1:
             return 0.0
         return max(0.0, self._due - time.monotonic()) if self._pieces else None
 
     def waiting(self) -> dict[str, int]:
-        """Bytes of each stream that the bucket has not."""
+        """Returns unstored bytes per stream."""
         return {name: one.waiting for name, one in list(self._streams.items()) if one.waiting}
 
     def size(self, stream: str) -> int:
-        """How much of a stream the bucket has."""
+        """Returns a stream's stored bytes."""
         one = self._streams.get(stream)
         return 0 if one is None else one.size - one.waiting
 
     def losses(self) -> dict[str, list[stream_files.Gap]]:
-        """What is missing of each stream before bytes that are there."""
+        """Returns gaps before stored bytes per stream."""
         return {name: one.gaps for name, one in list(self._streams.items())}
 
     def stop(self) -> None:
-        """Try no more: what waits is lost."""
+        """Stops retrying; waiting bytes are lost."""
         self._stopped.set()
 
     def write(self, stream: str, data: bytes, stamp: int, lost: int) -> None:
-        """Take bytes of a stream; ``lost`` before them never came."""
+        """Queues bytes of a stream after ``lost`` missing ones."""
         one = self._streams.setdefault(stream, _Stream())
         if lost:
             if not one.whole:
@@ -282,7 +266,7 @@ class Parts:
         self._size += len(data)
 
     def flush(self) -> bool:
-        """Put what waits, however often that takes; False = it was stopped."""
+        """Puts waiting bytes, retrying without limit; False if stopped."""
         if not self._pieces:
             return True
         data = [b"".join(parts) for parts in self._data]
@@ -297,7 +281,7 @@ class Parts:
         return True
 
     def end(self) -> bool:
-        """Put what waits, then how long each stream is; False = it was stopped."""
+        """Puts waiting bytes, then stream sizes; False if stopped."""
         if not self.flush():
             return False
         sizes = {name: one.size for name, one in self._streams.items()}
@@ -311,9 +295,9 @@ class Parts:
             try:
                 self._opened().put(f"{self._folder}/{name}", body)
             except Exception as error:
-                # Also what was refused: rights and clocks change while a job runs, and its bytes are nowhere else.
+                # Rights and clocks change, and no other copy exists.
                 self.trouble = _words(error)
-                self._stopped.wait(pause * (0.5 + random.random()))  # noqa: S311 - so that not all ask at once
+                self._stopped.wait(pause * (0.5 + random.random()))  # noqa: S311 - spreads load
                 pause = min(2 * pause, _LAST_PAUSE_S)
             else:
                 self.trouble = ""

@@ -1,7 +1,6 @@
-"""Copies a slot's records to a shared directory or an S3-compatible object store.
+"""Copies a slot's records to a shared directory or S3-compatible store, in a thread.
 
-One thread of the wrapper does it, so a slow or lost store delays nothing. Each copy is written once, under
-``PREFIX/RUN/errors/`` and the record's name. Missing copies are noted in the slot's end.
+Each copy is ``PREFIX/RUN/errors/`` plus the record's name.
 """
 
 from __future__ import annotations
@@ -19,19 +18,12 @@ if TYPE_CHECKING:
 
 VARIABLE = "RANKFALL_RECORD_STORE"
 FOLDER = "errors"
-# Between two looks, and after a failure that may pass.
 _PAUSE_S = 1.0
 _MAX_BYTES = 1 << 20
 
 
 class Delivery:
-    """The copies of one slot. Without a store it does nothing.
-
-    Args:
-        environ: of the wrapper: names the store and holds the keys to it.
-        folder: of records.
-        place: run, attempt, role and slot: only records that bear these in their name are this slot's.
-    """
+    """Copies of one slot's records; ``place`` selects them by name."""
 
     def __init__(self, environ: Mapping[str, str], folder: str, place: Mapping[str, Any]) -> None:
         self._url = environ.get(VARIABLE, "")
@@ -47,17 +39,12 @@ class Delivery:
         self._wanted = self._served = 0
 
     def start(self) -> None:
-        """Begin; call it only when no process is forked any more."""
+        """Starts the thread; call after the last fork."""
         if self._url:
             threading.Thread(target=self._work, name="rankfall-records", daemon=True).start()
 
     def settle(self, limit: float, *, last: bool = False) -> list[str]:
-        """Copy all that is there now, for ``limit`` seconds at most; what is to be said of copies that are missing.
-
-        Args:
-            limit: seconds.
-            last: nothing more will come.
-        """
+        """Copies all records within ``limit`` seconds; returns notes about missing copies."""
         if not self._url:
             return []
         with self._changed:
@@ -89,7 +76,7 @@ class Delivery:
                 return
 
     def _pass(self, put: Callable[[str, bytes], None]) -> int:
-        """Copy what is new; how many are missing then."""
+        """Copies new records; returns the number of missing ones."""
         try:
             names = [n for n in os.listdir(self._folder) if n.endswith(".json") and self._mark in n and n[0] != "."]
         except OSError:
@@ -113,7 +100,7 @@ class Delivery:
 
 
 def _patiently(action: Callable[[], None]) -> None:
-    """Try three times: what fails once may be a server that is being moved."""
+    """Tries three times, because a server may be restarting."""
     for pause in (0.2, 1.0):
         try:
             action()
@@ -131,7 +118,7 @@ def _nowhere(_name: str, _data: bytes) -> None:
 
 
 def _target(url: str, run: str, environ: Mapping[str, str]) -> Callable[[str, bytes], None]:
-    """What writes one copy: ``put(name, data)``."""
+    """Returns ``put(name, data)``, which writes one copy."""
     scheme, _, rest = url.partition("://")
     if scheme == "file":
         folder = os.path.join(rest, run, FOLDER)

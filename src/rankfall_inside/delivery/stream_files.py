@@ -1,8 +1,6 @@
-"""Stores what pipes deliver: raw bytes into ``<name>.log``, one row per chunk into ``<name>.idx``.
+"""Stores raw pipe bytes in ``<name>.log``, one row per chunk in ``<name>.idx``.
 
-Least work per byte: one read of up to 1 MiB, one write, one count of newlines. A failed write (full disk,
-quota) never blocks or ends the job: the pipe is drained, lost bytes are counted with their bounds, and
-storing resumes when writing works again.
+A failed write never blocks the job: lost bytes are counted.
 """
 
 from __future__ import annotations
@@ -19,24 +17,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
-# Format of the index: docs/architecture.md, "The slot directory".
+# Index format: docs/architecture.md, "The slot directory".
 INDEX_MAGIC = b"RFIDX1\0\0"
 INDEX_ROW = struct.Struct("<QQqQB7x")
 STAMP_WRAPPER = 1
 CHUNK = 1 << 20
 SMALL_CHUNK = 1 << 16
-# F_SETPIPE_SZ of linux/fcntl.h; the name is in Python's fcntl only from 3.10. 1 MiB is what a user may have without privileges.
+# F_SETPIPE_SZ; Python has it from 3.10. 1 MiB is the limit without privileges.
 _F_SETPIPE_SZ = 1031
 PIPE_SIZE = 1 << 20
-# How many gaps of one stream are kept one by one; more are added to the last.
+# Further gaps extend the last.
 _MAX_GAPS = 100
 
 
 class Gap:
-    """Bytes of a stream that could not be stored: ``lost`` bytes were to follow the ``offset`` stored ones.
-
-    ``lines`` of them are missing as a whole; they came from ``since`` until ``until``, nanoseconds since the epoch, 0 = not known.
-    """
+    """``lost`` bytes after ``offset`` stored ones; times in nanoseconds since the epoch, 0 if unknown."""
 
     __slots__ = ("lines", "lost", "offset", "reason", "since", "until")
 
@@ -49,16 +44,16 @@ class Gap:
         self.until = until
 
     def why(self) -> str:
-        """The reason as the system says it."""
+        """Returns the reason in the system's words."""
         return os.strerror(getattr(errno, self.reason)) if self.reason in errno.errorcode.values() else self.reason
 
     def text(self, stream: str) -> str:
-        """For people, as a note of a record."""
+        """Returns a note for a record."""
         return f"{stream}: {self.lost} bytes after offset {self.offset} not stored ({self.reason})"
 
 
 class Sink:
-    """One stream's files. ``offset`` is the number of stored bytes, ``lost`` of those that could not be stored."""
+    """Files of one stream; ``offset`` counts stored bytes, ``lost`` missing ones."""
 
     def __init__(self, base: str, *, tee: Callable[[bytes], None] | None = None) -> None:
         self.base = base
@@ -67,7 +62,7 @@ class Sink:
         self.gaps: list[Gap] = []
         self._lines = 0
         self._at_line_start = True
-        # Bytes were lost and nothing has been stored since; whether these ended a line; whether the line that they cut is stored in part.
+        # Nothing stored since a loss; it ended a line; its first line is partly stored.
         self._broken = False
         self._lost_whole = True
         self._cut_line = False
@@ -77,10 +72,10 @@ class Sink:
         self._idx_offset = 0
 
     def write(self, data: bytes, stamp: int = 0) -> None:
-        """Store one chunk; what does not fit anywhere is counted as a gap. ``stamp``: when it came, nanoseconds; 0 = now."""
+        """Stores one chunk received at ``stamp`` (nanoseconds; 0 for now); counts losses."""
         stamp = stamp or time.time_ns()
         new = self._from_line_start(data, stamp) if self._broken else data
-        # Who was cut gets an end, so that the next line stands alone.
+        # Ends a cut line, so that the next is separate.
         kept = b"\n" + new if new and self._broken and not self._at_line_start else new
         first = self._lines if self._at_line_start else self._lines + 1
         row = INDEX_ROW.pack(self.offset, first, stamp, 0, STAMP_WRAPPER)
@@ -97,7 +92,7 @@ class Sink:
             self._tee(data)
 
     def _from_line_start(self, data: bytes, stamp: int) -> bytes:
-        """What may be stored after a loss: the rest of a line that was lost is lost too."""
+        """Returns data without the rest of a lost line."""
         if not self._lost_whole:
             end = data.find(b"\n") + 1
             self._drop(data[:end] if end else data, self.gaps[-1].reason, stamp)
@@ -105,12 +100,12 @@ class Sink:
         return data
 
     def _store(self, data: bytes, row: bytes) -> tuple[int, str]:
-        """How many bytes were stored, and why not the rest; "" = all were."""
+        """Returns the number of stored bytes, and the error for the rest or ""."""
         stored, before = 0, self._idx_offset
         try:
             if self._log < 0:
                 self._open()
-            # Before the bytes: whoever reads these then finds their row.
+            # Row first: readers of the bytes find it.
             self._index(row)
             view = memoryview(data)
             while stored < len(data):
@@ -136,7 +131,7 @@ class Sink:
         try:
             written = os.write(self._idx, row)
             if written < len(row):
-                # A torn row would shift all that follow.
+                # A torn row would shift later ones.
                 os.ftruncate(self._idx, self._idx_offset)
                 return
             self._idx_offset += written
@@ -144,7 +139,7 @@ class Sink:
             return
 
     def _unindex(self, size: int) -> None:
-        """Take back a row whose bytes could not be stored."""
+        """Removes the row of unstored bytes."""
         try:
             if self._idx >= 0:
                 os.ftruncate(self._idx, size)
@@ -157,7 +152,6 @@ class Sink:
             self._broken, self._cut_line = True, not self._at_line_start
         lines = data.count(b"\n")
         if lines and self._cut_line:
-            # A part of the first of them is stored, and will be shown as a line.
             self._cut_line, lines = False, lines - 1
         self._lost_whole = data.endswith(b"\n")
         self.lost += len(data)
@@ -170,14 +164,14 @@ class Sink:
         last.until = stamp
 
     def take_gaps(self) -> list[Gap]:
-        """The gaps that are over; each is given once."""
+        """Returns finished gaps, each once."""
         if self._broken:
             return []
         found, self.gaps = self.gaps, []
         return found
 
     def sync(self) -> None:
-        """Make what is stored outlive this machine, as far as its file system can."""
+        """Syncs files to disk as far as possible."""
         for fd in (self._log, self._idx):
             if fd >= 0:
                 try:
@@ -186,9 +180,8 @@ class Sink:
                     continue
 
     def close(self) -> None:
-        """Flush to the disk's queue and close; may be called again."""
+        """Closes the files; idempotent."""
         if self._broken and not self._lost_whole and not self._cut_line:
-            # A last line without a newline.
             self._lost_whole = True
             self.gaps[-1].lines += 1
         for fd in (self._log, self._idx):
@@ -198,27 +191,27 @@ class Sink:
 
 
 class Tee:
-    """A stream that is stored nowhere: every chunk only goes to ``tee``."""
+    """Stream that is not stored: chunks only go to ``tee``."""
 
     def __init__(self, tee: Callable[[bytes], None] | None) -> None:
         self.gaps: list[Gap] = []
         self._tee = tee
 
     def take_gaps(self) -> list[Gap]:
-        """What is stored nowhere is not lost."""
+        """Returns nothing: no bytes get lost."""
         return []
 
     def write(self, data: bytes) -> None:
-        """Pass one chunk on."""
+        """Forwards one chunk."""
         if self._tee is not None:
             self._tee(data)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing."""
 
 
 def grow(fd: int) -> None:
-    """Make a pipe as large as the kernel allows, so that a rank rarely waits for the wrapper."""
+    """Enlarges a pipe, so that ranks rarely wait."""
     try:
         fcntl.fcntl(fd, _F_SETPIPE_SZ, PIPE_SIZE)
     except OSError:
@@ -226,7 +219,7 @@ def grow(fd: int) -> None:
 
 
 class Pool:
-    """Named pipes that wait for ranks: ``pipes/<ordinal>.out`` and ``.err``, read side open before any rank sees the name."""
+    """Named pipes ``pipes/<ordinal>.out`` and ``.err``; opened for reading before the name exists."""
 
     def __init__(self, folder: str, *, spare: int) -> None:
         self._folder = folder
@@ -234,7 +227,7 @@ class Pool:
         self._next = 0
 
     def refill(self, claimed: int) -> list[tuple[int, str, int]]:
-        """Open pipes until ``spare`` of them lie beyond the ``claimed`` ordinals; the new ones as (ordinal, "out" | "err", fd)."""
+        """Opens ``spare`` pipe pairs beyond ``claimed`` ordinals; returns (ordinal, "out" | "err", fd)."""
         found: list[tuple[int, str, int]] = []
         while self._next < claimed + self._spare:
             try:
@@ -245,7 +238,7 @@ class Pool:
                     found.append((self._next, kind, fd))
                     os.rename(path + ".new", path)
             except OSError:
-                # No room for pipes: ranks keep the slot's own stream, nothing is lost.
+                # Ranks continue on the slot's stream; nothing is lost.
                 break
             self._next += 1
         return found

@@ -1,8 +1,6 @@
-"""Records exceptions in ranks that are multiprocessing children, which catch them before any excepthook.
+"""Records exceptions of multiprocessing children, which catch them before any excepthook.
 
-Up to Python 3.12 multiprocessing runs finalizers while the exception is still handled, so a finalizer sees it
-and nothing is replaced. From 3.13 ``run`` is called through a guard: one line ``File "<rankfall>"`` in the
-child's traceback. Loaded without the rest of the hook.
+Up to Python 3.12 by a finalizer, then by a guard: one line ``File "<rankfall>"`` in tracebacks.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ def guard(function, saw):
 
 
 class _Anchor:
-    """Keeps the after-fork callback alive; multiprocessing holds it weakly."""
+    """Keeps the after-fork callback alive; multiprocessing's reference is weak."""
 
 
 _anchor = _Anchor()
@@ -36,11 +34,7 @@ _saw: Callable[[BaseException], None] | None = None
 
 
 def watch(saw: Callable[[BaseException], None]) -> None:
-    """Arm this process, once: its multiprocessing children-to-be, and itself when it is one that has not begun.
-
-    Args:
-        saw: is given each exception that ends such a child; never raises.
-    """
+    """Prepares multiprocessing children, also this process if it is one; once. ``saw`` never raises."""
     global _saw
     if _saw is not None:
         return
@@ -52,7 +46,7 @@ def watch(saw: Callable[[BaseException], None]) -> None:
         return
     util.register_after_fork(_anchor, _arm)
     if is_spawn_child():
-        # Newer Pythons call nothing when a spawned child begins, and keep the finalizers that are there.
+        # Newer Pythons call nothing at a spawned child's start but keep finalizers.
         _arm(None)
 
 
@@ -61,7 +55,6 @@ def _guard(saw: Callable[[BaseException], None]) -> None:
 
     before = BaseProcess._bootstrap  # type: ignore[attr-defined]  # noqa: SLF001 - the one place between begin and run
     names: dict[str, Any] = {}
-    # A file name of its own, so that nobody takes the frame for the user's or for a file to look at.
     exec(compile(_GUARD, "<rankfall>", "exec"), names)  # noqa: S102 - a constant  # foreign-text: a constant of ours
 
     def bootstrap(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +67,6 @@ def _guard(saw: Callable[[BaseException], None]) -> None:
 def _arm(_: object) -> None:
     from multiprocessing import util
 
-    # The first of all finalizers.
     util.Finalize(None, _look, exitpriority=1_000_000)
 
 

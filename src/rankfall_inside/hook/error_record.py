@@ -1,8 +1,4 @@
-"""Turns an exception into the ``error`` of a record: types, texts, frames, the user's mark, its time.
-
-The exception is the user's object: its ``__str__`` may fail, its chain may be a ring, its text may be
-gigabytes or no Unicode. None of that may hide its type. Loaded when the first exception is seen.
-"""
+"""Converts an exception into the ``error`` of a record. Hostile exceptions still give their type."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ if TYPE_CHECKING:
 _MAX_CHAIN = 32
 _MAX_FRAMES = 100
 _MAX_TYPE = 256
-# Texts are cut to this before they are searched for secrets, so that hostile ones cost bounded time.
+# Bounds the time of the search for secrets.
 _MAX_SEARCHED = 512 * 1024
 _YEAR_2000, _YEAR_2100 = 946_684_800, 4_102_444_800
 _LIBRARY_PARTS = ("/site-packages/", "/dist-packages/")
@@ -29,13 +25,9 @@ _LIBRARY_PARTS = ("/site-packages/", "/dist-packages/")
 def describe(
     error: BaseException, *, thread: str | None, exit_code: int | None, handled: bool
 ) -> tuple[dict[str, Any], dict[str, bool]]:
-    """Fields of ``ErrorInfo`` for ``error``, and the record's flags ``truncated`` and ``redacted``.
+    """Returns ``ErrorInfo`` fields and the flags ``truncated`` and ``redacted``.
 
-    Args:
-        error: what ended the rank.
-        thread: name of the thread it ended, None for the main one.
-        exit_code: the code that a SystemExit asks for.
-        handled: the program had caught it and left with ``exit_code`` by itself.
+    ``thread`` None = main. ``handled``: the program caught it and left with ``exit_code``.
     """
     scrub = _Scrub()
     chain = walk(error)
@@ -58,7 +50,7 @@ def describe(
 
 
 class _Scrub:
-    """Cleans, redacts and cuts texts, and remembers whether it had to."""
+    """Cleans, redacts and shortens texts."""
 
     def __init__(self) -> None:
         self.truncated = False
@@ -74,7 +66,7 @@ class _Scrub:
                 self._secrets = redact.secrets_of(os.environ)
             safe = redact.redact(text, self._secrets)
         except Exception:
-            # What cannot be searched for secrets is not stored.
+            # Unsearched text may contain secrets.
             safe = "(text withheld: it could not be searched for secrets)"
         self.redacted = self.redacted or safe != text
         safe, second = records.cut(safe, limit)
@@ -83,14 +75,14 @@ class _Scrub:
 
 
 def type_name(kind: type) -> str:
-    """Qualified name of a type, as tracebacks print it: without the module for builtins."""
+    """Returns a type's qualified name as tracebacks print it."""
     module = str(getattr(kind, "__module__", "") or "")
     name = str(getattr(kind, "__qualname__", "") or getattr(kind, "__name__", "?"))
     return records.clean(name if module in ("builtins", "") else f"{module}.{name}")[:_MAX_TYPE]
 
 
 def text_of(error: BaseException) -> str:
-    """``str(error)``; when that fails, words that say so."""
+    """Returns ``str(error)``, or a note that it failed."""
     try:
         return str(error)
     except BaseException as second:
@@ -98,7 +90,7 @@ def text_of(error: BaseException) -> str:
 
 
 def walk(error: BaseException) -> list[BaseException]:
-    """The exception, then its causes and contexts, then the members of groups; each once, at most 32."""
+    """Returns the exception, causes, contexts, group members; each once, at most 32."""
     found: list[BaseException] = []
     queue = [error]
     while queue and len(found) < _MAX_CHAIN:
@@ -118,7 +110,7 @@ def walk(error: BaseException) -> list[BaseException]:
 
 
 def find_retry_mark(chain: list[BaseException]) -> tuple[str | None, str | None]:
-    """The first mark of the chain, and who set it: the type's own (Retryable, Final) or a list of names from the job spec."""
+    """Returns the first retry mark and its source: the type or the job spec's names."""
     named = {
         mark: {name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()}
         for mark, variable in (("retryable", "RANKFALL_RETRYABLE"), ("final", "RANKFALL_FINAL"))
@@ -136,7 +128,7 @@ def find_retry_mark(chain: list[BaseException]) -> tuple[str | None, str | None]
 
 
 def raised_ns(chain: list[BaseException]) -> int | None:
-    """The time that the exception, or one of its chain, carries itself: ``at_ns``, ``raised_at`` or ``timestamp``; None without one."""
+    """Returns ``at_ns``, ``raised_at`` or ``timestamp`` of the chain, or None."""
     for one in chain:
         for name in ("at_ns", "raised_at", "timestamp"):
             try:
@@ -149,20 +141,20 @@ def raised_ns(chain: list[BaseException]) -> int | None:
 
 
 def _nanoseconds(value: Any) -> int | None:
-    """Nanoseconds since the epoch from a datetime, or a number of seconds, milli-, micro- or nanoseconds; None for what is no time."""
+    """Converts a datetime or number (s, ms, us, ns) to nanoseconds since the epoch."""
     if hasattr(value, "timestamp") and callable(value.timestamp):
         value = value.timestamp()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     for scale in (1, 1_000, 1_000_000, 1_000_000_000):
         if _YEAR_2000 <= value / scale < _YEAR_2100:
-            # Exact for integers; a float of seconds has microseconds at best.
+            # Float seconds have microseconds at best.
             return value * (1_000_000_000 // scale) if isinstance(value, int) else int(value * (1_000_000_000 // scale))
     return None
 
 
 def frames_of(trace: TracebackType | None) -> list[dict[str, Any]]:
-    """Frames of a traceback, innermost last; of more than 100 the first and last 50."""
+    """Returns frames, innermost last; of more than 100 the first and last 50."""
     found: list[dict[str, Any]] = []
     library = _library_roots()
     while trace is not None:
@@ -187,17 +179,17 @@ def _library_roots() -> tuple[str, ...]:
 
 
 def is_user(file: str, library: tuple[str, ...]) -> bool:
-    """Whether a frame's file is the user's own: neither installed packages, nor the standard library, nor this package."""
+    """Returns True for files outside packages, the standard library and Rankfall."""
     return not file.startswith(library) and not any(part in file for part in _LIBRARY_PARTS)
 
 
 def traceback_of(error: BaseException) -> str:
-    """The text Python would print for ``error``; as much of it as can be had."""
+    """Returns Python's text for ``error``, as far as possible."""
     import traceback
 
     try:
         depth = sys.getrecursionlimit()
-        # A recursion error is hundreds of frames deep and may strike again right here.
+        # A recursion error could recur here.
         sys.setrecursionlimit(depth + 500)
         try:
             return "".join(traceback.format_exception(type(error), error, error.__traceback__))

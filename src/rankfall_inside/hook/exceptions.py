@@ -1,7 +1,6 @@
 """Records why a rank ends: exceptions of all threads, SystemExit with a code, stacks on request.
 
-The user's own hooks are chained, and hooks set later are looked behind at exit (``sys.last_exc``). What ends
-a process without Python (a signal, ``os._exit``) is seen by the wrapper.
+Chains the user's hooks; reads ``sys.last_exc`` at exit for later ones.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _SEEN = "__rankfall_seen__"
 
 
 def install() -> None:
-    """Chain the exception hooks of this process and get ready for stacks."""
+    """Chains the exception hooks of this process and enables stack dumps."""
     _chain_excepthook()
     _chain_thread_hook()
     _wrap_exit()
@@ -48,7 +47,7 @@ def _faulthandler() -> None:
         path = os.path.join(state.slot_dir, "stacks", f"{state.ordinal}.txt")
         fd = private_files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         faulthandler.register(signal.SIGRTMIN + _STACK_SIGNAL_OFFSET, file=fd, all_threads=True, chain=False)
-        # The Python stack of a crash (SIGSEGV, SIGBUS, SIGABRT) is the best evidence there is; the user's own choice stands.
+        # A crash's Python stack is the best evidence; the user's choice wins.
         if not faulthandler.is_enabled() and "PYTHONFAULTHANDLER" not in os.environ:
             faulthandler.enable(2)
     except (OSError, ValueError, AttributeError, RuntimeError):
@@ -67,10 +66,9 @@ def _chain_excepthook() -> None:
 
 
 def _keep_interrupt(error: BaseException) -> None:
-    """Keep the exit by SIGINT of an unhandled KeyboardInterrupt.
+    """Preserves the exit by SIGINT of an unhandled KeyboardInterrupt.
 
-    CPython remembers it in a flag that any later ``eval`` of a text clears, and the imports of a record evaluate texts; another
-    KeyboardInterrupt out of such a text sets it again (``run_eval_code_obj`` in CPython's pythonrun.c).
+    A later ``eval`` clears CPython's flag (``run_eval_code_obj`` in pythonrun.c).
     """
     if isinstance(error, KeyboardInterrupt):
         try:
@@ -85,7 +83,6 @@ def _chain_thread_hook() -> None:
     before = threading.excepthook
 
     def excepthook(args: Any) -> None:
-        # SystemExit ends a thread silently, on purpose.
         if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
             saw(args.exc_value, thread=getattr(args.thread, "name", None))
         before(args)
@@ -94,7 +91,7 @@ def _chain_thread_hook() -> None:
 
 
 def _wrap_exit() -> None:
-    """``sys.exit`` remembers what was being handled: SystemExit reaches no excepthook."""
+    """Makes ``sys.exit`` remember the handled exception."""
     before = sys.exit
 
     def leave(status: Any = None, /) -> NoReturn:
@@ -117,7 +114,7 @@ def _remember_exit(status: Any) -> None:
     code = exit_code(status)
     context = sys.exc_info()[1]
     if context is None and _pending and _pending[-1][0] == code:
-        # multiprocessing passes the code of an exit on with an exit of its own; the first one knows why.
+        # multiprocessing exits again with the same code.
         return
     del _pending[:]
     if code:
@@ -131,7 +128,7 @@ def _main_ident() -> int:
 
 
 def exit_code(status: Any) -> int:
-    """The exit code that ``SystemExit(status)`` gives a process."""
+    """Returns the exit code of ``SystemExit(status)``."""
     if status is None:
         return 0
     if isinstance(status, int):
@@ -140,7 +137,7 @@ def exit_code(status: Any) -> int:
 
 
 def saw(error: BaseException, *, thread: str | None = None) -> None:
-    """Record ``error`` as this rank's, once. Never raises."""
+    """Records ``error`` of this rank once; never raises."""
     try:
         if not try_claim() or os.getpid() != state.pid or getattr(error, _SEEN, False):
             return
@@ -164,7 +161,7 @@ def saw(error: BaseException, *, thread: str | None = None) -> None:
 
 
 def put(error: BaseException, *, thread: str | None, code: int | None, handled: bool) -> None:
-    """Write the error record of ``error``."""
+    """Writes the error record."""
     from rankfall_inside.hook import error_record, rank_process
 
     rank_process.flush()
@@ -182,7 +179,7 @@ def _at_exit() -> None:
     rank_process.flush()
     last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if isinstance(last, BaseException):
-        # A hook that the user set later did not call ours.
+        # A later user hook skipped Rankfall's.
         saw(last)
         _keep_interrupt(last)
         return
@@ -190,7 +187,7 @@ def _at_exit() -> None:
         code, context = _pending[-1]
         if context is None or isinstance(context, SystemExit):
             if state.reported:
-                # multiprocessing's own exit after an exception that is recorded already
+                # multiprocessing's exit after a recorded exception
                 return
             context = SystemExit(code)
         if not getattr(context, _SEEN, False):

@@ -1,9 +1,6 @@
-"""Makes a Python process a rank: claims an ordinal, moves its output onto the wrapper's pipes, records it.
+"""Makes a Python process a rank: claims an ordinal, redirects output, writes records.
 
-``install`` runs in every Python of a job, so it must be cheap where there is no rank; all else is imported
-when a rank is claimed. RANK may be set later by the launcher's function, which an audit event reveals. Also
-here: the state of the process (it is at most one rank), its records and its progress file. Everything may
-fail; then the job goes on without it.
+``install`` runs in every Python of a job, so it is cheap without a rank.
 """
 
 from __future__ import annotations
@@ -20,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class State:
-    """All of it; ``state`` is the only one."""
+    """State of the hook; ``state`` is the only instance."""
 
     def __init__(self) -> None:
         self.installed = False
         self.pid = os.getpid()
         self.slot_dir = ""
         self.claimed = False
-        # A child of a rank, or a process whose claim was refused: it stays silent.
+        # Child of a rank, or refused claim.
         self.silent = False
-        # RANK was set in this process after it started; it is claimed at the next sign of life.
+        # RANK was set after the start.
         self.pending = False
-        # What is to be done once this process is a rank.
+        # Called once this process is a rank.
         self.then: Callable[[], None] = _nothing
         self.fields: dict[str, Any] = {}
         self.ordinal: int | None = None
@@ -40,7 +37,6 @@ class State:
         self.step_ns: int | None = None
         self.phase: str | None = None
         self.progress_due = 0.0
-        # An error of the main thread is recorded.
         self.reported = False
 
 
@@ -52,8 +48,8 @@ state = State()
 
 
 def orig_argv() -> list[str]:
-    """The words with which this Python was started."""
-    found = getattr(sys, "orig_argv", None)  # from 3.10
+    """Returns the command line of this Python."""
+    found = getattr(sys, "orig_argv", None)  # since 3.10
     if found is not None:
         return list(found)
     from rankfall_inside import procfs
@@ -62,16 +58,16 @@ def orig_argv() -> list[str]:
 
 
 def is_spawn_child() -> bool:
-    """Whether this Python was started by multiprocessing (spawn, forkserver)."""
+    """Returns True if multiprocessing (spawn, forkserver) started this Python."""
     return any("multiprocessing" in word for word in orig_argv())
 
 
-# How long an ending rank waits for a busy wrapper to take its record, when no disk did.
+# Seconds that an ending rank waits for a busy wrapper.
 _SEND_S = 2.0
 
 
 def write(kind: str, fields: dict[str, Any], *, sync: bool) -> bool:
-    """Write one record of this rank; what no disk takes goes to the wrapper, which has the log channel."""
+    """Writes one record to disk, or else to the wrapper for the log channel."""
     from rankfall_inside import records
 
     environ = os.environ
@@ -84,7 +80,7 @@ def write(kind: str, fields: dict[str, Any], *, sync: bool) -> bool:
 
 
 def notify_wrapper(lines: list[bytes], *, patience_s: float) -> bool:
-    """Write lines of at most 4,096 bytes into the wrapper's pipe; False when it did not take them within ``patience_s``."""
+    """Writes lines of at most 4,096 bytes into the wrapper's pipe; False after ``patience_s``."""
     import time
 
     due = time.monotonic() + patience_s
@@ -110,7 +106,7 @@ def notify_wrapper(lines: list[bytes], *, patience_s: float) -> bool:
 
 
 def try_claim() -> bool:
-    """Claim when this process has a rank and has not claimed yet; whether it is a rank. Never raises."""
+    """Claims a rank if this process has one; True if it is a rank. Never raises."""
     if not state.claimed and not state.silent and state.slot_dir and identity.has_rank(os.environ):
         try:
             claim(late=True)
@@ -120,11 +116,7 @@ def try_claim() -> bool:
 
 
 def claim(*, late: bool = False) -> None:
-    """Become a rank, or find that an ancestor is the rank already.
-
-    Args:
-        late: RANK came after the start of this process, which may have set it for a child.
-    """
+    """Becomes a rank, or finds that an ancestor is it; ``late`` = RANK appeared after the start."""
     from rankfall_inside import claims, procfs, records
 
     environ = os.environ
@@ -142,12 +134,11 @@ def claim(*, late: bool = False) -> None:
     given = records.whole(environ, "RANKFALL_ORDINAL")
     ordinal: int | None = None
     if again:
-        # The rank has replaced itself with exec: same process, same streams, its start is recorded already.
+        # Replaced itself with exec: same process and streams.
         ordinal = untrusted.whole(before)
     else:
         folder = os.path.join(state.slot_dir, "claims")
         if late and not may_claim_late() and claims.has_rank(folder, found["rank"]):
-            # This process set RANK for a child, which has claimed it.
             state.silent = True
             return
         root = claims.find_root(pid, environ, records.whole(environ, "RANKFALL_WRAPPER") or 0)
@@ -158,7 +149,7 @@ def claim(*, late: bool = False) -> None:
                 state.silent = True
                 return
         except OSError:
-            # No room or no folder: without streams and stacks, but errors still have the log channel.
+            # No room or folder; errors can use the log channel.
             state.notes.append("no claim: the slot directory cannot be written")
     state.claimed = True
     state.pid = pid
@@ -177,20 +168,20 @@ def claim(*, late: bool = False) -> None:
 
 
 def may_claim_late() -> bool:
-    """Only a multiprocessing child becomes a rank as soon as it has RANK; another process may set it for children that it starts."""
+    """Returns True for multiprocessing children; others may set RANK for theirs."""
     process = sys.modules.get("multiprocessing.process")
     parent = getattr(process, "parent_process", None)
     return parent is not None and parent() is not None
 
 
 def _notify(ordinal: int) -> None:
-    """Wake the wrapper: it opens a pidfd of this process and new pipes for the next ones."""
+    """Wakes the wrapper, which opens a pidfd and new pipes."""
     if not notify_wrapper([b"claim %d\n" % ordinal], patience_s=0.0):
         state.notes.append("the wrapper was not reached")
 
 
 def _move_streams(ordinal: int) -> bool:
-    """Put fd 1 and 2 onto the wrapper's pipes, where they still are the slot's own; a redirect of the user stays."""
+    """Moves fd 1 and 2 from the slot's pipes to the rank's; keeps a user's redirect."""
     slot = os.environ.get("RANKFALL_PIPES", "").split(":")
     out, err = _inode(1), _inode(2)
     moved = 0
@@ -228,25 +219,25 @@ def _open_pipe(path: str) -> int | None:
         try:
             return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
-            # Many ranks began at once; the wrapper makes more pipes as soon as it is told.
+            # Many ranks started; the wrapper creates more pipes.
             time.sleep(0.005)
         except OSError:
             return None
     return None
 
 
-# Between two writes of the progress file.
+# Between writes of the progress file.
 _EVERY_S = 1.0
 
 
 def flush() -> None:
-    """Store the last progress now, when there is some that is not stored."""
+    """Stores the last progress if any."""
     if state.step is not None:
         store()
 
 
 def store() -> None:
-    """Write how far this rank is, if it is one."""
+    """Writes the progress of this rank."""
     state.progress_due = time.monotonic() + _EVERY_S
     if not try_claim() or os.getpid() != state.pid:
         return
@@ -270,14 +261,13 @@ _NAMES = frozenset(source[0] for source in identity.SOURCES) | {"TF_CONFIG"}
 
 
 def install() -> None:
-    """Start the hook in this process. Called by sitecustomize, at most once."""
+    """Starts the hook in this process; sitecustomize calls it once."""
     environ = os.environ
     state.installed = True
     state.then = _stay
     state.slot_dir = environ["RANKFALL_SLOT_DIR"]
     holder = environ.get("RANKFALL_CLAIMED", "").partition(":")[0]
     if holder and holder != str(os.getpid()):
-        # A child of a rank, started by exec.
         state.silent = True
         return
     if identity.has_rank(environ):
@@ -309,14 +299,14 @@ def _saw(error: BaseException) -> None:
 
 
 def _watch_environment() -> None:
-    """Notice that RANK is set later (function launch): os.environ raises an audit event for each putenv."""
+    """Detects a later RANK (function launch): os.environ raises an audit event per putenv."""
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
         if event == "os.putenv":
             if not state.claimed and not state.silent and os.fsdecode(args[0]) in _NAMES:
                 state.pending = True
         elif state.pending and not state.claimed and not state.silent and may_claim_late():
-            # The first thing that happens after the launcher has set its variables, all of them by now.
+            # The launcher has set all its variables.
             state.pending = False
             try_claim()
 

@@ -1,7 +1,6 @@
-"""The frames of a file transfer: kind, length, body, over anything that carries bytes.
+"""Frames of a file transfer: kind, length, body, over any byte stream.
 
-Both sides are this package: the user's machine, the copy pod, and a slot that unpacks its code. An unknown or
-overlong frame is refused before its body is read.
+Refuses an unknown or overlong frame before it reads the body.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
-# kind (one letter) and length of the body.
+# Kind (a letter), length of the body.
 _HEAD = struct.Struct(">cI")
 ENTRY, MANIFEST, HAVE, READY, FILE, DATA, SUM, SAME, ALL, DONE, ERROR, PING = (
     b"E", b"M", b"H", b"R", b"F", b"D", b"S", b"O", b"Z", b"K", b"X", b"P",
@@ -23,21 +22,17 @@ MAX_BODY = 256 << 10
 
 
 class TransferError(Exception):
-    """What was to be carried cannot be; the text is for people."""
+    """The transfer failed; the text is for users."""
 
 
 class TransferInterruptedError(TransferError):
-    """The other side is gone before all was there; the same may be tried again and goes on where it stopped."""
+    """The connection ended early; a new try resumes."""
 
 
 class Channel:
-    """Frames both ways, one after the other.
+    """Sends and receives frames; ``read`` returns fewer bytes only at the end.
 
-    Args:
-        read: gives exactly so many bytes, fewer only at the end.
-        write: takes all bytes.
-        tick: called whenever something moved: whoever watches over a silent side hears of it.
-        answers: whether a ping is answered with one; only one side may.
+    ``tick`` is called on progress. Only one side may answer pings.
     """
 
     def __init__(
@@ -54,18 +49,18 @@ class Channel:
         self._answers = answers
 
     def put(self, kind: bytes, body: bytes = b"") -> None:
-        """Write one frame."""
+        """Writes one frame."""
         self._write(frame(kind, body))
 
     def get(self) -> tuple[bytes, bytes]:
-        """The next frame that is no ping.
+        """Returns the next frame except pings.
 
         Raises:
-            CutError: there is none any more.
-            CarryError: the other side cannot go on, in its own words; or it does not speak this language.
+            TransferInterruptedError: The stream ended.
+            TransferError: The other side failed (its message), or sends invalid frames.
         """
         while True:
-            # Before it is read, never after: what was read counts, also when the other side ended with it.
+            # Received data counts even if the other side has ended.
             self.tick()
             kind, length = self._head()
             body = self._exactly(length)
@@ -91,11 +86,11 @@ class Channel:
 
 
 def frame(kind: bytes, body: bytes = b"") -> bytes:
-    """One frame as bytes."""
+    """Returns one frame as bytes."""
     return _HEAD.pack(kind, len(body)) + body
 
 
 def printable(path: bytes) -> str:
-    """A path for people; names may hold any byte but two."""
+    """Returns a path as readable text."""
     text = path.decode("utf-8", "backslashreplace")
     return text if text.isprintable() else ascii(text)

@@ -1,7 +1,6 @@
-"""Packs a tree into one compressed piece, small enough for a config map, and unpacks it.
+"""Packs a tree into one compressed piece for a config map, and unpacks it.
 
-A tree is unpacked beside and renamed, so a command starts only when all of it is there. A piece with another
-checksum is refused.
+Refuses a wrong checksum. A rename at the end shows all or nothing.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rankfall_inside.transfer.tree import Tree
 
-# Beside the bundle.
+# Next to the bundle.
 NAME = "code.pack"
 
 
 def pack(tree: Tree) -> bytes:
-    """The same bytes for the same tree.
+    """Packs a tree; equal trees give equal bytes.
 
     Raises:
-        CarryError: a file cannot be read, or changed meanwhile.
+        TransferError: A file is unreadable or changed.
     """
     parts: list[bytes] = []
     send(tree, Channel(lambda _: b"", parts.append), ask=False)
@@ -36,15 +35,15 @@ def pack(tree: Tree) -> bytes:
 
 
 def digest_of(packed: bytes) -> str:
-    """What names a pack."""
+    """Returns the name of a pack."""
     return hashlib.sha256(packed).hexdigest()
 
 
 def unpack(path: str, *, digest: str, to: str) -> None:
-    """Make the folder ``to`` out of a pack; an older one of that name is replaced.
+    """Unpacks into folder ``to``, replacing an older one.
 
     Raises:
-        CarryError: the file is missing, damaged or another one; nothing bears the name ``to`` then.
+        TransferError: Missing, damaged or wrong file; ``to`` does not exist then.
     """
     fresh = f"{to}.new-{os.getpid()}"
     try:

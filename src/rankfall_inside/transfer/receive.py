@@ -1,8 +1,6 @@
-"""The receiving side of a transfer: writes beside, compares checksums, renames whole files.
+"""Receiving side of a transfer: writes part files, compares checksums, renames whole files.
 
-Half a file lies beside its name as ``.rankfall-<owner>-<path's hash>.part``; only a transfer of the same
-owner resumes it, and two at once never share one. Refuses whatever would lead out of the destination: names,
-links in the list, and links in the way.
+A ``.rankfall-<owner>-<path's hash>.part`` resumes only for its owner. Names that lead out are refused.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _MAX_ENTRIES = 5_000_000
 
 
 class Part:
-    """A file that is being written."""
+    """Part file that is open for writing."""
 
     def __init__(self, fd: int, path: bytes) -> None:
         self.fd = fd
@@ -37,14 +35,9 @@ class Part:
 
 
 class Receiver:
-    """Takes one tree.
+    """Receives one tree into ``dest``; a file's root goes into an existing folder.
 
-    Args:
-        channel: to the sender.
-        dest: where the root goes; a file's root goes into it where it is a folder.
-        owner: of letters and digits: whose halves of files may be gone on with.
-        answer: whether the sender hears answers.
-        alone: what is new is for this user alone, whatever the umask is.
+    ``owner`` (letters and digits) resumes its parts; ``alone`` = private modes instead of umask.
     """
 
     def __init__(self, channel: Channel, dest: bytes, *, owner: str, answer: bool = True, alone: bool = False) -> None:
@@ -60,11 +53,11 @@ class Receiver:
         self._sent = self._same = 0
 
     def run(self) -> Counts:
-        """Take everything.
+        """Receives everything.
 
         Raises:
-            CarryError: it cannot be taken, or is not what was announced.
-            CutError: the sender is gone; what came is kept for the next try.
+            TransferError: Unusable data, or not as listed.
+            TransferInterruptedError: The sender ended; parts remain for the next try.
         """
         try:
             self._manifest()
@@ -124,7 +117,7 @@ class Receiver:
                 raise TransferError(msg)
 
     def _tell(self) -> None:
-        """Say what is there already, whole or half."""
+        """Reports whole and half files that exist."""
         for index, entry in enumerate(self._entries):
             if entry.kind == FILE:
                 if (whole := self._whole(entry)) is not None:
@@ -169,7 +162,7 @@ class Receiver:
         return os.path.join(folder, trees.PART_PREFIX + self._owner + b"-" + mark + trees.PART_SUFFIX)
 
     def _open(self, path: bytes) -> Part | None:
-        """A part of our own alone; None where another transfer holds it."""
+        """Opens and locks a part; None if another transfer has it."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, self._file_mode)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,7 +170,7 @@ class Receiver:
             os.close(fd)
             return None
         except OSError:
-            pass  # a file system without locks: the owner's name alone keeps transfers apart
+            pass  # no locks here: the owner's name separates transfers
         return Part(fd, path)
 
     def _files(self) -> None:
@@ -197,7 +190,6 @@ class Receiver:
             raise TransferError("the sender has not sent all that it announced")
 
     def _expected(self, index: int) -> int:
-        """The same number, when it is of a file that has not come yet."""
         if index >= len(self._entries) or self._entries[index].kind != FILE or index in self._done:
             raise TransferError("the sender sends what it has not announced")
         self._done.add(index)
@@ -246,7 +238,7 @@ class Receiver:
         return at - offset
 
     def _keep(self, index: int, *, half: bool) -> None:
-        """The sender says that what was told of this file is all of it."""
+        """Accepts an existing file that the sender confirmed."""
         entry = self._entries[index]
         place = path_of(self._dest, entry.path)
         part = self._parts.pop(index, None)
@@ -265,7 +257,7 @@ class Receiver:
         self._same += 1
 
     def _links(self) -> None:
-        """Last of all, when what they point to is there."""
+        """Creates links last, when targets exist."""
         for entry in self._entries:
             if entry.kind != LINK:
                 continue
@@ -278,12 +270,10 @@ class Receiver:
 
 
 def _other(path: bytes) -> bytes:
-    """A name beside that of a part which somebody else holds."""
     return path[: -len(trees.PART_SUFFIX)] + b"-" + os.urandom(6).hex().encode("ascii") + trees.PART_SUFFIX
 
 
 def _mode(path: bytes) -> int | None:
-    """Of what bears this name itself; None: nothing does."""
     try:
         return os.lstat(path).st_mode
     except FileNotFoundError:
@@ -291,6 +281,5 @@ def _mode(path: bytes) -> int | None:
 
 
 def _with_exec_bit(mode: int, *, executable: bool) -> int:
-    """A mode that whoever may read may execute as well, or nobody."""
     plain = stat.S_IMODE(mode) & ~0o111
     return plain | ((plain & 0o444) >> 2) if executable else plain

@@ -1,7 +1,6 @@
-"""The sending side of a transfer: sends what the receiver lacks, each file with its checksum.
+"""Sending side of a transfer: sends missing files, each with its checksum.
 
-A file that the receiver has whole is not sent; of a half one the rest is sent after both compared what is
-there. A file that changes while it is read is refused.
+Resumes half files if checksums match. Refuses a file that changes meanwhile.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
 
     class Digest(Protocol):
-        """What computes a checksum."""
+        """Computes a checksum."""
 
         def update(self, data: bytes, /) -> None:
-            """Take more."""
+            """Adds data."""
 
         def digest(self) -> bytes:
-            """Of what was taken so far."""
+            """Returns the checksum of all data."""
 
 
-# index, size, whether it is the half of a file, checksum of what is there.
+# Index, size, half file, checksum.
 HAVE = struct.Struct(">IQ?32s")
 SAME = struct.Struct(">I?")
 START = struct.Struct(">IQ")
@@ -38,7 +37,7 @@ COUNTS = struct.Struct(">QQQ")
 
 
 class Counts:
-    """What a transfer did: files in all, bytes that travelled, files that were there already."""
+    """Result of a transfer: all files, bytes sent, files already present."""
 
     def __init__(self, files: int, sent: int, same: int) -> None:
         self.files = files
@@ -47,16 +46,11 @@ class Counts:
 
 
 def send(tree: Tree, channel: Channel, *, ask: bool = True) -> Counts:
-    """Send a tree.
-
-    Args:
-        tree: that was scanned.
-        channel: to the receiver.
-        ask: whether there is a receiver that answers; False = everything is written, to be read later.
+    """Sends a tree; without ``ask`` it writes everything.
 
     Raises:
-        TransferError: a file cannot be read or changed meanwhile; or the receiver says why it cannot go on.
-        TransferInterruptedError: the receiver is gone.
+        TransferError: A file is unreadable or changed, or the receiver failed.
+        TransferInterruptedError: The receiver ended.
     """
     for entry in tree.entries:
         channel.put(frames.ENTRY, entry.encode())
@@ -82,7 +76,7 @@ def send(tree: Tree, channel: Channel, *, ask: bool = True) -> Counts:
 
 
 class Held:
-    """What the receiver has of a file: so many bytes with this checksum, under the file's name or as a half."""
+    """Receiver's bytes of a file: size, half or whole, checksum."""
 
     def __init__(self, size: int, half: bool, digest: bytes) -> None:  # noqa: FBT001 - fields of a frame
         self.size = size
@@ -103,7 +97,7 @@ def _held(channel: Channel) -> dict[int, list[Held]]:
 
 
 def _send_file(index: int, tree: Tree, channel: Channel, held: list[Held]) -> int | None:
-    """The bytes that were sent; None: the receiver has it."""
+    """Returns the bytes sent; None if the receiver has the file."""
     entry, place = tree.entries[index], tree.places[index]
     try:
         with open(place, "rb") as file:
@@ -114,7 +108,7 @@ def _send_file(index: int, tree: Tree, channel: Channel, held: list[Held]) -> in
             offset = agreed.size if agreed is not None else 0
             channel.put(frames.FILE, START.pack(index, offset))
             sent = 0
-            # One byte more than there was: a file that grew is noticed.
+            # One byte more, to detect growth.
             while data := file.read(min(frames.DATA_BYTES, entry.size - offset - sent + 1)):
                 sent += len(data)
                 if offset + sent > entry.size:
@@ -133,7 +127,7 @@ def _send_file(index: int, tree: Tree, channel: Channel, held: list[Held]) -> in
 
 
 def _agreed(file: BinaryIO, held: list[Held], channel: Channel) -> tuple[Held | None, Digest]:
-    """What of the receiver's is the beginning of our file, and its checksum; the file stands behind it."""
+    """Returns the receiver's bytes that match the file's start, and the checksum."""
     for one in held:
         file.seek(0)
         digest = hash_of(file, one.size, channel)
@@ -144,7 +138,7 @@ def _agreed(file: BinaryIO, held: list[Held], channel: Channel) -> tuple[Held | 
 
 
 def hash_of(file: BinaryIO, size: int, channel: Channel) -> Digest:
-    """SHA-256 of the next ``size`` bytes; says now and then that it is still at work."""
+    """Returns SHA-256 of the next ``size`` bytes; pings every 64 MiB."""
     digest = hashlib.sha256()
     left = size
     since = 0
@@ -160,5 +154,5 @@ def hash_of(file: BinaryIO, size: int, channel: Channel) -> Digest:
 
 
 def path_of(root: bytes, below: bytes) -> bytes:
-    """A path of the tree under a root."""
+    """Returns the path under a root."""
     return os.path.join(root, below) if below else root

@@ -1,8 +1,4 @@
-"""The side of a transfer that runs in a pod: sends or receives one tree over stdin and stdout.
-
-It never leaves its volume. It ends when its stdin does, so a client that is gone is noticed. The pod's first
-process sees by the age of one file that data still moves.
-"""
+"""Pod side of a transfer: one tree over stdin and stdout, only inside its volume. Ends with its stdin."""
 
 from __future__ import annotations
 
@@ -27,14 +23,14 @@ _WORDS = 5
 
 
 class KeepAlive:
-    """A file that is made whenever something moved; who watches over us takes it away."""
+    """Creates a file on progress; process 1 removes it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._due = 0.0
 
     def __call__(self) -> None:
-        """Something moved."""
+        """Reports progress."""
         now = time.monotonic()
         if now >= self._due and self._path:
             self._due = now + _KEEP_ALIVE_S
@@ -42,14 +38,13 @@ class KeepAlive:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do one transfer.
+    """Performs one transfer.
 
     Args:
-        argv: ``send`` or ``receive``, the owner, the volume's folder and the path below it as hex digits, the beat's file, and for
-            ``send`` patterns to leave out as hex digits.
+        argv: ``send`` or ``receive``, owner, base and path (hex), keep-alive file; for ``send`` exclude patterns (hex).
 
     Returns:
-        0 done, 1 not done (the other side was told why), 2 wrong usage.
+        0 success, 1 failure (sent to the other side), 2 wrong usage.
     """
     if len(argv) < _WORDS or argv[0] not in ("send", "receive"):
         sys.stderr.write("rankfall: carry: send|receive OWNER BASE PATH BEAT [EXCLUDE...]\n")
@@ -69,16 +64,16 @@ def main(argv: Sequence[str]) -> int:
         try:
             channel.put(frames.ERROR, str(error).encode("utf-8", "backslashreplace")[:4000])
         except OSError:
-            pass  # nobody is there any more
+            pass  # other side closed
         return _FAILED
     return 0
 
 
 def inside(base: bytes, below: bytes) -> bytes:
-    """A path below a folder.
+    """Returns a path below a folder.
 
     Raises:
-        CarryError: it leads out of it, by its words or by links on the way.
+        TransferError: Its text or links lead out.
     """
     if b"\0" in below or below.startswith(b"/") or b".." in below.split(b"/"):
         msg = f"{printable(below)}: no path below {printable(base)}"

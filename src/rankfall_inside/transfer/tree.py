@@ -1,7 +1,6 @@
-"""The tree of a transfer: files with their exec bit, folders and symbolic links, by paths in bytes.
+"""Tree of a transfer: files with exec bit, folders and symbolic links, as byte paths.
 
-Refuses by name, before anything is sent: links that point out of the tree, devices, sockets, pipes. A
-received list is checked by the same rules, so that none of its names leads elsewhere.
+Refuses links out of the tree, devices, sockets and pipes.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ if TYPE_CHECKING:
     from typing import Iterable, Sequence
 
 FILE, FOLDER, LINK = b"f", b"d", b"l"
-# kind, executable, size, length of the path; then the path and a link's target.
+# Kind, executable, size, length of path; path, target.
 _HEAD = struct.Struct(">c?QI")
 _MAX_PATH = 4096
 _MAX_SIZE = 1 << 62
 _MAX_ENTRIES = 5_000_000
-# As many links as the kernel follows in one path.
+# Kernel's limit for one path.
 _MAX_HOPS = 40
 PART_PREFIX, PART_SUFFIX = b".rankfall-", b".part"
 
 
 class Entry:
-    """One thing of a tree.
+    """One object of a tree.
 
     Attributes:
-        path: below the tree's root; empty = the root itself.
+        path: Below the root; empty for the root.
         kind: ``FILE``, ``FOLDER`` or ``LINK``.
-        size: of a file, in bytes.
-        executable: of a file.
-        target: of a link.
+        size: Bytes of a file.
+        executable: Exec bit of a file.
+        target: Link target.
     """
 
     __slots__ = ("executable", "kind", "path", "size", "target")
@@ -51,15 +50,15 @@ class Entry:
         self.target = target
 
     def encode(self) -> bytes:
-        """As the body of a frame."""
+        """Returns the body of a frame."""
         return _HEAD.pack(self.kind, self.executable, self.size, len(self.path)) + self.path + self.target
 
     @classmethod
     def decode(cls, body: bytes) -> Entry:
-        """From the body of a frame.
+        """Parses the body of a frame.
 
         Raises:
-            CarryError: it is none.
+            TransferError: The body is damaged.
         """
         try:
             kind, executable, size, length = _HEAD.unpack_from(body)
@@ -72,12 +71,12 @@ class Entry:
 
 
 class Tree:
-    """Things to carry and where each lies.
+    """Entries to transfer and their paths.
 
     Attributes:
-        name: of the root, for a receiver that puts it into a folder.
-        entries: the root first, each folder before what is in it.
-        places: absolute path of each entry.
+        name: Root's name in a target folder.
+        entries: Root first, folders before content.
+        places: Absolute paths of the entries.
     """
 
     def __init__(self, name: bytes, entries: Sequence[Entry], places: Sequence[bytes]) -> None:
@@ -92,15 +91,12 @@ class Tree:
 
 
 def scan(root: bytes, *, exclude: Iterable[str] = (), skip: bytes = b"") -> Tree:
-    """What is at ``root``; the root itself may be a link, which is followed, because it was named on purpose.
+    """Returns the tree at ``root``; follows a link only there.
 
-    Args:
-        root: a file or folder.
-        exclude: patterns of the shell: one without a slash is for any name, one with a slash for the path below the root.
-        skip: a folder that is left out wherever it is.
+    ``exclude`` has shell patterns for names, or with a slash for paths.
 
     Raises:
-        TransferError: it does not exist, cannot be read, or holds what cannot be carried.
+        TransferError: Missing, unreadable or unsupported.
     """
     place = os.path.abspath(root)
     patterns = [os.fsencode(pattern.rstrip("/")) for pattern in exclude]
@@ -136,10 +132,10 @@ def scan(root: bytes, *, exclude: Iterable[str] = (), skip: bytes = b"") -> Tree
 
 
 def merged(trees: Sequence[Tree]) -> Tree:
-    """Several folders laid over each other, the later ones on top.
+    """Merges folders; later ones win.
 
     Raises:
-        CarryError: a file of one is a folder of another; or a link now points out of the tree.
+        TransferError: A file collides with a folder, or a link leads out.
     """
     found: dict[bytes, tuple[Entry, bytes]] = {}
     for tree in trees:
@@ -149,7 +145,7 @@ def merged(trees: Sequence[Tree]) -> Tree:
                 msg = f"{printable(old[1])} and {printable(place)}: one is a folder and the other is none"
                 raise TransferError(msg)
             found[entry.path] = (entry, place)
-    # A folder's path is the beginning of what is in it, so it sorts before that.
+    # A folder sorts before its content.
     ordered = sorted(found.values(), key=lambda one: one[0].path.split(b"/") if one[0].path else [])
     whole = Tree(trees[0].name, [entry for entry, _ in ordered], [place for _, place in ordered])
     check(whole.entries)
@@ -157,10 +153,10 @@ def merged(trees: Sequence[Tree]) -> Tree:
 
 
 def check(entries: Sequence[Entry]) -> None:
-    """Refuse a tree in which any name leads out of it.
+    """Refuses a tree with a name that leads out.
 
     Raises:
-        CarryError: names the first such thing.
+        TransferError: Names the first such entry.
     """
     if not entries or entries[0].path or entries[0].kind == LINK:
         raise TransferError("the list of files has no root")
@@ -195,7 +191,7 @@ def _plain(path: bytes) -> bool:
 
 
 def _inside(path: bytes, target: bytes, links: dict[bytes, bytes]) -> bool:
-    """Whether a link stays below the root, other links of the tree followed as the kernel would follow them."""
+    """Returns True if a link stays below the root; resolves links like the kernel."""
     if not target or len(target) > _MAX_PATH or b"\0" in target:
         return False
     at = path.split(b"/")[:-1]
@@ -225,7 +221,7 @@ def _inside(path: bytes, target: bytes, links: dict[bytes, bytes]) -> bool:
 
 def _excluded(path: bytes, name: bytes, patterns: Sequence[bytes]) -> bool:
     if name.startswith(PART_PREFIX) and name.endswith(PART_SUFFIX):
-        # Half of a file that another transfer has not finished.
+        # Unfinished part of another transfer.
         return True
     return any(fnmatch.fnmatchcase(path if b"/" in one else name, one) for one in patterns)
 

@@ -1,6 +1,4 @@
-"""The wrapper: process 1 of a container or of a local slot. It starts the command and observes it.
+"""The wrapper: process 1 of a container or local slot; starts and observes the command.
 
-`wrapper` is the face, run by `rankfall_inside.__main__`. Its start delays every slot: no import of json, typing,
-subprocess or socket at the top (a test watches). Imports `delivery` and the shared modules, never the hook:
-both meet in files and pipes of the slot directory. A failure of its own never stops a job.
+Imports no json, typing, subprocess or socket at the top (tested), never the hook. Its failures never stop a job.
 """

@@ -1,9 +1,6 @@
-"""The slot's command (one process, or N ranks of the plain launcher) and the signals sent to it.
+"""Slot's command (one process or N plain ranks) and its signals.
 
-Each signal is marked as the wrapper's own before it is sent. The plain launcher sets torchrun's worker
-variables and runs one round: when a rank fails, its siblings get a second to report their own errors, then
-they are ended, and the slot ends with the first failing rank's code. Restarting the gang is the supervisor's
-decision.
+When a plain rank fails, its siblings get a second to report errors, then they are ended.
 """
 
 from __future__ import annotations
@@ -22,16 +19,13 @@ if TYPE_CHECKING:
     from rankfall_inside.wrapper.options import Options
     from rankfall_inside.wrapper.slot_files import SlotFiles
 
-# How long the siblings of a failed rank may go on before they get SIGTERM.
+# Seconds for siblings of a failed rank.
 SETTLE_S = 1.0
 REASON = "a rank of this slot failed"
 
 
 def worker_environ(base: Mapping[str, str], *, local: int, nproc: int) -> dict[str, str]:
-    """Environment of local rank ``local``: what torchrun would set, from ``RANKFALL_PLAIN_NNODES`` and ``RANKFALL_PLAIN_NODE_RANK``.
-
-    In a job of several roles (``RANKFALL_FIRST_RANK``) slots may have different numbers of ranks, so the sums are given.
-    """
+    """Returns local rank ``local``'s environment, as torchrun would set it."""
     nodes = records.whole(base, "RANKFALL_PLAIN_NNODES") or 1
     node = untrusted.whole(base.get("RANKFALL_PLAIN_NODE_RANK") or base.get("RANKFALL_SLOT")) or 0
     several = "RANKFALL_FIRST_RANK" in base
@@ -57,20 +51,15 @@ def worker_environ(base: Mapping[str, str], *, local: int, nproc: int) -> dict[s
         TORCHELASTIC_MAX_RESTARTS="0",
         RANKFALL_ORDINAL=str(local),
     )
-    # torchrun says so too: without it every rank takes all cores.
+    # Otherwise every rank uses all cores.
     environ.setdefault("OMP_NUM_THREADS", "1")
     return environ
 
 
 class Plain:
-    """The ranks of one slot.
+    """Plain ranks of one slot; ``status`` is the first failure's, else 0.
 
-    Args:
-        command: started once for each rank.
-        nproc: number of ranks of this slot.
-        slot_dir: error files go to ``errors/<local rank>.json`` there.
-        grace: seconds between SIGTERM and SIGKILL for the siblings of a failed rank.
-        signal_rank: called as ``signal_rank(pid, signum, reason)``; marks and sends.
+    Siblings of a failed rank get SIGTERM, after ``grace`` seconds SIGKILL.
     """
 
     def __init__(
@@ -93,7 +82,7 @@ class Plain:
         self.deadline: float | None = None
 
     def start(self, environ: Mapping[str, str]) -> Iterator[tuple[int, dict[str, Any], int, int]]:
-        """Start all ranks; yields (pid, identity, read side of stdout, read side of stderr) for each."""
+        """Starts all ranks; yields (pid, identity, stdout, stderr)."""
         for local in range(self._nproc):
             own = worker_environ(environ, local=local, nproc=self._nproc)
             own["TORCHELASTIC_ERROR_FILE"] = os.path.join(self._errors, f"{local}.json")
@@ -117,15 +106,15 @@ class Plain:
 
     @property
     def done(self) -> bool:
-        """Whether all ranks have ended."""
+        """True if all ranks have ended."""
         return not self._live
 
     def is_live(self, pid: int) -> bool:
-        """Whether ``pid`` is a rank that has not ended."""
+        """Returns True if ``pid`` is a live rank."""
         return pid in self._live
 
     def ended(self, pid: int, status: int) -> None:
-        """Take in that a rank was reaped with ``status`` (of wait(2))."""
+        """Handles a reaped rank with its wait(2) status."""
         if pid not in self._live:
             return
         self._live.discard(pid)
@@ -136,7 +125,7 @@ class Plain:
             self.status = 0
 
     def step(self) -> None:
-        """End the siblings of a failed rank when their time is over."""
+        """Ends the siblings of a failed rank when their time is over."""
         if self.deadline is None or time.monotonic() < self.deadline:
             return
         for pid in sorted(self._live):
@@ -146,35 +135,29 @@ class Plain:
 
 
 class Commands:
-    """The command of one slot: one process (``exec``), or one for each rank (``plain``).
-
-    Args:
-        options: of the wrapper.
-        files: of the slot.
-        fields: called with a pid, gives what a record about a signal to it says of its rank.
-    """
+    """Command of one slot: one process (``exec``) or one per rank (``plain``)."""
 
     def __init__(self, options: Options, files: SlotFiles, *, fields: Callable[[int], dict[str, Any]]) -> None:
         self._options = options
         self._files = files
         self._fields = fields
         self._pids: list[int] = []
-        # The last signal of ours to each process, and why.
+        # Last own signal per process, with reason.
         self._own: dict[int, tuple[int, str]] = {}
         self.plain: Plain | None = None
-        # Of wait(2), when all have ended.
+        # wait(2) status when all have ended.
         self.status: int | None = None
 
     @property
     def started(self) -> bool:
-        """Whether there is, or was, any process."""
+        """True if a process was started."""
         return bool(self._pids)
 
     def start(self, command: list[str], environ: dict[str, str]) -> tuple[int, int]:
-        """Start ``command`` once; read sides of its stdout and stderr."""
+        """Starts ``command`` once; returns read ends of stdout and stderr."""
         out, out_write = os.pipe()
         err, err_write = os.pipe()
-        # By the inode a hook knows whether its fd 1 is still this pipe or the user's own redirect.
+        # By the inode a hook detects a user's redirect of fd 1.
         environ["RANKFALL_PIPES"] = f"{os.fstat(out_write).st_ino}:{os.fstat(err_write).st_ino}"
         self._pids.append(processes.start(command, environ, out=out_write, err=err_write))
         os.close(out_write)
@@ -182,7 +165,7 @@ class Commands:
         return out, err
 
     def start_plain(self, command: list[str], environ: Mapping[str, str]) -> list[tuple[int, dict[str, Any], int, int]]:
-        """Start ``command`` for each rank; (pid, identity, read side of stdout, of stderr) of each."""
+        """Starts ``command`` per rank; returns (pid, identity, stdout, stderr) of each."""
         self.plain = Plain(
             command,
             nproc=self._options.nproc,
@@ -195,7 +178,7 @@ class Commands:
         return started
 
     def reaped(self, pid: int, status: int) -> bool:
-        """Take in that ``pid`` was reaped; whether that was the slot's one command."""
+        """Handles a reaped process; returns True for the slot's one command."""
         if self.plain is not None:
             self.plain.ended(pid, status)
             if self.plain.done and self.status is None:
@@ -206,13 +189,13 @@ class Commands:
         return False
 
     def living(self) -> list[int]:
-        """Pids of those that have not ended."""
+        """Returns pids of live commands."""
         if self.plain is not None:
             return [pid for pid in self._pids if self.plain.is_live(pid)]
         return self._pids if self.status is None else []
 
     def pass_on(self, number: int) -> None:
-        """Send a signal of somebody else to the process groups of all."""
+        """Forwards a signal to all process groups."""
         for pid in self.living():
             try:
                 os.killpg(pid, number)
@@ -220,22 +203,22 @@ class Commands:
                 continue
 
     def send(self, pid: int, number: int, reason: str) -> None:
-        """Mark a signal as our own, then send it to the process group of one of the commands."""
+        """Marks and sends a signal to a command's process group."""
         self.mark(pid, number, reason)
         try:
             os.killpg(pid, number)
             if number == signal.SIGTERM:
-                # A stopped process takes SIGTERM only when it runs again.
+                # Stopped processes need SIGCONT.
                 os.killpg(pid, signal.SIGCONT)
         except OSError:
             return
 
     def mark(self, pid: int, number: int, reason: str) -> None:
-        """Say that we send this signal next."""
+        """Records the wrapper's next signal."""
         self._own[pid] = (number, reason)
         self._files.mark_kill(pid, number, reason, self._fields(pid))
 
     def own_reason(self, pid: int, number: int) -> str | None:
-        """Why we sent this signal to ``pid``; None when we did not."""
+        """Returns why the wrapper sent this signal to ``pid``, or None."""
         sent = self._own.get(pid)
         return sent[1] if sent is not None and sent[0] == number else None

@@ -1,8 +1,6 @@
-"""Control of a running wrapper: signals from outside, lines of ``ctl``, and the ``tell`` command.
+"""Controls a running wrapper: outside signals, ``ctl`` lines and the ``tell`` command.
 
-All that ends a slot early comes through here. A signal is recorded, on the log channel first, and passed on;
-a stop is marked as ours before it is sent. A second request to end shortens the grace time. ``tell`` is for
-callers that can exec into the container but share no files.
+A second stop request shortens the grace time. ``tell`` is for callers that share no files.
 """
 
 from __future__ import annotations
@@ -22,26 +20,17 @@ if TYPE_CHECKING:
     from rankfall_inside.wrapper.options import Options
     from rankfall_inside.wrapper.slot_files import SlotFiles
 
-# After a second request to end.
+# After a second stop request.
 _HURRY_S = 1.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-# With one of these a kubelet stops a container (the image chooses which), and a SIGKILL to everything follows.
+# A kubelet stops a container with one of these, then SIGKILL.
 _LAST_CALLS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _MAX_BUFFER = 1 << 16
 _MAX_GRACE_S = 86_400.0
 
 
 class Orders:
-    """What was asked of one wrapper.
-
-    Args:
-        options: of the wrapper.
-        files: of the slot.
-        commands: what signals are passed on to.
-        supervisor: pid of the supervisor as text, when there is one on this machine.
-        on_stacks: called when stacks are asked for.
-        on_asked: called when somebody outside wants the slot to end.
-    """
+    """Requests to one wrapper; ``supervisor`` is a local supervisor's pid as text, or None."""
 
     def __init__(
         self,
@@ -60,19 +49,18 @@ class Orders:
         self._on_stacks = on_stacks
         self._on_asked = on_asked
         self._buffer = b""
-        # The first signal from outside that asked for the end, as fields of ExitInfo.
         self.asked: dict[str, Any] | None = None
         self.stop_reason: str | None = None
-        # When all that is left is killed.
+        # Time of the final SIGKILL.
         self.deadline: float | None = None
 
     @property
     def stop_requested(self) -> bool:
-        """Whether anybody has asked for the end."""
+        """True after any stop request."""
         return self.asked is not None or self.stop_reason is not None
 
     def signal(self, number: int, sender: int) -> None:
-        """A signal to the wrapper itself: recorded with its sender and passed on to the command."""
+        """Records a signal with its sender and forwards it to the command."""
         if number in _STOP_SIGNALS:
             seen = {"signal": number, "how": "received", "sender_pid": sender}
             words = procfs.cmdline(sender) if sender else ()
@@ -84,7 +72,7 @@ class Orders:
             if self.stop_requested:
                 self.shorten_grace(_HURRY_S)
             elif self._options.alone and number in _LAST_CALLS:
-                # Before the kubelet kills everything: ends and the last records are still told.
+                # Last records can leave before the kubelet's SIGKILL.
                 self.shorten_grace(self._options.grace)
             if not seen["ours"]:
                 self._on_asked()
@@ -92,12 +80,12 @@ class Orders:
         self._commands.pass_on(number)
 
     def shorten_grace(self, grace: float) -> None:
-        """All that is left is killed in ``grace`` seconds at the latest."""
+        """Limits the remaining time to ``grace`` seconds."""
         due = time.monotonic() + grace
         self.deadline = due if self.deadline is None else min(self.deadline, due)
 
     def grace_expired(self) -> bool:
-        """Whether somebody asked for the end and the time for it is over; with it goes the time to wait for whoever reads stdout."""
+        """True if a stop was requested and its time is over."""
         if not self.stop_requested:
             return False
         if self.deadline is None:
@@ -105,13 +93,13 @@ class Orders:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def time_left(self, most: float) -> float:
-        """What is left of the time to end, seconds, at most ``most`` and at least one; ``most`` where there is no such time."""
+        """Returns remaining seconds, from 1 to ``most``; ``most`` without deadline."""
         if self.deadline is None:
             return most
         return max(1.0, min(most, self.deadline - time.monotonic()))
 
     def lines(self, data: bytes) -> None:
-        """Bytes of ``ctl``."""
+        """Processes bytes of ``ctl``."""
         self._buffer = (self._buffer + data)[-_MAX_BUFFER:]
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
@@ -139,19 +127,15 @@ class Orders:
 
 
 DELIVERED, WRONG_USAGE, NOBODY = 0, 2, 3
-# A write of up to PIPE_BUF bytes is never mixed with another's.
+# Writes up to PIPE_BUF are atomic.
 _MAX_BYTES = 4096
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Write one line into ``ctl`` of the slot directory.
-
-    Args:
-        argv: words of the command; given as one word or as many.
-        environ: names the slot directory.
+    """Writes one line into the slot's ``ctl``.
 
     Returns:
-        0 told, 3 nobody listens, 2 wrong usage; the reason is on stderr.
+        0 delivered, 3 no reader, 2 wrong usage; the reason is on stderr.
     """
     words = " ".join(argv).split()
     folder = environ.get("RANKFALL_SLOT_DIR")
@@ -161,7 +145,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return _say(WRONG_USAGE, "tell: RANKFALL_SLOT_DIR is not set: run it in the environment of the slot")
     line = " ".join(words).encode("utf-8", "backslashreplace")[: _MAX_BYTES - 1] + b"\n"
     try:
-        # Without a reader a pipe cannot be opened so, and a wrapper that is gone reads no more.
+        # Fails without a reader.
         fd = os.open(os.path.join(folder, "ctl"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.write(fd, line)

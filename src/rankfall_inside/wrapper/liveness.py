@@ -1,9 +1,6 @@
-"""What ranks are doing: heartbeats (step, phase, CPU time) on the log channel, and stacks on request.
+"""Heartbeats (step, phase, CPU time) on the log channel, and stacks on request.
 
-Heartbeats serve a supervisor that sees neither /proc nor progress files. Container logs are small and rotate,
-so a rank sends one in ten seconds at most, one a minute while nothing changes, and no file is written. Stacks
-come from faulthandler and /proc; a rank is signalled only when it has a handler, because the signal would
-kill it otherwise, and a rank that cannot answer still gets a record.
+At most one per rank in 10 s, in 60 s without change. Without stack handler a rank gets no signal.
 """
 
 from __future__ import annotations
@@ -22,18 +19,12 @@ if TYPE_CHECKING:
     from rankfall_inside.wrapper.ranks import Rank, Ranks
 
 EVERY_S, QUIET_S = 10.0, 60.0
-# A reader joins the slot's other facts from its start records.
+# Other facts are in start records.
 _PLACE = ("run", "attempt", "role", "slot", "instance")
 
 
 class Heartbeat:
-    """Tells of all living ranks of one wrapper.
-
-    Args:
-        ranks: of the slot.
-        place: of the slot, as fields of a record.
-        tell: called as ``tell("progress", fields)``.
-    """
+    """Reports all live ranks of one wrapper, as ``tell("progress", fields)``."""
 
     def __init__(
         self, ranks: Ranks, *, place: Mapping[str, Any], tell: Callable[[str, Mapping[str, Any]], None]
@@ -41,11 +32,10 @@ class Heartbeat:
         self._ranks = ranks
         self._place = {name: place[name] for name in _PLACE if name in place}
         self._tell = tell
-        # By ordinal: when it was told of last, and what.
         self._written: dict[int, tuple[float, tuple[Any, ...]]] = {}
 
     def write_marks(self, processes: Mapping[int, Stat]) -> None:
-        """Tell of each rank whose turn it is; ``processes`` is what /proc says now."""
+        """Reports each rank that is due; ``processes`` is a snapshot of /proc."""
         now = time.monotonic()
         living = self._ranks.live()
         for rank in living:
@@ -76,22 +66,22 @@ class Heartbeat:
             }
 
 
-# SIGRTMIN+7: far from the ones that libraries take (glibc's first two, profilers' next ones).
+# Far from signals of libraries (glibc, profilers).
 STACK_SIGNAL = signal.SIGRTMIN + 7
-# A dump is whole when its file has not grown for QUIET_S; none is waited for longer than LIMIT_S.
+# A dump is complete after STACKS_QUIET_S without growth, or LIMIT_S.
 STACKS_QUIET_S, LIMIT_S = 0.2, 2.0
 _MAX_TEXT = 128 * 1024
 
 
 class Collector:
-    """One request: asks at once, gathers in :meth:`step`."""
+    """One request for stacks: signals immediately, collects in :meth:`step`."""
 
     def __init__(self, slot_dir: str, ranks: list[Rank], *, write: Callable[[str, dict[str, Any], bool], None]) -> None:
         self._folder = os.path.join(slot_dir, "stacks")
         self._write = write
         now = time.monotonic()
         self._limit = now + LIMIT_S
-        # rank -> (offset of the dump in its file, size at the last look, time of the last growth)
+        # rank -> (dump's offset in its file, last size, time of last growth)
         self._waiting: dict[Rank, tuple[int, int, float]] = {}
         for rank in ranks:
             size = self._size(rank)
@@ -122,7 +112,7 @@ class Collector:
             return 0
 
     def step(self) -> bool:
-        """Look whether dumps are whole; True when all are written."""
+        """Checks for complete dumps; returns True when all are written."""
         now = time.monotonic()
         for rank, (offset, size, grown) in list(self._waiting.items()):
             seen = self._size(rank)

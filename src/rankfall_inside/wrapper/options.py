@@ -1,4 +1,4 @@
-"""The wrapper's command line: its options, what is refused before anything starts, and messages on stderr."""
+"""Command line of the wrapper, its checks, and messages on stderr."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def say(text: str) -> None:
-    """Write one line."""
+    """Writes one line to stderr."""
     try:
         os.write(2, f"rankfall: {text}\n".encode("utf-8", "backslashreplace"))
     except OSError:
@@ -55,7 +55,7 @@ _VALUES = (
 
 
 class Options:
-    """What the command line says; ``home`` is the directory that the hook is loaded from."""
+    """Parsed command line; ``home`` is the hook's directory."""
 
     def __init__(self) -> None:
         self.stream_dir = ""
@@ -73,22 +73,22 @@ class Options:
 
     @property
     def instance(self) -> str:
-        """Name of this start of the slot: the last part of the stream directory, else what the environment says, else 0."""
+        """Name of this start: the stream directory's last part, else the environment's, else 0."""
         if self.stream_dir:
             return os.path.basename(self.stream_dir.rstrip("/"))
         return os.environ.get("RANKFALL_INSTANCE") or "0"
 
     @property
     def alone(self) -> bool:
-        """Whether the wrapper shares no files with a supervisor: in a pod, where stdout is all that leaves it."""
+        """True if no files are shared with a supervisor, as in a pod."""
         return not self.stream_dir
 
 
 def parse(argv: Sequence[str]) -> Options:
-    """Options from ``argv`` (without the program).
+    """Parses ``argv`` without the program.
 
     Raises:
-        ValueError: with a text for the user.
+        ValueError: Invalid, with a message for the user.
     """
     words = list(argv)
     if words[:1] != ["wrap"]:

@@ -1,8 +1,6 @@
-"""How the slot ended: the first failure among its ranks, the end record's fields, the exit code.
+"""Outcome of the slot: first failure of its ranks, end record, exit code.
 
-An error counts only when its rank ended badly: threads and callers may have survived it. The earliest failure
-decides even when its cause is uncertain, because a later certain one may be its consequence. All times are of
-one machine's clock.
+The earliest failure decides even if uncertain: later ones may be consequences.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ if TYPE_CHECKING:
     from rankfall_inside.wrapper.commands import Commands
     from rankfall_inside.wrapper.control import Orders
 
-# A slot whose ranks are restarted for ever: the first ones are what is asked for.
+# Bounds endlessly restarted ranks.
 _MAX_KEPT = 1024
-# Threads may raise without end.
+# Bounds endlessly failing threads.
 _MAX_ERRORS = 8
 
 
 class _End:
-    """How a rank, or the command, ended; ``ours`` when it was made to."""
+    """End of a rank or command; ``ours`` if Rankfall caused it."""
 
     __slots__ = ("at", "code", "group", "ours", "signum")
 
@@ -49,14 +47,13 @@ class RankFailures:
     """Errors and ends of one slot's ranks."""
 
     def __init__(self) -> None:
-        # By ordinal: the errors of a rank, in the order in which they came.
         self._errors: dict[int, list[dict[str, Any]]] = {}
-        # By ordinal; -1 is the command itself.
+        # By ordinal; -1 for the command.
         self._ends: dict[int, _End] = {}
         self._asked: int | None = None
 
     def error(self, record: Mapping[str, Any]) -> None:
-        """Take in an error record of a hook: text of the job."""
+        """Stores an untrusted error record of a hook."""
         error, ordinal = record.get("error"), record.get("ordinal")
         if not isinstance(error, dict) or len(self._errors) >= _MAX_KEPT:
             return
@@ -66,17 +63,17 @@ class RankFailures:
             found.append(kept)
 
     def ended(self, ordinal: int, *, code: int | None, signum: int | None, oom_kills: int | None, ours: bool) -> None:
-        """Take in the end of a rank, or of the command itself (ordinal -1)."""
+        """Stores the end of a rank, or of the command (ordinal -1)."""
         if len(self._ends) < _MAX_KEPT:
             group = None if ours else exit_codes.of_exit(code=code, signum=signum, oom_kills=oom_kills)
             self._ends[ordinal] = _End(code=code, signum=signum, ours=ours, group=group)
 
     def asked(self) -> None:
-        """Somebody outside told the whole slot to end; what falls from now on is no cause."""
+        """Notes an outside request to end; later failures are no cause."""
         self._asked = self._asked or time.time_ns()
 
     def first_error(self) -> dict[str, Any] | None:
-        """The error that was raised first, of those that ended their rank; None when there is none."""
+        """Returns the earliest error that ended its rank, or None."""
         found = [record for ordinal in self._errors for record in self._counted(ordinal)]
         return min(found, key=raised, default=None)
 
@@ -85,7 +82,7 @@ class RankFailures:
         return errors if end is None else [record for record in errors if _ended(record, end)]
 
     def code(self) -> int | None:
-        """The exit code of the first fall's cause, or None when that is not sure."""
+        """Returns the exit code of the first failure's cause, or None if uncertain."""
         falls: list[tuple[int, str | None]] = []
         if self._asked is not None:
             falls.append((self._asked, "control"))
@@ -94,7 +91,7 @@ class RankFailures:
             end, errors = self._ends.get(ordinal), self._counted(ordinal)
             if errors:
                 first = min(errors, key=raised)
-                # The kernel's counter is proof, whatever the rank said of a worker that was killed.
+                # The kernel's counter proves it.
                 proven = end.group if end is not None and end.group == "memory" else None
                 falls.append((raised(first), exit_codes.of_error(first["error"]) or proven))
             elif end is not None and end.bad and not end.ours:
@@ -104,13 +101,13 @@ class RankFailures:
 
 
 def _ended(record: Mapping[str, Any], end: _End) -> bool:
-    """Whether this error is what its rank ended with."""
+    """Returns True if this error ended its rank."""
     wanted = record["error"].get("exit_code")
     return end.code == wanted if isinstance(wanted, int) else end.bad
 
 
 def raised(record: Mapping[str, Any]) -> int:
-    """When an error was raised, in nanoseconds since the epoch; last of all when it does not say."""
+    """Returns an error's time in nanoseconds since the epoch; last if unknown."""
     for at in (record["error"].get("raised_ns"), record.get("at_ns")):
         if isinstance(at, int):
             return at
@@ -121,13 +118,7 @@ _MAX_NOTES = 20
 
 
 def exit_info(commands: Commands, orders: Orders, *, refused: str) -> dict[str, Any]:
-    """Fields of ``ExitInfo`` of the slot.
-
-    Args:
-        commands: what was started, and its status.
-        orders: who asked for the end.
-        refused: why nothing could be started; "" otherwise.
-    """
+    """Returns the slot's ``ExitInfo`` fields; ``refused`` is the reason for no start."""
     status, asked = commands.status, orders.asked
     how = "none" if not commands.started else "gone" if status is None else "wait"
     found: dict[str, Any] = dict(ranks.exit_fields(status), how=how)
@@ -142,13 +133,9 @@ def exit_info(commands: Commands, orders: Orders, *, refused: str) -> dict[str, 
 
 
 def exit_code(commands: Commands, orders: Orders, *, refused: str, falls: RankFailures | None) -> int:
-    """The wrapper's exit code: the command's as a shell would say it, or the cause's.
+    """Returns the wrapper's exit code: the command's, as in a shell, or the cause's.
 
-    Args:
-        commands: what was started, and its status.
-        orders: who asked for the end.
-        refused: why nothing could be started; "" otherwise.
-        falls: knows the cause; None where the command's own code is wanted.
+    ``falls`` None = the command's code; ``refused`` is the reason for no start, or "".
     """
     if refused:
         return exit_codes.CODES["startup"]
@@ -172,16 +159,9 @@ def notes(
     unwritten: int,
     unsent: int,
 ) -> list[str]:
-    """What is to be said of the end beside the exit.
+    """Returns notes about the end.
 
-    Args:
-        gaps: what streams and copies of records have less than there was.
-        left: processes that did not die.
-        started: whether the command was.
-        refused: why nothing could be started; "" otherwise.
-        trouble: what the wrapper itself met; "" for nothing.
-        unwritten: records that could not be written.
-        unsent: records that found no room on the log channel.
+    ``gaps`` are losses; ``left`` processes did not die; ``unwritten`` and ``unsent`` count records.
     """
     found = gaps[:_MAX_NOTES] + [f"process {one.pid} ({one.comm}) did not die" for one in left[:_MAX_NOTES]]
     if not started:

@@ -1,8 +1,6 @@
-"""Moves bytes from pipes to stored streams in the wrapper's loop, and runs the slot's log store.
+"""Moves bytes from pipes to streams, and runs the slot's log store.
 
-While the console has enough to write no pipe is read: a slow reader slows the job, as it would without the
-wrapper. Bytes that could not be stored are counted. Lines in a slow log are better than none, so a log store
-that can take nothing is dropped.
+While the console is full no pipe is read. An unusable log store is dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from rankfall_inside.event_loop import Loop
     from rankfall_inside.wrapper.slot_files import SlotFiles
 
-# Between two records about gaps of a job that goes on, seconds.
+# Seconds between gap records.
 _GAPS_EVERY_S = 5.0
 
 
@@ -38,15 +36,9 @@ class _Pipe:
 
 
 class Pump:
-    """All pipes of one slot.
+    """Reads all pipes of one slot; ``stream_dir`` "" = no stream files.
 
-    Args:
-        loop: the wrapper's loop.
-        stream_dir: where ``<name>.<out|err>.log`` and ``.idx`` go; "" when nothing is stored.
-        console: copies whole lines with a prefix, or None.
-        prefix: asked for the prefix of a stream's lines by the stream's name (an ordinal, or ``slot``).
-        store: takes the streams of ranks, which then are on no console, or None.
-        on_gap: told of the gaps of a stream when storing has gone on for a while, and at its end: ``on_gap(stream, gaps)``.
+    ``prefix`` returns a stream's line prefix; ``store`` replaces the console for ranks.
     """
 
     def __init__(
@@ -66,15 +58,14 @@ class Pump:
         self._on_gap = on_gap
         self._store = store
         self._pipes: dict[int, _Pipe] = {}
-        # When gaps were told last, on the monotonic clock.
         self._reported_at = 0.0
-        # A byte may become many with its prefix: less at once where all of it waits in memory.
+        # Prefixes multiply bytes that wait in memory.
         self._chunk = stream_files.CHUNK if stream_dir else stream_files.SMALL_CHUNK
         if console is not None:
             console.on_room = self._resume
 
     def add(self, fd: int, name: str, kind: str) -> None:
-        """Take over the read side ``fd`` as stream ``name`` (an ordinal, or ``slot``), ``kind`` out or err."""
+        """Reads ``fd`` as stream ``name`` (an ordinal or ``slot``), ``kind`` out or err."""
         stream_files.grow(fd)
         os.set_blocking(fd, False)
         stream = f"{name}.{kind}"
@@ -121,7 +112,7 @@ class Pump:
         return True
 
     def tell_gaps(self) -> None:
-        """Tell the gaps that are over; seldom, so that a disk that is full again and again is not filled with them."""
+        """Reports finished gaps; rarely, so that reports do not refill a full disk."""
         now = time.monotonic()
         if now - self._reported_at < _GAPS_EVERY_S:
             return
@@ -142,9 +133,9 @@ class Pump:
             self._on_gap(stream, pipe.sink.gaps)
 
     def drain(self) -> bool:
-        """Read what is left; False when the console must write first. Called when nobody of the slot lives.
+        """Reads the remaining data after all processes ended; False if the console must write first.
 
-        A write side that is still open then belongs to a stranger.
+        A write side still open belongs to a foreign process.
         """
         for fd in list(self._pipes):
             while not self._full and self._read(fd):
@@ -156,13 +147,13 @@ class Pump:
         return True
 
 
-# How long the end waits for a store that takes nothing any more.
+# Seconds to wait for a stuck store.
 _MOST_S = 60.0
 _STEP_S = 0.25
 
 
 def opened(root: str, environ: Mapping[str, str], notes: list[str]) -> LogStore | None:
-    """The log store below ``root``; None where there is none, or it can take nothing: that is said and noted."""
+    """Opens the log store below ``root``; None without one, or with a message if unusable."""
     if not root:
         return None
     store = LogStore(root, folder_name(environ), environ)
@@ -175,12 +166,7 @@ def opened(root: str, environ: Mapping[str, str], notes: list[str]) -> LogStore 
 
 
 class LogStoreSession:
-    """One slot's log store.
-
-    Args:
-        store: None where there is none.
-        files: of the slot; takes what is lost.
-    """
+    """Log store of one slot, if any."""
 
     def __init__(self, store: LogStore | None, files: SlotFiles) -> None:
         self._store = store
@@ -188,14 +174,14 @@ class LogStoreSession:
         self._reported_trouble = self._reported_lost = False
 
     def begin(self) -> dict[str, str]:
-        """Say where lines go; fields of the slot's start record."""
+        """Logs the lines' destination; returns fields of the slot's start record."""
         if self._store is None:
             return {}
         say(f"lines of ranks go to the log store: {self._store.path}")
         return {"log_store": self._store.name}
 
     def watch(self) -> None:
-        """Say once, where people look, that lines are lost, or that they wait."""
+        """Logs once that lines are lost, and once that they wait."""
         store = self._store
         if store is None:
             return
@@ -209,14 +195,9 @@ class LogStoreSession:
             self._files.write("gap", {"notes": [text]}, False)
 
     def finish(self, loop: Loop, hopeless: Callable[[], bool]) -> list[tuple[str, Gap]]:
-        """Let the store write what it has.
+        """Lets the store write its queue; returns stream and gap of each loss.
 
-        Args:
-            loop: of the wrapper; serves others meanwhile.
-            hopeless: whether somebody wants the end, and the time for it is over.
-
-        Returns:
-            Stream and size of each gap.
+        ``hopeless`` returns True when the grace time is over.
         """
         store = self._store
         if store is None:

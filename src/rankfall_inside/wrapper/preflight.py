@@ -1,8 +1,6 @@
-"""Checks before the command starts, each in a child: peers' names resolve, torch is installed.
+"""Checks in child processes before the command starts: names resolve, torch exists.
 
-A call that may hang (a dead name server, an interpreter on a dead disk) never runs in the wrapper, which as
-process 1 must take signals. Loaded only when a check is needed: ``socket`` would slow the start of every
-slot.
+Process 1 must handle signals, so it makes no call that may hang.
 """
 
 from __future__ import annotations
@@ -20,16 +18,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Mapping, Sequence
 
-# Between two attempts to resolve a name.
+# Pause between attempts to resolve.
 _FIRST_S, _LAST_S = 0.1, 2.0
-# When the wait is spoken of first, and then again.
+# First message, then interval.
 _SAY_S, _AGAIN_S = 5.0, 60.0
-# More names than this are counted, not listed.
 _MAX_LISTED = 5
 
 
 class Child:
-    """A child with a pipe that says when it is over; ``status`` as of wait(2) when it was reaped."""
+    """Child with a pipe; ``status`` of wait(2) once reaped."""
 
     def __init__(self, run: Callable[[int], None]) -> None:
         self.fd, write = os.pipe()
@@ -48,15 +45,15 @@ class Child:
             os._exit(processes.NOT_EXECUTABLE)
 
     def ended(self, pid: int, status: int) -> None:
-        """Take in that ``pid`` was reaped."""
+        """Stores the status of a reaped ``pid``."""
         if pid == self.pid:
             self.status = status
 
     def step(self) -> None:
-        """Nothing is to be done while it runs."""
+        """Does nothing: a child needs no polling."""
 
     def close(self) -> None:
-        """End it, when it has not ended."""
+        """Kills a child that still runs."""
         os.close(self.fd)
         if self.status is None:
             try:
@@ -67,7 +64,7 @@ class Child:
 
 
 def ask(argv: Sequence[str], environ: Mapping[str, str]) -> Child:
-    """Start a question: a command that answers by its exit code and is not heard."""
+    """Starts a silent command that answers by exit code."""
 
     def run(_: int) -> None:
         null = os.open(os.devnull, os.O_RDWR)
@@ -79,12 +76,7 @@ def ask(argv: Sequence[str], environ: Mapping[str, str]) -> Child:
 
 
 class Names:
-    """Waits until every name resolves, for as long as it takes: a peer whose pod is not there yet is no failure.
-
-    Args:
-        names: of hosts.
-        say: called with a text for people when the wait is long.
-    """
+    """Waits until every name resolves, without limit: a missing peer pod is no failure."""
 
     def __init__(self, names: Sequence[str], *, say: Callable[[str], None]) -> None:
         self._names = list(dict.fromkeys(names))
@@ -98,11 +90,11 @@ class Names:
 
     @property
     def done(self) -> bool:
-        """Whether all names resolve."""
+        """True if all names resolve."""
         return not self._missing
 
     def step(self) -> None:
-        """Take in what was resolved, and speak when it is time."""
+        """Reads results and logs the wait when due."""
         try:
             self._buffer += os.read(self._child.fd, 1 << 16)
         except OSError:
@@ -125,23 +117,23 @@ class Names:
                 f"waiting for names to resolve: {', '.join(left[:_MAX_LISTED])}{more} ({now - self._began:.0f} s)"
             )
         if self._child.status is not None and not self.done:
-            # It was killed by something: begin again with what is missing.
+            # The child was killed: restart for the missing names.
             self._child.close()
             left = [self._names[number] for number in self._missing]
             self._names, self._missing, self._buffer = left, dict.fromkeys(range(len(left))), b""
             self._child = Child(lambda fd: _resolve(self._names, fd))
 
     def ended(self, pid: int, status: int) -> None:
-        """Take in that ``pid`` was reaped."""
+        """Handles a reaped ``pid``."""
         self._child.ended(pid, status)
 
     def close(self) -> None:
-        """End the child, when it has not ended."""
+        """Kills a child that still runs."""
         self._child.close()
 
 
 def _resolve(names: Sequence[str], fd: int) -> None:
-    """In the child: writes the number of each name when it resolves; ends when all do."""
+    """Runs in the child: writes each name's number when it resolves."""
     missing = list(range(len(names)))
     pause = _FIRST_S
     while missing:
@@ -153,7 +145,7 @@ def _resolve(names: Sequence[str], fd: int) -> None:
             missing.remove(number)
             os.write(fd, b"%d\n" % number)
         if missing:
-            # Many pods wait for the same names: they shall not ask in step.
-            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, guards nothing
+            # Spreads the queries of many pods.
+            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
             pause = min(_LAST_S, pause * 2)
     os._exit(0)

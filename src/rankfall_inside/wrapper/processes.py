@@ -1,8 +1,6 @@
-"""Starts processes as a shell starts a foreground job, and ends every descendant of the wrapper.
+"""Starts processes like a shell's foreground job, and ends all descendants of the wrapper.
 
-Starting needs exact control between fork and exec (process group, default signals, death tied to the
-wrapper's), which ``subprocess`` lacks; no thread may run yet. Descendants are found in /proc by ancestry: as
-subreaper the wrapper inherits every orphan, so even a process that did setsid and a double fork is ended.
+No thread may run during a fork. As subreaper the wrapper inherits orphans.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# What POSIX shells return: command not found, and found but not executable.
+# As in POSIX shells: not found, not executable.
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 
@@ -36,17 +34,17 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def become_subreaper() -> bool:
-    """Orphaned descendants become children of this process; False where the kernel refuses."""
+    """Makes orphaned descendants children of this process; False if refused."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(signum: int) -> None:
-    """Have the kernel send ``signum`` to this process when its parent ends."""
+    """Makes the kernel send ``signum`` when the parent ends."""
     _prctl(_PR_SET_PDEATHSIG, signum)
 
 
 def start(argv: Sequence[str], environ: Mapping[str, str], *, out: int, err: int) -> int:
-    """Start ``argv`` with fd 1 and 2 on ``out`` and ``err``; the pid. A failed exec ends it with 127 or 126 and a line on ``err``."""
+    """Starts ``argv`` with fd 1 and 2 on ``out`` and ``err``; a failed exec exits with 127 or 126."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -54,7 +52,7 @@ def start(argv: Sequence[str], environ: Mapping[str, str], *, out: int, err: int
     pid = os.fork()
     if pid:
         try:
-            # In both processes, so that it is done whoever comes first.
+            # In both processes: the order is open.
             os.setpgid(pid, pid)
         except OSError:
             pass
@@ -64,7 +62,7 @@ def start(argv: Sequence[str], environ: Mapping[str, str], *, out: int, err: int
         os.dup2(out, 1)
         os.dup2(err, 2)
         signals.reset_in_child()
-        # SIGTERM, not SIGKILL: a launcher that is asked ends its own workers.
+        # Not SIGKILL: a launcher ends its workers on SIGTERM.
         die_with_parent(signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(128 + signal.SIGTERM)
@@ -74,7 +72,7 @@ def start(argv: Sequence[str], environ: Mapping[str, str], *, out: int, err: int
 
 
 def replace(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Become ``argv``; when that fails, say so on fd 2 like a shell and exit with 127 or 126."""
+    """Becomes ``argv``; on failure writes a message to fd 2 and exits with 127 or 126."""
     code = NOT_EXECUTABLE
     try:
         os.execvpe(argv[0], list(argv), dict(environ))  # noqa: S606 - the user's own command
@@ -87,12 +85,12 @@ def replace(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     os._exit(code)
 
 
-# A killed process that is still there after this hangs in the kernel (D state); the wrapper then leaves without it.
+# Seconds; a remaining process hangs in the kernel (D state).
 GIVE_UP_S = 30.0
 
 
 def ended() -> Iterator[tuple[int, int]]:
-    """Pid and status of each child that has ended by now; each is reaped when it is asked for."""
+    """Reaps ended children; yields pid and status."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -104,13 +102,7 @@ def ended() -> Iterator[tuple[int, int]]:
 
 
 class DescendantKiller:
-    """Sends SIGTERM to what is left, SIGKILL after ``grace`` seconds, until nothing lives.
-
-    Args:
-        root: the wrapper's pid.
-        grace: seconds between the two signals.
-        mark: called as ``mark(pid, signum, reason)`` before each signal.
-    """
+    """Sends SIGTERM to all descendants, SIGKILL after ``grace`` seconds; marks each signal before."""
 
     def __init__(self, root: int, *, grace: float, reason: str, mark: Callable[[int, int, str], None]) -> None:
         self._root = root
@@ -121,11 +113,11 @@ class DescendantKiller:
         self.left: list[procfs.Stat] = []
 
     def shorten_grace(self, grace: float) -> None:
-        """Shorten the grace time."""
+        """Shortens the grace time."""
         self._deadline = min(self._deadline, time.monotonic() + grace)
 
     def step(self) -> bool:
-        """One look; True when nothing is left, or what is left does not die."""
+        """Sends due signals; returns True if nothing remains, or nothing more dies."""
         self.left = [one for one in procfs.descendants(self._root) if one.state not in ("Z", "X")]
         if not self.left:
             return True
@@ -143,13 +135,13 @@ class DescendantKiller:
             return
         self._sent.add(sent)
         self._mark(one.pid, signum, self._reason)
-        # The mark took time: the pid may be another's by now.
+        # The pid may be reused meanwhile.
         if procfs.start_ticks(one.pid) != one.start:
             return
         try:
             os.kill(one.pid, signum)
             if signum == signal.SIGTERM:
-                # A stopped process takes SIGTERM only when it runs again.
+                # Stopped processes need SIGCONT.
                 os.kill(one.pid, signal.SIGCONT)
         except OSError:
             return

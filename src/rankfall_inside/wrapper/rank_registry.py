@@ -1,9 +1,6 @@
-"""Updates the ranks of a slot from claims, records and notifications of hooks, and from ends.
+"""Updates the ranks of a slot from claims, records, hook notifications and process ends.
 
-The pipe ``notify`` carries ``claim ORDINAL``, ``record`` (one lies in the folder) and ``part ID INDEX COUNT
-DATA`` (a piece of a record that no disk took, base64). All of it is text of the job: bounded, only kinds that
-a hook writes, and the wrapper sets a record's place. A rank's last records come before its end, whichever is
-noticed first.
+Lines of ``notify``: ``claim ORDINAL``, ``record``, ``part ID INDEX COUNT DATA`` (base64).
 """
 
 from __future__ import annotations
@@ -24,24 +21,18 @@ if TYPE_CHECKING:
     from rankfall_inside.wrapper.outcome import RankFailures
     from rankfall_inside.wrapper.slot_files import SlotFiles
 
-# What a hook writes; everything else is the wrapper's own.
 KINDS = ("start", "error")
 _ID = re.compile(r"[0-9a-f]{32}\Z")
 _MAX_LINE = 1 << 13
-# Records that come in pieces at the same time, and the pieces of one.
 _MAX_OPEN, _MAX_PARTS = 64, 16
-# A job that writes records without end is not repeated without end.
+# Bounds a job's endless records.
 _MAX_TAKEN = 50_000
 
 
 class Inbox:
-    """One wrapper's hooks.
+    """Receives the hooks' records.
 
-    Args:
-        folder: where hooks leave their records.
-        place: of this slot, as fields of a record: run, attempt, role, slot and so on.
-        take: called with each new record of a hook, and whether it lies in the folder.
-        look: whether records in the folder matter at all.
+    ``take`` is called with each new record, and True if stored; ``look`` = read the folder.
     """
 
     def __init__(
@@ -60,7 +51,7 @@ class Inbox:
         self._buffer = b""
         self._open: dict[str, dict[int, str]] = {}
         self._taken: set[str] = set()
-        # An emptyDir outlives its container: what lies here now was told by an earlier one.
+        # An emptyDir outlives its container: these records are older.
         self._seen = set(self._names()) if look else set()
 
     def _names(self) -> list[str]:
@@ -70,7 +61,7 @@ class Inbox:
             return []
 
     def notice(self, data: bytes) -> list[int]:
-        """Take in bytes of ``notify``; the ordinals that were claimed."""
+        """Processes bytes of ``notify``; returns claimed ordinals."""
         *lines, rest = (self._buffer + data).split(b"\n")
         self._buffer = rest if len(rest) <= _MAX_LINE else b""
         claimed = []
@@ -89,7 +80,7 @@ class Inbox:
         return claimed
 
     def sweep(self) -> None:
-        """Take the records that came into the folder since the last look, oldest first."""
+        """Takes new records from the folder, oldest first."""
         if not self._look or len(self._taken) >= _MAX_TAKEN:
             return
         found = []
@@ -109,7 +100,7 @@ class Inbox:
             try:
                 self._take(record, stored)
             except Exception:
-                # Whatever a job may put into a record: the next one is taken.
+                # A job's record may break anything.
                 return
 
     def _part(self, ident: str, index: str, count: str, data: str) -> None:
@@ -134,7 +125,6 @@ class Inbox:
             self._once(record, stored=False)
 
     def _accept(self, data: bytes) -> dict[str, Any] | None:
-        """The record that ``data`` holds, or None when no hook wrote it."""
         try:
             record = untrusted.loads(data)
         except ValueError:
@@ -152,23 +142,14 @@ def _when(record: Mapping[str, Any]) -> int:
     return at if isinstance(at, int) else 0
 
 
-# At once from a pipe that everybody in the job may fill.
+# Any process of the job may fill the pipe.
 _MAX_READS = 16
 
 
 class RankRegistry:
-    """Ranks of one wrapper and their hooks.
+    """Ranks of one wrapper and their hooks; ``look`` = read hook records in the folder.
 
-    Args:
-        files: of the slot.
-        loop: of the wrapper.
-        falls: takes errors and ends.
-        look: whether records that hooks leave in the folder matter at all.
-        why_ours: called with a pid and the signal that ended it; why that was our doing, or None.
-        on_claims: called when there are new ranks.
-
-    Attributes:
-        ranks: all of them.
+    ``falls`` receives errors and ends; ``why_ours`` returns why Rankfall ended a pid, or None.
     """
 
     def __init__(
@@ -192,16 +173,16 @@ class RankRegistry:
         self._claimed: list[int] = []
 
     def begin(self) -> None:
-        """Listen to hooks from now on."""
+        """Starts to read hook notifications."""
         self._loop.watch(self._notices, self.listen)
 
     def fields(self, pid: int) -> dict[str, Any]:
-        """What a record about a process says of its rank; nothing for one that is none."""
+        """Returns record fields of a process's rank; empty for others."""
         rank = self.ranks.find(pid)
         return rank.fields() if rank is not None else {}
 
     def hear(self) -> None:
-        """Take in what hooks have told since the last look."""
+        """Reads new notifications and records."""
         for _ in range(_MAX_READS):
             data = read_available(self._notices)
             self._claimed += self._inbox.notice(data)
@@ -210,7 +191,7 @@ class RankRegistry:
         self._inbox.sweep()
 
     def listen(self) -> None:
-        """Take in what hooks have told, and whom they claimed."""
+        """Reads notifications, records and claims."""
         self.hear()
         self.claims()
         claimed, self._claimed = self._claimed, []
@@ -218,19 +199,19 @@ class RankRegistry:
             self.ranks.hooked(ordinal)
 
     def claims(self) -> None:
-        """Take in claims that were made since."""
+        """Reads new claims."""
         if self.ranks.read_claims():
             self._on_claims()
 
     def reaped(self, pid: int, status: int) -> None:
-        """Take in the end of a child of the wrapper, which may be a rank."""
+        """Handles the end of a child, which may be a rank."""
         self.claims()
         rank = self.ranks.find(pid)
         if rank is not None:
             self._ended(rank, status, "wait")
 
     def settle(self) -> None:
-        """Nobody of the slot lives any more: take in the ends that nobody noticed."""
+        """Records remaining ends after all processes have ended."""
         self.ranks.settle()
         for rank in self.ranks.live():
             self._ended(rank, *self.ranks.exit_of(rank))
@@ -238,7 +219,7 @@ class RankRegistry:
 
     def _write(self, kind: str, fields: dict[str, Any], sync: bool) -> None:  # noqa: FBT001 - a callback
         if kind == "end":
-            # Its last words come before its end.
+            # Last records precede the end.
             self.hear()
         self._files.write(kind, fields, sync)
 

@@ -1,9 +1,6 @@
-"""The ranks of a slot: claimed by a hook, found in /proc, or started by the plain launcher.
+"""Ranks of a slot: claimed by a hook, found in /proc, or started by the plain launcher.
 
-Each rank gets one end record from whoever could read its exit status; where the hook is absent the wrapper
-writes the start record too. Claims decide, so no process becomes a rank twice. A pidfd watches processes that
-are no children: the exit status is in /proc while the process is a zombie, and on kernels from 6.15 in the
-pidfd (``PIDFD_INFO_EXIT``); the record says which was read.
+A non-child's exit status is in /proc while a zombie, and from kernel 6.15 in its pidfd.
 """
 
 from __future__ import annotations
@@ -18,9 +15,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-# syscall number of pidfd_open: 434 on all architectures of Linux except alpha.
+# pidfd_open on all Linux architectures except alpha.
 _NR_PIDFD_OPEN = 434
-# struct pidfd_info, first version: u64 mask, u64 cgroupid, 11 u32 of ids, s32 exit_code.
+# struct pidfd_info, first version: u64 mask, u64 cgroupid, 11 u32 ids, s32 exit_code.
 _INFO_SIZE = 64
 _INFO_EXIT = 1 << 3
 _EXIT_OFFSET = 60
@@ -29,7 +26,7 @@ _GET_INFO = (3 << 30) | (_INFO_SIZE << 16) | (0xFF << 8) | 11
 
 
 def open_pid(pid: int) -> int | None:
-    """A pidfd of ``pid``, or None where the kernel (before 5.3) or a policy refuses, or the process is gone."""
+    """Returns a pidfd, or None if the kernel (before 5.3) or a policy refuses, or the process ended."""
     opener = getattr(os, "pidfd_open", None)
     try:
         if opener is not None:
@@ -48,7 +45,7 @@ def _by_syscall(pid: int) -> int | None:
 
 
 def exit_status(pid: int, start: int, fd: int | None) -> tuple[int | None, str]:
-    """How ``pid``, started at ``start``, ended: its status as of wait(2) and who said so (``proc``, ``pidfd``), or (None, ``gone``)."""
+    """Returns the wait(2) status of ``pid`` and its source (``proc``, ``pidfd``), or (None, ``gone``)."""
     seen = procfs.stat(pid)
     if seen is not None and seen.start == start and seen.state == "Z":
         return seen.exit_status, "proc"
@@ -75,12 +72,12 @@ def _info_status(fd: int) -> int | None:
     return int(status)  # foreign-text: unpacked from four bytes
 
 
-# How long a hook may take to claim before its rank is taken for one without; one that comes later still takes over.
+# Seconds before a rank counts as without hook.
 _HOOK_WAIT_S = 2.0
 
 
 class Rank:
-    """One process that is a rank. ``identity`` holds the record's fields of that name; ``hook`` whether the hook claimed it."""
+    """A process that is a rank; ``hook`` is True if its hook claimed."""
 
     def __init__(self, *, ordinal: int, pid: int, start: int, identity: dict[str, Any], hook: bool) -> None:
         self.ordinal = ordinal
@@ -92,12 +89,12 @@ class Rank:
         self.ended = False
 
     def fields(self) -> dict[str, Any]:
-        """What every record about this rank says."""
+        """Returns fields of every record about this rank."""
         return dict(self.identity, ordinal=self.ordinal, pid=self.pid, start_ticks=self.start)
 
 
 class _Candidate:
-    """A process with RANK whose hook has not spoken yet; the pidfd keeps the exit status of a short life."""
+    """Process with RANK but no claim yet; the pidfd preserves its exit status."""
 
     __slots__ = ("argv", "found", "ordinal", "pidfd", "since")
 
@@ -110,13 +107,7 @@ class _Candidate:
 
 
 class Ranks:
-    """All ranks of one wrapper, by ordinal.
-
-    Args:
-        slot_dir: of the contract in docs/architecture.md.
-        write: writes a record: ``write(kind, fields, sync)``.
-        watch: called with (pidfd, rank) for each rank whose end must be noticed.
-    """
+    """All ranks of one wrapper, by ordinal; ``watch(pidfd, rank)`` watches an end."""
 
     def __init__(
         self,
@@ -130,35 +121,35 @@ class Ranks:
         self._write = write
         self._watch = watch
         self._next = 0
-        # Processes with RANK that no hook has claimed yet, by (pid, start).
+        # Unclaimed processes with RANK, by (pid, start).
         self._candidates: dict[tuple[int, int], _Candidate] = {}
         self._no_rank: set[tuple[int, int]] = set()
         self.by_ordinal: dict[int, Rank] = {}
 
     @property
     def claimed(self) -> int:
-        """How many ordinals are taken."""
+        """Number of used ordinals."""
         return self._next
 
     def live(self) -> list[Rank]:
-        """Ranks that have not ended."""
+        """Returns ranks that have not ended."""
         return [rank for rank in self.by_ordinal.values() if not rank.ended]
 
     def find(self, pid: int) -> Rank | None:
-        """The live rank with this pid."""
+        """Returns the live rank with this pid."""
         for rank in self.by_ordinal.values():
             if rank.pid == pid and not rank.ended:
                 return rank
         return None
 
     def hooked(self, ordinal: int) -> None:
-        """A hook has claimed ``ordinal``, maybe after the wrapper had taken its rank for one without hook."""
+        """Notes a hook's claim of ``ordinal``, perhaps after the wrapper's."""
         rank = self.by_ordinal.get(ordinal)
         if rank is not None:
             rank.hook = True
 
     def rank_of(self, ordinal: int) -> int | None:
-        """The global rank behind an ordinal, from its claim when that is not taken in yet; None when nobody said."""
+        """Returns the global rank of an ordinal, also from an unread claim; None if unknown."""
         rank = self.by_ordinal.get(ordinal)
         if rank is not None:
             found = rank.identity.get("rank")
@@ -167,12 +158,12 @@ class Ranks:
         return claims.rank_in(numbers)
 
     def read_claims(self) -> list[Rank]:
-        """Take in claims that hooks made since the last call; the new ranks."""
+        """Reads hooks' new claims; returns the new ranks."""
         fresh: list[Rank] = []
         while True:
             numbers = claims.read(os.path.join(self._claims, f"o{self._next}"))
             if numbers is None or len(numbers) < 4 + len(claims.IDENTITY):
-                # Absent, or its writer has not finished the line: next time.
+                # Missing, or not completely written.
                 return fresh
             ordinal, self._next = self._next, self._next + 1
             if ordinal in self.by_ordinal:
@@ -184,7 +175,7 @@ class Ranks:
             fresh.append(rank)
 
     def add_own(self, pid: int, ordinal: int, named: dict[str, Any]) -> None:
-        """A rank that the plain launcher started: it has its ordinal from the beginning; its hook, when there is one, says so later."""
+        """Adds a rank of the plain launcher with its ordinal; its hook may claim later."""
         start = procfs.start_ticks(pid) or 0
         claims.take(self._claims, ordinal, claims.text_of(pid=pid, start=start, root=(pid, start), found=named))
         self.by_ordinal[ordinal] = Rank(ordinal=ordinal, pid=pid, start=start, identity=named, hook=False)
@@ -203,13 +194,13 @@ class Ranks:
             self.ended(rank, None, "gone", {})
 
     def scan(self, root: int, processes: dict[int, procfs.Stat]) -> None:
-        """Look below ``root`` for processes that have RANK and no hook, and notice ends where no pidfd could be had."""
+        """Finds processes below ``root`` with RANK but no hook, and ends without pidfd."""
         known = {rank.pid for rank in self.live()}
         for one in procfs.descendants(root, processes):
             ident = (one.pid, one.start)
             if one.ppid in known:
-                # A child of a rank is none, whatever its environment says; parents come first, so grandchildren are met too.
-                # It stays none when that rank ends before it, as a data worker's parent may.
+                # A rank's child is no rank, even after its parent's end. Parents are first, so this covers
+                # grandchildren.
                 known.add(one.pid)
                 self._no_rank.add(ident)
             elif one.state != "Z" and ident not in self._candidates and ident not in self._no_rank:
@@ -230,7 +221,7 @@ class Ranks:
         found = identity.read(environ) if identity.has_rank(environ) else None
         argv = procfs.cmdline(one.pid)
         if found is None:
-            # Between fork and exec a child looks like its parent: it is asked again while it is young.
+            # Between fork and exec a child resembles its parent: check again.
             return
         if (
             environ.get("RANKFALL_CLAIMED")
@@ -246,14 +237,14 @@ class Ranks:
         self._candidates[ident] = candidate
 
     def _slot_outlives_rank(self, found: dict[str, Any]) -> bool:
-        """Whether an orphan has the identity of a rank that has ended: a child of it, which this wrapper took over."""
+        """Returns True if an orphan has an ended rank's identity."""
         return any(
             rank.ended and all(rank.identity.get(name) == found.get(name) for name in ("rank", "restart_count"))
             for rank in self.by_ordinal.values()
         )
 
     def _decide(self, ident: tuple[int, int], *, gone: bool) -> None:
-        """Make a candidate a rank without hook, unless its hook has claimed or may still do so."""
+        """Makes a candidate a rank without hook, unless its hook still may claim."""
         pid, start = ident
         candidate = self._candidates[ident]
         claimed = os.path.exists(os.path.join(self._claims, f"r{pid}-{start}.0"))
@@ -293,16 +284,16 @@ class Ranks:
         return rank
 
     def settle(self) -> None:
-        """At the slot's end: what is still a candidate had no hook."""
+        """Decides about all candidates at the slot's end."""
         for ident in list(self._candidates):
             self._decide(ident, gone=True)
 
     def exit_of(self, rank: Rank) -> tuple[int | None, str]:
-        """Exit status of a rank whose pidfd is readable, and who read it."""
+        """Returns exit status and source for a readable pidfd."""
         return exit_status(rank.pid, rank.start, rank.pidfd)
 
     def ended(self, rank: Rank, status: int | None, how: str, extra: dict[str, Any]) -> None:
-        """Write the end record of ``rank``, once."""
+        """Writes the end record of ``rank`` once."""
         if rank.ended:
             return
         rank.ended = True
@@ -319,7 +310,7 @@ class Ranks:
         self._write("end", fields, True)
 
     def last_progress(self, ordinal: int) -> dict[str, Any]:
-        """``step``, ``step_ns`` and ``phase`` that this rank told last; empty when it told nothing."""
+        """Returns the rank's last ``step``, ``step_ns`` and ``phase``, or nothing."""
         data = procfs.read_bounded(os.path.join(self._progress, f"{ordinal}.json"), 4096)
         if not data:
             return {}
@@ -336,7 +327,7 @@ class Ranks:
 
 
 def exit_fields(status: int | None) -> dict[str, Any]:
-    """``code`` or ``signal`` of a wait(2) status; nothing when it is unknown."""
+    """Returns ``code`` or ``signal`` of a wait(2) status; empty if unknown."""
     if status is None:
         return {}
     if os.WIFSIGNALED(status):

@@ -1,7 +1,6 @@
-"""Receives signals to the wrapper with their sender: a thread waits in ``sigwaitinfo`` and writes to a pipe.
+"""Receives signals with their sender: a thread in ``sigwaitinfo`` writes to a pipe.
 
-A Python handler does not learn the sender; ``si_pid`` does. The signals are blocked in all threads of the
-wrapper, and the mask is cleared in every process that it starts.
+Python handlers lack ``si_pid``. All wrapper threads block the signals; children clear the mask.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import signal
 import struct
 import threading
 
-# What a supervisor, a kubelet or a person may send, and the end of children. SIGTSTP and its kin keep their meaning.
+# SIGTSTP and similar keep their default.
 FORWARDED = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -28,12 +27,12 @@ _RECORD = struct.Struct("<iii")
 
 
 def block() -> None:
-    """Block the watched signals; before the first process is started, so that none is missed."""
+    """Blocks the watched signals; call before the first process starts."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
 
 
 def reset_in_child() -> None:
-    """Between fork and exec: handlers and mask as a shell would give them."""
+    """Resets handlers and mask between fork and exec, like a shell."""
     for number in range(1, signal.NSIG):
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             try:
@@ -44,7 +43,7 @@ def reset_in_child() -> None:
 
 
 def start() -> int:
-    """Start the waiting thread; the read side of its pipe."""
+    """Starts the waiting thread; returns its pipe's read end."""
     readable, writable = os.pipe()
     os.set_blocking(readable, False)
 
@@ -63,7 +62,7 @@ def start() -> int:
 
 
 def drain(fd: int) -> list[tuple[int, int]]:
-    """Signals that came since the last call, as (number, pid of the sender; 0 = the kernel or another pid namespace)."""
+    """Returns new signals as (number, sender pid; 0 for the kernel or another pid namespace)."""
     found: list[tuple[int, int]] = []
     while True:
         try:

@@ -1,7 +1,4 @@
-"""The files of one slot: directory, lock, records, marks of the wrapper's own kills, and the end.
-
-The contract is docs/architecture.md.
-"""
+"""Files of one slot: directory, lock, records, kill marks and end; see docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import os
 import time
 
 from rankfall_inside import private_files, procfs, records
-from rankfall_inside.wrapper import cgroup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,27 +14,27 @@ if TYPE_CHECKING:
 
     from rankfall_inside.delivery.console import Channel
 
-# Records that room is made for beforehand.
+# Most preallocated records.
 _MOST_RESERVED = 64
 FOLDERS = ("claims", "pipes", "progress", "stacks", "errors")
 
 
 class SlotBusyError(Exception):
-    """Another wrapper holds this slot directory."""
+    """Another wrapper uses this slot directory."""
 
 
 class SlotFiles:
     """Opens the slot directory for one wrapper.
 
     Raises:
-        OSError: it cannot be made or written.
-        SlotBusyError: another wrapper holds it.
+        OSError: Directory not creatable or writable.
+        SlotBusyError: Another wrapper uses it.
     """
 
     def __init__(self, environ: Mapping[str, str], *, instance: str) -> None:
         self.path = os.path.abspath(environ["RANKFALL_SLOT_DIR"])
         self.pid = os.getpid()
-        # Set when there is one; until then records are files only.
+        # Until set, records are files only.
         self.channel: Channel | None = None
         for name in FOLDERS:
             private_files.make_folders(os.path.join(self.path, name))
@@ -51,8 +47,8 @@ class SlotFiles:
             self.records = os.path.join(self.path, "records")
             private_files.make_folders(self.records)
         self.place: dict[str, Any] = dict(records.place(environ), instance=instance, boot_id=procfs.boot_id())
-        self._oom_path = cgroup.oom_counter_path()
-        self._oom_start = cgroup.read(self._oom_path)
+        self._oom_path = procfs.oom_counter_path()
+        self._oom_start = procfs.oom_kills(self._oom_path)
         self._kills = private_files.open_file(
             os.path.join(self.path, "kills.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND
         )
@@ -60,7 +56,7 @@ class SlotFiles:
         self._reserve = records.Reserve(self.path, 0)
 
     def reserve(self, count: int) -> None:
-        """Make room for so many records now, for the day on which the disk is full."""
+        """Preallocates space for ``count`` records in case the disk fills up."""
         self._reserve = records.Reserve(self.path, min(count, _MOST_RESERVED))
 
     def _take_lock(self) -> int:
@@ -76,7 +72,7 @@ class SlotFiles:
         return fd
 
     def _clear(self) -> None:
-        """An emptyDir outlives its container: claims and pipes of an earlier one would be taken for this one's."""
+        """Removes claims and pipes of an earlier container, because an emptyDir outlives it."""
         for name in FOLDERS:
             folder = os.path.join(self.path, name)
             for entry in os.listdir(folder):
@@ -87,7 +83,7 @@ class SlotFiles:
             pass
 
     def control(self) -> int:
-        """The read side of ``ctl``; also a writer, so that it never reports its end."""
+        """Opens ``ctl`` for reading, also as a writer so that it never ends."""
         path = os.path.join(self.path, "ctl")
         try:
             os.mkfifo(path, 0o600)
@@ -96,7 +92,7 @@ class SlotFiles:
         return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def notices(self) -> int:
-        """The read side of ``notify``, through which hooks say that they have claimed."""
+        """Opens ``notify`` for reading."""
         path = os.path.join(self.path, "notify")
         try:
             os.mkfifo(path, 0o600)
@@ -105,12 +101,12 @@ class SlotFiles:
         return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def oom_kills(self) -> int | None:
-        """Growth of the cgroup's OOM counter since the start; None when it cannot be read."""
-        now = cgroup.read(self._oom_path)
+        """Returns OOM kills of the cgroup since the start; None if unreadable."""
+        now = procfs.oom_kills(self._oom_path)
         return None if now is None or self._oom_start is None else now - self._oom_start
 
     def write(self, kind: str, fields: Mapping[str, Any], sync: bool, first: bool = False) -> None:  # noqa: FBT001, FBT002 - passed on as a callback
-        """Write one record: on the log channel, where there is one, then as a file; what is in neither is counted in ``unwritten``."""
+        """Writes a record to the log channel, then as a file; ``unwritten`` counts failures of both."""
         record = self._new(kind, fields)
         delivered = self._tell(record, first=first)
         stored = self._store(record, sync=sync)
@@ -127,28 +123,28 @@ class SlotFiles:
         return self.channel is not None and self.channel.send(record, first=first)
 
     def tell(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """A record for the log channel only: one that says what is now and is worth nothing later."""
+        """Sends a short-lived record to the log channel only."""
         if self.channel is not None and self.channel.active:
             self._tell(records.new(kind, writer="wrapper", fields=fields))
 
     def pass_on(self, record: dict[str, Any], *, stored: bool) -> None:
-        """A hook's record: to the log channel, and to the folder when the hook could not do that."""
+        """Sends a hook's record to the log channel, and to the folder if not stored."""
         reported = self._tell(record)
         if not stored and not self._store(record, sync=False) and not reported:
             self.unwritten += 1
 
     def mark_kill(self, pid: int, signum: int, reason: str, fields: Mapping[str, Any]) -> None:
-        """Say, before it is sent, that the wrapper itself sends ``signum`` to ``pid``."""
+        """Records the wrapper's own signal before it is sent."""
         mark = {"pid": pid, "signal": int(signum), "reason": reason, "at_ns": time.time_ns()}
         try:
             os.write(self._kills, records.dumps(mark).encode("ascii") + b"\n")
         except OSError:
-            pass  # the record says the same
+            pass  # the record has it
         named = dict(fields, pid=pid, exit={"signal": int(signum), "how": "sent", "ours": True, "reason": reason})
         self.write("kill", named, False)
 
     def finish(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The slot's end: a ``slot_end`` record, then ``end.json`` with the same content, last of all; the record."""
+        """Writes the ``slot_end`` record and ``end.json``; returns the record."""
         record = self._new("slot_end", fields)
         reported = self._tell(record)
         if not self._store(record, sync=True) and not reported:
@@ -165,6 +161,6 @@ class SlotFiles:
             if whole:
                 os.rename(path + ".tmp", path)
         except OSError:
-            pass  # the record says the same
+            pass  # the record has it
         self._reserve.close()
         return record

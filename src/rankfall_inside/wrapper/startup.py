@@ -1,8 +1,6 @@
-"""From options to the started command: launcher, place among the roles, environment, and the wait.
+"""Starts the command: launcher, slot number, environment, and waits for names.
 
-torchrun is used where the job's Python has torch, else N plain ranks; nothing of the job is imported here.
-Kubernetes numbers the pods of each role from 0 and cannot add, so slot numbers are summed here. No thread may
-exist while processes are forked, so signals are polled.
+Uses torchrun if the job's Python has torch. No thread may exist during forks.
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ if TYPE_CHECKING:
     from rankfall_inside.wrapper.slot_files import SlotFiles
 
 VARIABLE = "RANKFALL_TORCHRUN"
-# A Python that starts from a cold disk takes seconds; one that takes longer hangs.
+# Seconds; a start from a cold disk takes some.
 TIMEOUT_S = 30.0
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*\Z")
 _QUESTION = "import importlib.util, sys; sys.exit(0 if importlib.util.find_spec('torch') else 3)"
 
 
 class Choice:
-    """What is started: ``launcher`` is ``exec``, ``plain`` or ``torchrun``; ``problem`` says why nothing can be, "" otherwise."""
+    """Launcher (``exec``, ``plain``, ``torchrun``) and command; ``problem`` is the reason for no start, or ""."""
 
     def __init__(self, launcher: str, command: Sequence[str], *, note: str = "", problem: str = "") -> None:
         self.launcher = launcher
@@ -44,7 +42,7 @@ class Choice:
 
 
 def words_of(environ: Mapping[str, str]) -> list[str] | None:
-    """The torchrun command that the environment names, or None when it names none."""
+    """Returns the environment's torchrun command, or None."""
     text = environ.get(VARIABLE)
     if not text:
         return None
@@ -58,12 +56,7 @@ def words_of(environ: Mapping[str, str]) -> list[str] | None:
 
 
 def question(words: Sequence[str], environ: Mapping[str, str]) -> list[str] | None:
-    """The command that exits with 0 when the Python of ``words`` can find torch; None when no Python stands behind them.
-
-    Args:
-        words: begin with a Python, or with a script whose first line names one (torchrun itself).
-        environ: of the job, for PATH.
-    """
+    """Returns a command that exits with 0 if the Python of ``words`` finds torch; None without a Python."""
     import shutil
 
     path = shutil.which(words[0], path=environ.get("PATH"))
@@ -83,11 +76,11 @@ def question(words: Sequence[str], environ: Mapping[str, str]) -> list[str] | No
 
 
 def launch_known(words: Sequence[str]) -> bool | None:
-    """Whether torch is there, when ``words`` begin with the very Python that runs the wrapper; None when it must be asked."""
+    """Returns True if torch exists and ``words`` use the wrapper's Python; None if a child must check."""
     import shutil
 
     path = shutil.which(words[0])
-    # Not their real paths: two virtual environments are links to one program.
+    # Virtual environments link to one program.
     if path is None or os.path.abspath(path) != sys.executable or sys.flags.isolated or sys.flags.no_site:
         return None
     from importlib import util
@@ -99,15 +92,7 @@ def launch_known(words: Sequence[str]) -> bool | None:
 
 
 def chosen(wanted: str, plain: Sequence[str], words: Sequence[str] | None, *, torch: bool, why: str) -> Choice:
-    """The launcher to use.
-
-    Args:
-        wanted: ``auto`` or ``torchrun``.
-        plain: the command after ``--``.
-        words: of :func:`words_of`.
-        torch: whether the Python of ``words`` has torch.
-        why: says why not, when it has not.
-    """
+    """Returns the launcher to use; ``why`` is the reason if ``torch`` is missing."""
     if words is None:
         why = f"{VARIABLE} names no command"
     elif torch:
@@ -117,7 +102,6 @@ def chosen(wanted: str, plain: Sequence[str], words: Sequence[str] | None, *, to
     return Choice("plain", plain, note=f"started without torchrun: {why}")
 
 
-# The token makes a line trustworthy; the others are of another wrapper, when this one runs inside a rank.
 _REMOVED = (
     "RANKFALL_TOKEN",
     VARIABLE,
@@ -131,14 +115,7 @@ _REMOVED = (
 def command_environment(
     inherited: Mapping[str, str], options: Options, files: SlotFiles, *, channel: bool
 ) -> dict[str, str]:
-    """What the command starts with.
-
-    Args:
-        inherited: of the wrapper.
-        options: of the wrapper.
-        files: of the slot; its folders may be others than the environment named.
-        channel: whether hooks should tell of each record.
-    """
+    """Returns the command's environment; the slot's folders win over inherited ones."""
     environ = {name: value for name, value in inherited.items() if name not in _REMOVED}
     environ.update(
         RANKFALL_WRAPPER=str(files.pid),
@@ -154,16 +131,14 @@ def command_environment(
     return environ
 
 
-# Kubernetes leaves a reference to a variable alone that it does not know.
+# Kubernetes keeps references to unknown variables.
 NODE_REFERENCE = "$(RANKFALL_PLAIN_NODE_RANK)"
 
 
 def settle(options: Options, environ: MutableMapping[str, str]) -> None:
-    """Set ``RANKFALL_SLOT`` and ``RANKFALL_PLAIN_NODE_RANK``, and put the latter into the words of the command. Once is enough.
+    """Sets ``RANKFALL_SLOT`` and ``RANKFALL_PLAIN_NODE_RANK``, also in the command.
 
-    Args:
-        options: of the wrapper; its command is changed.
-        environ: of the wrapper; without ``RANKFALL_INDEX`` nothing is changed.
+    Does nothing without ``RANKFALL_INDEX``.
     """
     index = environ.get("RANKFALL_INDEX", "")
     number = untrusted.whole(index)
@@ -176,7 +151,7 @@ def settle(options: Options, environ: MutableMapping[str, str]) -> None:
     node = environ["RANKFALL_PLAIN_NODE_RANK"] = str(first + number)
     options.command = [node if word == NODE_REFERENCE else word for word in options.command]
     if "RANKFALL_TORCHRUN" in environ:
-        # A word of its own in a JSON list.
+        # One word of a JSON list.
         environ["RANKFALL_TORCHRUN"] = environ["RANKFALL_TORCHRUN"].replace(
             '"' + NODE_REFERENCE + '"', '"' + node + '"'
         )
@@ -186,14 +161,7 @@ _LOOK_S = 0.05
 
 
 class Startup:
-    """One wrapper's beginning.
-
-    Args:
-        options: of the wrapper.
-        orders: end it.
-        loop: of the wrapper; serves ``ctl`` and the console meanwhile.
-        environ: of the command.
-    """
+    """Startup steps of one wrapper; serves ``ctl`` and the console meanwhile."""
 
     def __init__(self, options: Options, orders: Orders, loop: Loop, environ: Mapping[str, str]) -> None:
         self._options = options
@@ -202,11 +170,7 @@ class Startup:
         self._environ = environ
 
     def choose(self, words: list[str] | None) -> Choice:
-        """What is to be started; asks the job's Python for torch where that decides.
-
-        Args:
-            words: the torchrun command that the environment named, or None.
-        """
+        """Chooses the launcher; checks the job's Python for torch if needed."""
         options = self._options
         if options.launcher in ("exec", "plain"):
             return Choice(options.launcher, options.command)
@@ -214,7 +178,7 @@ class Startup:
         return chosen(options.launcher, options.command, words, torch=torch, why=why)
 
     def _torch(self, words: list[str]) -> tuple[bool, str]:
-        """Whether the Python of ``words`` has torch, and why not."""
+        """Returns True if the Python of ``words`` has torch; with the reason if not."""
         known = launch_known(words)
         if known is not None:
             return known, f"{words[0]} finds no torch"
@@ -223,7 +187,7 @@ class Startup:
         argv = question(words, self._environ)
         if argv is None:
             return False, f"{words[0]} is no Python that can be asked for torch"
-        # Where the pod names a rank, the hook would take the question for it.
+        # With RANK the hook would take the child for a rank.
         child = preflight.ask(
             argv, {name: value for name, value in self._environ.items() if name != "RANKFALL_WRAPPER"}
         )
@@ -234,7 +198,7 @@ class Startup:
         return child.status == 0, f"{words[0]} finds no torch"
 
     def wait_for_names(self, say: Callable[[str], None]) -> None:
-        """Wait until all names resolve, or an order to end comes."""
+        """Waits until all names resolve or a stop request."""
         if not self._options.wait_for:
             return
         from rankfall_inside.wrapper import preflight
@@ -250,7 +214,7 @@ class Startup:
         work.close()
 
     def _signals(self, work: preflight.Child | preflight.Names) -> None:
-        """Take the signals that come within a moment; the end of a child is one."""
+        """Handles signals for a moment; a child's end is one."""
         info = signal.sigtimedwait(signals.WATCHED, _LOOK_S)
         if info is not None and info.si_signo != signal.SIGCHLD:
             self._orders.signal(info.si_signo, info.si_pid)

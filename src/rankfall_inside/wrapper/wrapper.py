@@ -1,9 +1,4 @@
-"""The wrapper: process 1 of a container or of a slot; runs the command and observes all that it does.
-
-Holds the pipes and writes the streams; forwards signals and records their senders; reaps orphans; writes
-start and end records; ends every descendant; exits with the command's own code. It never stops a job because
-something of its own fails.
-"""
+"""Main loop of the wrapper: runs the command, observes it, and exits with its code."""
 
 from __future__ import annotations
 
@@ -35,28 +30,19 @@ if TYPE_CHECKING:
     from rankfall_inside.wrapper.slot_files import SlotFiles
     from rankfall_inside.wrapper.startup import Choice
 
-# Between two looks at /proc: often while ranks start, seldom afterwards.
+# Interval of /proc scans.
 _SCAN_FAST_S, _SCAN_SLOW_S, _FAST_FOR_S = 0.25, 1.0, 60.0
-# Between two looks while processes are being ended or asked for stacks.
+# While ending processes or collecting stacks.
 _STEP_S = 0.02
-# Spare pipes beyond one for each rank: a restart claims new ones before the old ones are refilled.
+# Extra pipes: a restart claims new ones before a refill.
 _SPARE = 4
-# Gaps that one record describes in text.
 _MAX_TEXTS = 4
-# For copies of the last records in a store, twice.
+# For copies of the last records.
 _STORE_S = 15.0
 
 
 class Wrapper:
-    """One slot's main loop, in one thread; a second thread only waits for signals.
-
-    Args:
-        options: the command line.
-        files: of the slot.
-        environ: of the wrapper, without the token.
-        token: of the log channel; "" when there is none.
-        notes: what is to be said in the start record.
-    """
+    """Main loop of one slot; a second thread only waits for signals. The token "" means no log channel."""
 
     def __init__(
         self, options: Options, files: SlotFiles, environ: Mapping[str, str], *, token: str, notes: list[str]
@@ -64,7 +50,7 @@ class Wrapper:
         self._options = options
         self._files = files
         self._pid = os.getpid()
-        # A copy: what the caller has in its list decides what it does with the slot's directory.
+        # The caller's list decides about the slot directory.
         self._notes = list(notes)
         self._loop = Loop()
         self._console = Console(1, self._loop, secret=token.encode()) if options.console or token else None
@@ -86,7 +72,7 @@ class Wrapper:
         self._delivery = Delivery(environ, files.records, files.place)
         self._pool = stream_files.Pool(os.path.join(files.path, "pipes"), spare=options.nproc + _SPARE)
         self._falls = RankFailures()
-        # Several slots of one machine would overwrite each other's.
+        # Slots of one machine would overwrite each other's.
         self._last_words = environ.get(exit_reports.TERMINATION_VARIABLE) or (
             exit_reports.TERMINATION_PATH if options.alone else ""
         )
@@ -127,12 +113,12 @@ class Wrapper:
         self._next_scan = self._began
 
     def run(self) -> int:
-        """Run the command to its end; the exit code for this process."""
+        """Runs the command to its end; returns this process's exit code."""
         processes.become_subreaper()
         self._loop.watch(self._control, lambda: self._orders.lines(read_available(self._control)))
         self._registry.begin()
         self._begin()
-        # Only now: a thread must not be there while processes are forked.
+        # Late: no thread may exist during a fork.
         self._signals = signals.start()
         self._delivery.start()
         self._loop.watch(self._signals, self._on_signal)
@@ -141,14 +127,12 @@ class Wrapper:
             try:
                 self._step()
             except OSError as error:
-                # No descriptors, no memory: what was to be done is missing, the job goes on.
+                # No descriptors or memory: the job continues.
                 self._trouble = f"the wrapper met {error!r}"
         self._finish()
         self._flush()
         falls = self._falls if self._options.exit_code == "cause" else None
         return outcome.exit_code(self._commands, self._orders, refused=self._refused, falls=falls)
-
-    # -- start
 
     def _begin(self) -> None:
         startup_steps = Startup(self._options, self._orders, self._loop, self._environ)
@@ -190,8 +174,6 @@ class Wrapper:
         for ordinal, kind, fd in self._pool.refill(self._ranks.claimed):
             self._pump.add(fd, str(ordinal), kind)
 
-    # -- loop
-
     def _step(self) -> None:
         now = time.monotonic()
         due = self._next_scan
@@ -219,7 +201,7 @@ class Wrapper:
             self._stacks = None
 
     def _over(self) -> bool:
-        """Whether nothing of the slot lives any more; ends what must be ended."""
+        """Ends what must end; returns True if no process of the slot lives."""
         status, deadline = self._commands.status, self._orders.deadline
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if self._ender is None:
@@ -236,8 +218,6 @@ class Wrapper:
         self._reap()
         return over
 
-    # -- ranks
-
     def _prefix(self, name: str) -> bytes:
         ordinal = untrusted.whole(name)
         if ordinal is None:
@@ -250,10 +230,10 @@ class Wrapper:
             self._refill()
 
     def _why_ours(self, pid: int, number: int) -> str | None:
-        """Why it was our doing that this signal ended a rank; None when it was not."""
+        """Returns why Rankfall ended a rank with this signal, or None if it did not."""
         own = self._commands.own_reason(pid, number)
         if own is None and number in (signal.SIGTERM, signal.SIGKILL):
-            # The command ended its ranks because it was told to.
+            # The command ended its ranks on request.
             return self._orders.stop_reason
         return own
 
@@ -272,8 +252,6 @@ class Wrapper:
                     ours=own or self._orders.stop_reason is not None,
                 )
 
-    # -- orders
-
     def _on_signal(self) -> None:
         for number, sender in signals.drain(self._signals):
             if number == signal.SIGCHLD:
@@ -285,8 +263,6 @@ class Wrapper:
         self._registry.claims()
         if self._stacks is None:
             self._stacks = liveness.Collector(self._files.path, self._ranks.live(), write=self._files.write)
-
-    # -- end
 
     def _gap(self, stream: str, gaps: list[stream_files.Gap]) -> None:
         ordinal = untrusted.whole(stream.partition(".")[0])
@@ -309,7 +285,7 @@ class Wrapper:
     def _finish(self) -> None:
         self._registry.claims()
         while not self._pump.drain():
-            # A slow reader of stdout: what the pipes still hold has to wait for it.
+            # Pipes wait for a slow reader of stdout.
             self._loop.run_once(_SCAN_SLOW_S)
             if self._orders.grace_expired():
                 break
@@ -340,12 +316,12 @@ class Wrapper:
         self._delivery.settle(self._orders.time_left(_STORE_S), last=True)
 
     def _printed(self) -> dict[str, Any]:
-        """What stdout was given, for a reader that stores it: who has a record of it by the same way."""
+        """Returns line counts of stdout."""
         if self._console is None or not self._channel.active:
             return {}
         return {"printed": self._console.printed.counts()}
 
     def _flush(self) -> None:
-        """Wait until the reader of stdout has everything; once somebody wants the end, until the time is over."""
+        """Waits until stdout's reader has everything, or the grace time expires."""
         while self._console is not None and not self._console.empty and not self._orders.grace_expired():
             self._loop.run_once(_SCAN_SLOW_S)

@@ -1,5 +1,4 @@
-"""Jobs in a cluster that Rankfall did not start: found, recorded and explained, never changed.
+"""Foreign jobs: found, recorded and explained, never changed.
 
-Nothing here creates, patches or deletes anything, and nothing needs more than `get`, `list` and `watch`. May
-import the shared modules of `backends`, `kube`, `rundir`, `model`, and `collect.pods` for the states of a gang.
+Imports shared modules of `backends`, `kube`, `rundir`, `model`, and `collect.pods` for gang states.
 """

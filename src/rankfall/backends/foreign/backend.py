@@ -1,4 +1,4 @@
-"""A foreign job as a backend: says where its pods are and what state it is in, and refuses every change."""
+"""A foreign job as a backend: reports pods and state, and refuses every change."""
 
 from __future__ import annotations
 
@@ -28,12 +28,7 @@ from rankfall.verdict.diagnose import CAUSAL
 
 
 class ForeignWorkload:
-    """The object of one record.
-
-    Args:
-        loop_thread: to its cluster.
-        foreign: the object.
-    """
+    """The object of one foreign job."""
 
     def __init__(self, loop_thread: EventLoopThread, *, foreign: Foreign) -> None:
         self._loop_thread = loop_thread
@@ -42,18 +37,18 @@ class ForeignWorkload:
         self.label = f"{foreign.kind} {foreign.name}"
 
     def look(self) -> NativeState | None:
-        """Where it stands; None when it is not there any more.
+        """Returns the object's state; None if gone.
 
         Raises:
-            KubeError: it cannot be seen now.
+            KubeError: Unreadable now.
         """
         return self._loop_thread.look(self._look)
 
     def pods(self, selector: str, *, gang: str = "") -> dict[str, str]:
-        """Phases of its pods that are there now, by UID; with ``gang`` of one JobSet of a TrainJob alone.
+        """Returns pod phases by UID; with ``gang`` only of one JobSet.
 
         Raises:
-            KubeError: they cannot be seen now.
+            KubeError: Unreadable now.
         """
         return self._loop_thread.look(lambda kube: self._pods(kube, selector, gang))
 
@@ -67,7 +62,7 @@ class ForeignWorkload:
         if found.get("metadata", {}).get("uid") != foreign.uid:
             return None
         inner = await made_set(kube, found, namespace=foreign.namespace) if foreign.kind == "trainjob" else None
-        # An object that was asked for by name does not repeat its kind.
+        # An object read by name lacks its kind.
         return state_of(foreign.kind, {**found, "kind": resource.kind}, inner=inner)
 
     async def _pods(self, kube: Kube, selector: str, gang: str) -> dict[str, str]:
@@ -85,7 +80,7 @@ class ForeignWorkload:
 
 
 class ForeignBackend:
-    """Backend of one record."""
+    """Backend of one foreign job."""
 
     strategy = CAUSAL.name
     avoids_nodes = False
@@ -102,7 +97,7 @@ class ForeignBackend:
         nnodes: int | None = None,
         exclude: Collection[str] = (),
     ) -> Plan:
-        """Where the job's pods are found. Asks nobody."""
+        """Returns the pods' location without any request."""
         del nnodes, exclude
         foreign = _foreign(run_dir)
         firsts = [0, *accumulate(foreign.slots.values())]
@@ -115,7 +110,7 @@ class ForeignBackend:
             selector=foreign.selector,
             fields=foreign.fields,
             container="",
-            # Nobody has it: no line of such a job is a record.
+            # No pod has it, so no line is a record.
             token=secrets.token_hex(16),
             bases=dict(zip(foreign.slots, firsts, strict=False)),
             marks=foreign.marks,
@@ -141,98 +136,96 @@ class ForeignBackend:
         )
 
     def workload(self, plan: Plan) -> ForeignWorkload:
-        """The object."""
+        """Returns the job's object."""
         foreign = _foreign(run_of(plan))
         if self._loop_thread is None:
             self._loop_thread = EventLoopThread(lambda: Kube(access_of(foreign)))
         return ForeignWorkload(self._loop_thread, foreign=foreign)
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
-        """Its pods."""
+        """Returns its pods as the only source."""
         run_dir = run_of(plan)
         pods = msgspec.structs.replace(cluster_of(plan), look_inside=may_exec(run_dir))
         return (Source(kind="pods", path=str(run_dir.path), pods=pods),)
 
     def release(self) -> None:
-        """Close the connection to the cluster."""
+        """Closes the connection to the cluster."""
         if self._loop_thread is not None:
             self._loop_thread.close()
             self._loop_thread = None
 
-    # -- looked at, never changed
-
     def life(self, plan: Plan, slot: int) -> Life:
-        """Its own records would tell more, and there are none."""
+        """Returns ``absent``: the job has no records."""
         del plan, slot
         return "absent"
 
     def alive(self, plan: Plan, slot: int) -> bool:
-        """Nobody is waited for."""
+        """Returns False: there is no wrapper."""
         del plan, slot
         return False
 
     def exit_code(self, plan: Plan, slot: int) -> int | None:
-        """None: what a container ended with stands in the journal."""
+        """Returns None: the journal has it."""
         del plan, slot
         return None
 
     def adopt(self, plan: Plan) -> None:
-        """Nothing is held."""
+        """Does nothing."""
 
     def deleted_externally(self, plan: Plan, *, surely: bool = False) -> str | None:
-        """Its recorder sees that itself."""
+        """Returns None: the recorder detects it."""
         del plan, surely
         return None
 
     def suspension_state(self, plan: Plan) -> SuspensionState | None:
-        """Its recorder sees that itself."""
+        """Returns None: the recorder detects it."""
         del plan
         return None
 
     def resizes(self, plan: Plan) -> bool:
-        """Never by us."""
+        """Returns False."""
         del plan
         return False
 
     def hold(self, run_dir: RunDir, *, attempts: int, lost: Callable[[str], None]) -> HeldBy | None:
-        """Refused."""
+        """Refuses to supervise the job."""
         del attempts, lost
         _refuse(run_dir, "held")
 
     def let_go(self, *, over: bool) -> None:
-        """Nothing is held."""
+        """Does nothing."""
 
     def submit(self, plan: Plan, *, cancellation: Cancellation | None = None) -> tuple[int, ...]:
-        """Refused."""
+        """Refuses to start the job."""
         del cancellation
         _refuse(run_of(plan), "started")
 
     def start_again(self, plan: Plan, slot: int) -> None:
-        """Refused."""
+        """Refuses to restart a slot."""
         del slot
         _refuse(run_of(plan), "started again")
 
     def stop(self, plan: Plan, slots: Collection[int], *, grace: float, reason: str) -> tuple[int, ...]:
-        """Refused."""
+        """Refuses to stop slots."""
         del slots, grace, reason
         _refuse(run_of(plan), "stopped")
 
     def request_stacks(self, plan: Plan, slots: Collection[int]) -> tuple[int, ...]:
-        """Nobody there could be asked: the recorder is not in its pods."""
+        """Returns no slots: there is no recorder."""
         del plan, slots
         return ()
 
     def end(self, plan: Plan, slots: Collection[int], *, grace: float) -> int:
-        """Refused."""
+        """Refuses to kill slots."""
         del slots, grace
         _refuse(run_of(plan), "ended")
 
     def resize(self, plan: Plan) -> bool:
-        """Refused."""
+        """Refuses to resize the job."""
         _refuse(run_of(plan), "resized")
 
     def clear(self, plan: Plan, *, cancellation: Cancellation | None = None) -> None:
-        """Refused."""
+        """Refuses to remove the job."""
         del cancellation
         _refuse(run_of(plan), "removed")
 

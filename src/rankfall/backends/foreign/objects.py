@@ -1,6 +1,6 @@
-"""Reads a foreign object: how its pods are found and name their rank, how many there are, its state.
+"""Derives pod selector, source of ranks, number of pods and state of a foreign object.
 
-Pure. Only what the manifest proves is used: names, order and completion indexes of pods never make a rank.
+Pure. Uses only facts proved by the manifest: names, order and indexes never determine a rank.
 """
 
 from __future__ import annotations
@@ -30,24 +30,18 @@ from rankfall.model.foreign import Foreign, PodMarks
 from rankfall.rundir.cluster.workload_state import NativeState, native_state
 
 RESOURCES: Final[dict[str, Resource]] = {**WORKLOADS, "pod": PODS}
-# Where the kinds of the training operator keep their replicas, and how their training container is called.
+# By kind: replicas field, container name.
 _REPLICAS: Final = {"pytorchjob": "pytorchReplicaSpecs", "tfjob": "tfReplicaSpecs", "mpijob": "mpiReplicaSpecs"}
 _CONTAINERS: Final = {"pytorchjob": "pytorch", "tfjob": "tensorflow"}
 _DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
-# A Job retries so often where it does not say.
+# Kubernetes's default.
 _RETRIES: Final = 6
 _MOST: Final = 100_000
 _TORCHRUN: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
 
 def foreign_of(kind: str, item: Mapping[str, Any], *, inner: Mapping[str, Any] | None = None) -> Foreign:
-    """What an object says of its pods; where it is reached is for the caller to add.
-
-    Args:
-        kind: of the object, as in a target.
-        item: the object.
-        inner: of a TrainJob the JobSet that it made; None while there is none.
-    """
+    """Describes the pods of an object; ``inner`` is a TrainJob's JobSet. The caller adds the location."""
     meta = mapping(item, "metadata")
     base = Foreign(
         kind=kind,
@@ -73,7 +67,7 @@ def _of_pod(base: Foreign, item: Mapping[str, Any]) -> Foreign:
     return msgspec.structs.replace(
         base,
         fields=f"metadata.name={base.name}",
-        # Another pod of this name, made later, is another one's.
+        # A later pod of this name is another job's.
         marks=msgspec.structs.replace(marks, since=str(mapping(item, "metadata").get("creationTimestamp") or "")),
         slots={"pod": 1},
         launcher=_launcher([template]),
@@ -102,7 +96,6 @@ def _of_job(base: Foreign, item: Mapping[str, Any]) -> Foreign:
 
 
 def _of_set(base: Foreign, item: Mapping[str, Any]) -> Foreign:
-    """A JobSet, or the one that a TrainJob made: it bears the TrainJob's name."""
     meta = mapping(item, "metadata")
     jobs = {str(one.get("name")): one for one in mappings(mapping(item, "spec"), "replicatedJobs")}
     inner = {role: mapping(mapping(one, "template"), "spec") for role, one in jobs.items()}
@@ -128,7 +121,6 @@ def _of_set(base: Foreign, item: Mapping[str, Any]) -> Foreign:
 
 
 def _of_trainjob(base: Foreign, item: Mapping[str, Any]) -> Foreign:
-    """A TrainJob without a JobSet: what its own text says, which is little."""
     count = _count(mapping(mapping(item, "spec"), "trainer").get("numNodes"), 1)
     return msgspec.structs.replace(
         base,
@@ -146,7 +138,6 @@ def _of_trainjob(base: Foreign, item: Mapping[str, Any]) -> Foreign:
 
 
 def _of_replicas(base: Foreign, item: Mapping[str, Any]) -> Foreign:
-    """A job of the training operator (v1): replicas by type, each pod with its type and number."""
     replicas = mapping(mapping(item, "spec"), _REPLICAS[base.kind])
     found = {name.lower(): mapping(replicas, name) for name in replicas}
     templates = {role: mapping(one, "template") for role, one in found.items()}
@@ -168,7 +159,7 @@ def _of_replicas(base: Foreign, item: Mapping[str, Any]) -> Foreign:
 
 
 def _containers(templates: Mapping[str, Mapping[str, Any]], *, usual: str | None = None) -> dict[str, str]:
-    """The training container by role: the one that kubectl would show, else the usual one, else the first."""
+    """Returns the training container by role: kubectl's default, the usual, the first."""
     found = {}
     for role, template in templates.items():
         names = [str(one.get("name")) for one in mappings(mapping(template, "spec"), "containers")]
@@ -181,7 +172,7 @@ def _containers(templates: Mapping[str, Mapping[str, Any]], *, usual: str | None
 
 
 def _launcher(templates: Iterable[Mapping[str, Any]]) -> str:
-    """Whether torchrun starts the ranks: a word of a command says so, also inside a script of the shell."""
+    """Returns ``torchrun`` if any command word contains it, else ``exec``."""
     for template in templates:
         for container in mappings(mapping(template, "spec"), "containers"):
             words = [*_words(container.get("command")), *_words(container.get("args"))]
@@ -191,7 +182,6 @@ def _launcher(templates: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _job_size(spec: Mapping[str, Any]) -> int:
-    """Pods of a Job that are there at once, or one after the other where it counts completions."""
     most = _count(spec.get("parallelism"), 1)
     return _count(spec.get("completions"), most)
 
@@ -214,13 +204,7 @@ _ENDS: Final = (("Failed", "failed"), ("Succeeded", "succeeded"))
 
 
 def state_of(kind: str, item: Mapping[str, Any], *, inner: Mapping[str, Any] | None) -> NativeState:
-    """One look at a foreign object.
-
-    Args:
-        kind: as in a target.
-        item: the object, with its ``kind``.
-        inner: of a TrainJob its JobSet.
-    """
+    """Returns the state of an object with its ``kind``; ``inner`` is a TrainJob's JobSet."""
     if kind in _OWN:
         return native_state(item, inner=inner)
     meta = item.get("metadata") or {}
@@ -242,7 +226,6 @@ def _state_of_pod(item: Mapping[str, Any]) -> NativeState:
 
 
 def _of_conditions(item: Mapping[str, Any]) -> NativeState:
-    """A job of the training operator: its conditions alone, failure first."""
     said = (item.get("status") or {}).get("conditions")
     held = {one.get("type"): one for one in said if isinstance(one, Mapping)} if isinstance(said, list) else {}
     for name, phase in _ENDS:
@@ -255,6 +238,6 @@ def _of_conditions(item: Mapping[str, Any]) -> NativeState:
                 message=text(end.get("message")),
                 at=word(end.get("lastTransitionTime")),
             )
-    # Pods of a suspended one are deleted; what it does after its release is the same start as far as it says.
+    # A suspended job's pods are deleted.
     policy = (item.get("spec") or {}).get("runPolicy") or {}
     return NativeState(phase="suspended" if policy.get("suspend") is True else "going", start="0/")

@@ -1,8 +1,6 @@
-"""From a target to its record: finds the object and finds or creates its run directory.
+"""Maps a target to its record: finds the object, finds or creates its run directory.
 
-Asks only: one ``get`` of the object (of a TrainJob also its JobSet) and one short list of pods; every failure
-names the next step. A job that is gone from the cluster is answered from its record; an object of a run of
-Rankfall leads to that run.
+Only reads. A deleted job is answered from its record; an object of a Rankfall run leads there.
 """
 
 from __future__ import annotations
@@ -37,29 +35,19 @@ _NEEDED: Final = {
 
 
 class Located(msgspec.Struct, frozen=True, kw_only=True):
-    """A target that is there.
-
-    Attributes:
-        foreign: what is known of it.
-        run: the run of Rankfall's that it belongs to; None = Rankfall did not make it.
-    """
+    """An existing target; ``run`` is its Rankfall run, or None."""
 
     foreign: Foreign
     run: str | None
 
 
 async def locate(kube: Kube, target: Target, *, kubeconfig: str | None) -> Located:
-    """The object that a target names.
-
-    Args:
-        kube: an open client; its namespace is the one that is meant.
-        target: kind and name.
-        kubeconfig: the file that was named; None = as kubectl finds them.
+    """Finds the object of a target.
 
     Raises:
-        NotFound: there is no such object, or the server has no such kind.
-        Forbidden: it, or its pods, may not be read; names the right.
-        KubeError: the server cannot be asked.
+        NotFound: No such object, or kind not served.
+        Forbidden: Names the missing right.
+        KubeError: The request failed.
     """
     resource = RESOURCES[target.kind]
     try:
@@ -82,11 +70,11 @@ async def locate(kube: Kube, target: Target, *, kubeconfig: str | None) -> Locat
 
 
 async def made_set(kube: Kube, item: Mapping[str, Any], *, namespace: str) -> dict[str, Any] | None:
-    """The JobSet that a TrainJob made: of its name, and owned by it; None while there is none.
+    """Returns the JobSet that a TrainJob owns, or None.
 
     Raises:
-        Forbidden: JobSets may not be read; names the right.
-        KubeError: the server cannot be asked.
+        Forbidden: Names the missing right.
+        KubeError: The request failed.
     """
     meta = item["metadata"]
     try:
@@ -128,7 +116,7 @@ _NO_EXEC: Final = "no-exec"
 
 
 def spec_of(foreign: Foreign) -> JobSpec:
-    """What is known of the job, as a spec: its slots, and where it is. No command, no variable: they may hold secrets, and prove nothing."""
+    """Returns a spec with slots and location; omits command and variables, which may hold secrets."""
     roles = tuple(Role(name=name, nnodes=count) for name, count in foreign.slots.items())
     one = roles[0] if len(roles) == 1 else None
     return JobSpec(
@@ -145,24 +133,24 @@ def spec_of(foreign: Foreign) -> JobSpec:
 
 
 def record_of(foreign: Foreign, *, home: Path) -> RunDir:
-    """The run directory of this object: the one that there is, or a new one.
+    """Returns the existing or a new run directory.
 
     Raises:
-        StoreError: it cannot be made.
+        StoreError: Cannot be created.
     """
     return RunDir.of_foreign(spec_of(foreign), foreign, home=home)
 
 
 def may_exec(run_dir: RunDir) -> bool:
-    """Whether its recorder may look into the pods for the ranks of their processes."""
+    """True if the recorder may find ranks by exec."""
     return not (run_dir.path / _NO_EXEC).exists()
 
 
 def set_may_exec(run_dir: RunDir, *, look: bool) -> None:
-    """Say whether recorders that begin from now on may.
+    """Sets the exec permission for later recorders.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: Cannot be written.
     """
     path = run_dir.path / _NO_EXEC
     try:
@@ -175,12 +163,7 @@ def set_may_exec(run_dir: RunDir, *, look: bool) -> None:
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """A target's record.
-
-    Attributes:
-        run: its directory.
-        note: what a person should know of it; None = it is there, and as it should be.
-    """
+    """Record of a target; ``note`` is a message for users, or None."""
 
     run: RunDir
     note: str | None = None
@@ -195,22 +178,14 @@ def open_target(
     kubeconfig: str | None = None,
     look_inside: bool = True,
 ) -> Opened:
-    """The record of a target.
-
-    Args:
-        target: kind and name.
-        home: Rankfall's home.
-        namespace: None = the context's.
-        context: None = the current one.
-        kubeconfig: one file; None = as kubectl finds them.
-        look_inside: learn the ranks of its pods from their processes, by exec, where nothing else proves them.
+    """Returns the record of a target; ``look_inside`` permits exec if nothing else proves ranks.
 
     Raises:
-        NotFound: there is no such object, and no record of one.
-        KubeError: the cluster cannot be asked, and there is no record either.
-        StoreError: the record cannot be made.
+        NotFound: Neither object nor record exists.
+        KubeError: No answer and no record.
+        StoreError: The record cannot be created.
     """
-    # Written into the record, which is read from anywhere.
+    # The record stores it.
     kubeconfig = None if kubeconfig is None else str(Path(kubeconfig).expanduser().absolute())
     access = load_access(kubeconfig=kubeconfig, context=context, namespace=namespace)
     try:
@@ -243,7 +218,7 @@ def _located(access: Access, target: Target, kubeconfig: str | None) -> Located:
 
 
 def _recorded(home: Path, target: Target, access: Access) -> RunDir | None:
-    """The newest record of an object of this name in this place."""
+    """Returns the newest record with this name, context and namespace."""
     for run in list_runs(home):
         foreign = run.foreign if run.id.startswith(f"{target.kind}-") else None
         place = (access.context, access.namespace)

@@ -1,6 +1,5 @@
 """Runs slots as pods of an Indexed Job, a JobSet or a TrainJob.
 
-`backend` is the face for supervisors; `manifests` compiles, `lifecycle` creates and removes objects, `copy`
-moves files. Imports point one way: this package, then `copy`, `lifecycle`, `manifests`. What pods do is read
-from the journal, never asked here.
+Imports go one way: this package, `copy`, `lifecycle`, `manifests`. Pod states come from the journal, never from
+requests here.
 """

@@ -1,9 +1,7 @@
-"""Launches, stops and removes one attempt for the holder of the run's Lease, and requests its stacks.
+"""Launches, stops and removes one attempt; requests stacks.
 
-Nothing is created before the Lease is renewed. Slots are stopped by suspending their workloads and never by
-force: a pod deleted by force leaves the API while its processes may run on, and the next attempt would be a
-second gang beside them. A slot that does not end counts as lost after a while, and the next attempt waits
-until its pod is gone. What blocks a removal is named in the error.
+Nothing is created before the Lease is renewed. Slots are never force-deleted: their processes could overlap with the
+next attempt's.
 """
 
 from __future__ import annotations
@@ -35,19 +33,12 @@ from rankfall.rundir import RunDir
 from rankfall.rundir.cluster.marks import abandon, read_stop
 from rankfall.rundir.requests import who
 
-# A call that nobody listens to keeps its newest words only.
+# Newest messages without a listener.
 _MOST: Final = 200
 
 
 class MessageRelay:
-    """Words of one call.
-
-    Args:
-        cancellation: who waits; None = nobody listens.
-
-    Attributes:
-        last: the newest line.
-    """
+    """Passes messages of one call from any thread to its caller; ``last`` is the newest."""
 
     def __init__(self, cancellation: Cancellation | None) -> None:
         self.last = ""
@@ -55,12 +46,12 @@ class MessageRelay:
         self._lines: deque[str] = deque(maxlen=_MOST)
 
     def say(self, text: str) -> None:
-        """Take a line, from any thread."""
+        """Queues a message, in any thread."""
         self.last = text
         self._lines.append(text)
 
     def meanwhile(self) -> bool:
-        """Hand on what came; whether the call is to end."""
+        """Passes on queued messages; True if the call shall end."""
         if self._cancellation is None:
             return False
         while self._lines:
@@ -68,22 +59,15 @@ class MessageRelay:
         return self._cancellation.over()
 
 
-# How long a cluster may fail a launch, or an object of the same name may take to go, seconds.
+# Seconds for a launch.
 _LAUNCH_S: Final = 300.0
 
 
 async def submit(kube: Kube, plan: Plan, compiled: Compiled, *, hold: RunLease | None, say: Say) -> Launched:
-    """Create the attempt's objects, or find those that were made for it.
-
-    Args:
-        kube: an open client.
-        plan: of the attempt.
-        compiled: its manifests.
-        hold: of the run; None = it is supervised by nobody.
-        say: takes lines for people: what is waited for, and why.
+    """Creates the attempt's objects or finds existing ones; ``hold`` None = no supervisor.
 
     Raises:
-        InfrastructureError: they cannot be created, in the server's own words; or somebody removed them since.
+        InfrastructureError: Creation failed, or another user removed the objects.
     """
     place, run_dir = cluster_of(plan), run_of(plan)
     objects, number = compiled.objects, compiled.workload
@@ -111,16 +95,15 @@ async def submit(kube: Kube, plan: Plan, compiled: Compiled, *, hold: RunLease |
     if hold is not None:
         meta = {"name": place.object, "uid": done.uid}
         workload = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
-        # What cannot be written now is written with the next renewal.
+        # The next renewal repeats it.
         with contextlib.suppress(KubeError):
             await hold.write(kube, owners=[owner_reference(workload)])
     return done
 
 
-# For one pod, seconds.
+# Seconds per pod.
 _EXEC_S: Final = 10.0
 _AT_ONCE: Final = 16
-# The bundle's interpreter is looked for as the container's own start does.
 _CONTROL_SCRIPT: Final = (
     'for p in "${RANKFALL_PYTHON:-python3}" python3 python; do'
     ' command -v "$p" >/dev/null 2>&1 || continue; "$p" /rankfall/inside.pyz tell "$@" || exit 3; echo told; exit 0;'
@@ -129,16 +112,7 @@ _CONTROL_SCRIPT: Final = (
 
 
 async def request_stacks(kube: Kube, place: ClusterPlan, pods: Mapping[int, str]) -> tuple[int, ...]:
-    """Ask for stacks.
-
-    Args:
-        kube: an open client.
-        place: of the attempt.
-        pods: names of pods by slot.
-
-    Returns:
-        The slots that were told.
-    """
+    """Requests stacks; returns the slots that received the request."""
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def one(slot: int, pod: str) -> int | None:
@@ -154,23 +128,23 @@ async def request_stacks(kube: Kube, place: ClusterPlan, pods: Mapping[int, str]
                 )
             except KubeError:
                 return None
-        # A connection that the API server loses to the kubelet reads as exit code 0.
+        # Exit code 0 can also mean a lost connection between API server and kubelet.
         return slot if found.stdout.endswith(b"told\n") else None
 
     answers = await asyncio.gather(*(one(slot, pod) for slot, pod in pods.items()))
     return tuple(slot for slot in answers if slot is not None)
 
 
-# How long a pod may outlive the grace time of a stop before its slot counts as lost, seconds: the kubelet's own margin many times over.
+# Seconds beyond the grace time: many times the kubelet's margin.
 _UNRESPONSIVE_S: Final = 60.0
 _NS: Final = 1_000_000_000
 
 
 async def suspend(kube: Kube, place: ClusterPlan) -> None:
-    """Suspend the workloads, one request each: their pods get SIGTERM and the grace time of their template.
+    """Suspends the workloads: pods get SIGTERM and their grace time.
 
     Raises:
-        KubeError: the server refuses, or cannot be asked; it can be asked again.
+        KubeError: Refused or no answer; repeatable.
     """
     for name in place.workloads:
         with contextlib.suppress(ObjectNotFound):
@@ -184,16 +158,10 @@ async def suspend(kube: Kube, place: ClusterPlan) -> None:
 
 
 def give_up(run_dir: RunDir, attempt: int, slots: Collection[int], *, absent: Collection[int] = ()) -> None:
-    """Write down that slots are not waited for any more, when their stop is old enough.
-
-    Args:
-        run_dir: the run.
-        attempt: its number.
-        slots: that have not ended.
-        absent: those of them that have no pod. A quota or a webhook may have refused it; while the workload is suspended none is made.
+    """Records slots as abandoned if their stop is old enough; ``absent`` slots have no pod.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The record cannot be written.
     """
     stop = read_stop(run_dir.path, attempt)
     patience = run_dir.spec.policies.grace_s + _UNRESPONSIVE_S
@@ -202,24 +170,18 @@ def give_up(run_dir: RunDir, attempt: int, slots: Collection[int], *, absent: Co
         abandon(run_dir.path, attempt, slots if overdue else absent)
 
 
-# How long the objects of an ended attempt may take to go before the next one begins, seconds.
+# Seconds for an ended attempt's objects to disappear.
 _CLEAR_S: Final = 300.0
 
 
 async def clear(kube: Kube, plan: Plan, *, hold: RunLease | None, relay: MessageRelay) -> None:
-    """Delete the attempt's objects and wait until its pods are gone.
-
-    Args:
-        kube: an open client.
-        plan: of the attempt.
-        hold: of the run; None = it is supervised by nobody.
-        relay: takes lines for people: what is waited for, and why.
+    """Deletes the attempt's objects and waits until its pods are deleted.
 
     Raises:
-        InfrastructureError: they do not go; names what blocks.
+        InfrastructureError: Objects remain; names the cause.
     """
     place, run_dir = cluster_of(plan), run_of(plan)
-    # Without a mark of the launch it may have been killed in between: what carries our marks is removed then.
+    # The launch may have been killed before its mark; Rankfall's marks then decide.
     uid = submitted_uid(run_dir, plan.attempt)
     if hold is not None:
         await hold.write_with_retries(kube, RetryBudget(until=time.monotonic() + _CLEAR_S, say=relay.say), owners=[])
@@ -233,7 +195,7 @@ async def clear(kube: Kube, plan: Plan, *, hold: RunLease | None, relay: Message
 
 async def _removed(kube: Kube, place: ClusterPlan, *, uid: str | None, say: Say) -> Removed:
     answer: Removed = "gone"
-    # The first one owns the others and goes last: its being gone says that they are.
+    # The first workload owns the others and goes last.
     for name in reversed(place.workloads):
         own = name == place.object
         answer = await remove(

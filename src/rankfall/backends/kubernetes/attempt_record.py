@@ -1,8 +1,6 @@
-"""What the run directory says of an attempt: its place in a cluster, its launch mark, the pod of each slot.
+"""Facts of an attempt in the run directory: place, launch mark, pod of each slot.
 
-Asks no cluster. The mark is written when all objects exist and holds the UID of the workload: from then on
-nothing is created for the attempt, and no other object of that name is taken for its own. A slot has ended
-when its container has and its final output is stored.
+The mark holds the workload's UID and is written when all objects exist.
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ from rankfall.rundir.lease import make_folder, write_file
 
 
 def cluster_of(plan: Plan) -> ClusterPlan:
-    """Where in a cluster the attempt lives.
+    """Returns the attempt's place in a cluster.
 
     Raises:
-        InfrastructureError: it lives in none.
+        InfrastructureError: It has none.
     """
     if plan.cluster is None:
         raise InfrastructureError(
@@ -37,18 +35,17 @@ def cluster_of(plan: Plan) -> ClusterPlan:
 
 
 def run_of(plan: Plan) -> RunDir:
-    """The run that the attempt is of."""
-    # slots/attempt-N/<role>-<slot> lies in the run's directory.
+    """Returns the run of the attempt."""
     return RunDir(Path(plan.slots[0].slot_dir).parents[2])
 
 
 def is_submitted(run_dir: RunDir, attempt: int) -> bool:
-    """Whether an attempt's objects were all created, by this process or another one."""
+    """True if all objects were created, by any process."""
     return _mark(run_dir, attempt).exists()
 
 
 def submitted_uid(run_dir: RunDir, attempt: int) -> str | None:
-    """UID of the workload; None where none was launched, or its mark cannot be read."""
+    """Returns the workload's UID; None if not launched or unreadable."""
     try:
         found = decoding.decode(_mark(run_dir, attempt).read_bytes())
     except (OSError, msgspec.DecodeError):
@@ -58,28 +55,22 @@ def submitted_uid(run_dir: RunDir, attempt: int) -> str | None:
 
 
 def mark_submitted(run_dir: RunDir, attempt: int, *, uid: str, workload: str) -> None:
-    """Set the mark.
-
-    Args:
-        run_dir: the run.
-        attempt: counted from 1.
-        uid: of the workload.
-        workload: its name.
+    """Writes the launch mark.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The mark cannot be written.
     """
     path = _mark(run_dir, attempt)
     make_folder(path.parent)
-    # Whole or not at all: an empty one would say that it was made and not which.
+    # Atomic: an empty mark would prove a launch without its UID.
     replace_file(path, msgspec.json.encode({"uid": uid, "object": workload, "at_ns": time.time_ns()}))
 
 
 def mark_cleared(run_dir: RunDir, attempt: int) -> None:
-    """Write down that Rankfall itself removes the attempt's objects.
+    """Records that Rankfall removes the attempt's objects.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The mark cannot be written.
     """
     path = _mark(run_dir, attempt, "cleared")
     make_folder(path.parent)
@@ -87,7 +78,7 @@ def mark_cleared(run_dir: RunDir, attempt: int) -> None:
 
 
 def is_cleared(run_dir: RunDir, attempt: int) -> bool:
-    """Whether Rankfall itself removed the attempt's objects, or has begun to."""
+    """True if Rankfall removed the objects, or started to."""
     return _mark(run_dir, attempt, "cleared").exists()
 
 
@@ -95,22 +86,22 @@ def _mark(run_dir: RunDir, attempt: int, name: str = "submitted") -> Path:
     return pods_folder(run_dir.path, attempt) / f"{name}.json"
 
 
-# How old the journal of pods may be that a slot is told by, seconds: less than a look takes.
+# Seconds of journal validity; less than one poll.
 _FRESH_S: Final = 0.01
 
 
 class SlotPods:
-    """Pods of a run's attempts; each journal is read on from where it was."""
+    """Pods of a run's attempts, from incrementally read journals."""
 
     def __init__(self) -> None:
         self._views: dict[int, PodView] = {}
         self._read_at: dict[int, float] = {}
 
     def of(self, plan: Plan, slot: int) -> PodFact | None:
-        """The pod of this start of the slot; None while the journal has none.
+        """Returns the pod of this slot's start, or None.
 
         Raises:
-            KeyError: the plan has no such slot.
+            KeyError: No such slot.
         """
         view = self._views.get(plan.attempt)
         if view is None:
@@ -128,7 +119,6 @@ class SlotPods:
         return view.pods().get(slot)
 
     def _refreshed(self, attempt: int, view: PodView) -> None:
-        """Take in what is new; once for all slots that are asked for in one go."""
         now = time.monotonic()
         if now - self._read_at.get(attempt, -_FRESH_S) >= _FRESH_S:
             view.poll()
@@ -136,7 +126,7 @@ class SlotPods:
 
 
 def life_of(fact: PodFact | None) -> Life:
-    """How a slot stands whose pod this is; None = it has none yet."""
+    """Returns a slot's state from its pod; None = no pod yet."""
     if fact is None:
         return "absent"
     if fact.main is not None and fact.main.state == "terminated":

@@ -1,9 +1,6 @@
 """The Kubernetes backend: slots as pods of an Indexed Job, a JobSet or a TrainJob.
 
-It holds what lasts between calls: the connection, the run's Lease, compiled manifests and pod journals. Each
-step is in a module of its own. It asks the API only to change something or to learn of changes by others;
-pods are read from the run directory. Every method but ``plan`` can be called again, also by another process,
-without creating a second object.
+Holds the state between calls; pods are read from the run directory. Repeated calls create no second object.
 """
 
 from __future__ import annotations
@@ -64,21 +61,12 @@ from rankfall.rundir import RunDir
 from rankfall.rundir.cluster.marks import Stop, abandoned, mark_stop
 from rankfall.verdict.diagnose import CAUSAL
 
-# A busy Node changes every few seconds; between read and write lie milliseconds.
+# A busy Node changes every few seconds.
 _TRIES: Final = 8
 
 
 async def report_to_node(kube: Kube, node: str, verdict: RunVerdict) -> str | None:
-    """Write the verdict onto its Node, once; may be called again.
-
-    Args:
-        kube: an open client.
-        node: name of the Node.
-        verdict: about it.
-
-    Returns:
-        What could not be done and why, in words; None when it stands there.
-    """
+    """Writes the verdict onto its Node once; returns a message on failure. Repeatable."""
     try:
         for _ in range(_TRIES):
             item = await kube.get(NODES, node)
@@ -100,16 +88,10 @@ async def report_to_node(kube: Kube, node: str, verdict: RunVerdict) -> str | No
 
 
 async def node_report_answer(kube: Kube, node: str, verdict: RunVerdict, *, namespace: str) -> NodeAnswer:
-    """What became of a verdict that was told.
-
-    Args:
-        kube: an open client.
-        node: name of the Node.
-        verdict: as it was told.
-        namespace: of the controller.
+    """Returns the answer of the controller in ``namespace`` to a verdict.
 
     Raises:
-        KubeError: the server cannot be asked now.
+        KubeError: The server does not answer now.
     """
     try:
         item = await kube.get(NODES, node)
@@ -122,7 +104,7 @@ async def node_report_answer(kube: Kube, node: str, verdict: RunVerdict, *, name
 
 
 async def _controlled(kube: Kube, namespace: str) -> bool:
-    """Whether a controller is there, or was until a moment ago: it holds its lease."""
+    """True if a controller holds its lease, so ran a moment ago."""
     try:
         lease = await kube.get(LEASES, LEASE, namespace=namespace)
     except (ObjectNotFound, Forbidden):
@@ -135,7 +117,7 @@ def _verdicts(item: dict[str, Any]) -> RunVerdicts:
     try:
         return RunVerdicts() if not isinstance(text, str) else decode_verdicts(text)
     except EvidenceLost:
-        # The controller refuses it whole and says so; what it made of ours before stands in the node's record.
+        # The controller reports it; its earlier answer is in the node's record.
         return RunVerdicts()
 
 
@@ -157,7 +139,7 @@ _T = TypeVar("_T")
 
 
 class ClusterBackend:
-    """Backend of one run's attempts on Kubernetes, one after the other."""
+    """Backend of one run's successive attempts on Kubernetes."""
 
     strategy = CAUSAL.name
     avoids_nodes = True
@@ -177,23 +159,23 @@ class ClusterBackend:
         nnodes: int | None = None,
         exclude: Collection[str] = (),
     ) -> Plan:
-        """What would be created. Asks the server what it offers; creates nothing.
+        """Plans an attempt; queries the server's capabilities, creates nothing.
 
         Raises:
-            Refused: the backend or the server cannot do what is asked.
-            SpecError: overrides or flags contradict the job.
-            KubeError: the cluster cannot be reached.
+            Refused: Backend or server cannot do it.
+            SpecError: Overrides or flags contradict the job.
+            KubeError: The cluster is unreachable.
         """
         place = place_for(spec, access_of(spec.kubernetes), exclude=exclude)
         compiled = self._compile(spec, run_dir, attempt, place=place, nnodes=nnodes)
         return planned(spec, run_dir, attempt, place=place, compiled=compiled, strategy=self.strategy)
 
     def hold(self, run_dir: RunDir, *, attempts: int, lost: Callable[[str], None]) -> HeldBy | None:
-        """One try to take the run's Lease; it is renewed from then on.
+        """Tries once to take the run's Lease, and then renews it.
 
         Raises:
-            EvidenceLost: the directory is an old copy.
-            KubeError: the Lease cannot be seen or written.
+            EvidenceLost: The directory is an old copy.
+            KubeError: The Lease is unreadable or not writable.
         """
         section = run_dir.spec.kubernetes
         access = access_of(section)
@@ -207,21 +189,21 @@ class ClusterBackend:
         return other
 
     def let_go(self, *, over: bool) -> None:
-        """Give the Lease back, or remove it with a run that left nothing."""
+        """Releases the Lease; removes it if no objects remain."""
         held, self._hold = self._hold, None
         if held is not None and self._loop_thread is not None:
             self._loop_thread.call(lambda kube: held.let_go(kube, over=over))
 
     def submit(self, plan: Plan, *, cancellation: Cancellation | None = None) -> tuple[int, ...]:
-        """Create the attempt's objects, or find those that an earlier call made; all slots, when this call made them.
+        """Creates the attempt's objects; returns all slots, none if already submitted.
 
         Raises:
-            Abandoned: the company is gone; what was made until then is found again by the next call.
-            InfrastructureError: they cannot be created, in the server's own words; or somebody removed them since.
+            Abandoned: Canceled; the next call finds the objects.
+            InfrastructureError: Creation failed, or another user removed the objects.
         """
         place, run_dir = cluster_of(plan), run_of(plan)
         if is_submitted(run_dir, plan.attempt):
-            # What was created once is never created again: if it is gone, somebody took it away.
+            # If missing, another user removed them.
             return ()
         compiled = self._compiled.get(plan.attempt) if not plan.left_out else None
         if compiled is None:
@@ -236,47 +218,46 @@ class ClusterBackend:
         return tuple(slot.slot for slot in plan.slots)
 
     def adopt(self, plan: Plan) -> None:
-        """Nothing is held outside the cluster."""
+        """Does nothing: all state is in the cluster."""
 
     def start_again(self, plan: Plan, slot: int) -> None:
-        """Nothing to do: the platform replaces the pod itself, after its own back-off."""
+        """Does nothing: the platform replaces the pod."""
 
     def life(self, plan: Plan, slot: int) -> Life:
-        """What the journal of pods says of a slot; one that was given up before it had a pod gets none any more."""
+        """Returns the slot's state; dead if abandoned without a pod."""
         fact = self._pods.of(plan, slot)
         if fact is None and slot in abandoned(run_of(plan).path, plan.attempt):
             return "dead"
         return life_of(fact)
 
     def alive(self, plan: Plan, slot: int) -> bool:
-        """Whether its container runs or is starting."""
+        """True if the slot's container is starting or running."""
         return self.life(plan, slot) in {"starting", "running"}
 
     def exit_code(self, plan: Plan, slot: int) -> int | None:
-        """None: what a container ended with stands in the journal, and observers read it there."""
+        """Returns None: the journal has it."""
         del plan, slot
         return None
 
     def stop(self, plan: Plan, slots: Collection[int], *, grace: float, reason: str) -> tuple[int, ...]:
-        """Suspend the workload: its pods get SIGTERM and the grace time of their template. One request a workload, however many slots."""
+        """Suspends the workloads: pods get SIGTERM and their grace time."""
         del grace
         place, run_dir = cluster_of(plan), run_of(plan)
         if self._hold is not None and not self._hold.firm():
             try:
                 self._call(plan, self._hold.write)
             except KubeError:
-                # Somebody else may supervise the run by now. Asked again at the next look.
+                # Another process may supervise the run; the next poll retries.
                 return ()
         mark_stop(run_dir.path, plan.attempt, Stop(at_ns=time.time_ns(), reason=reason))
         try:
             self._call(plan, lambda kube: suspend(kube, place))
         except KubeError:
-            # Asked again at the next look.
             return ()
         return tuple(sorted(slots))
 
     def request_stacks(self, plan: Plan, slots: Collection[int]) -> tuple[int, ...]:
-        """Ask the wrappers for the stacks of their ranks; they come as records. Needs the right to exec; without it none can be told."""
+        """Requests stacks, which arrive as records; none without the right to exec."""
         place = cluster_of(plan)
         facts = {slot: self._pods.of(plan, slot) for slot in slots}
         pods = {slot: fact.name for slot, fact in facts.items() if fact is not None and not fact.gone}
@@ -286,7 +267,7 @@ class ClusterBackend:
             return ()
 
     def end(self, plan: Plan, slots: Collection[int], *, grace: float) -> int:
-        """Give up on slots that do not end, after a while, and at once on those without a pod or a reporting node: 0, because nothing is forced."""
+        """Abandons slots that do not end in time, without a pod or reporting node immediately; returns 0."""
         del grace
         facts = {slot: self._pods.of(plan, slot) for slot in slots}
         absent = [slot for slot, fact in facts.items() if fact is None or fact.unheard]
@@ -294,14 +275,14 @@ class ClusterBackend:
         return 0
 
     def resizes(self, plan: Plan) -> bool:
-        """Whether the pods are those of an Indexed Job whose torchruns make a new round when some come or go."""
+        """True for an Indexed Job whose torchruns survive pod changes."""
         return cluster_of(plan).backend == "job" and plan.rdzv == "c10d"
 
     def resize(self, plan: Plan) -> bool:
-        """Give the Job the size of the plan, by one patch; its controller makes the pods that joined and ends those that left.
+        """Patches the Job to the plan's size.
 
         Raises:
-            InfrastructureError: the cluster does not answer, or refuses, in its own words.
+            InfrastructureError: No answer or refusal.
         """
         place, run_dir = cluster_of(plan), run_of(plan)
         uid = submitted_uid(run_dir, plan.attempt)
@@ -310,17 +291,20 @@ class ClusterBackend:
         return True
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
-        """The attempt's pods."""
+        """Returns the attempt's pods as the only source."""
         return (Source(kind="pods", path=str(run_of(plan).path), pods=cluster_of(plan)),)
 
     def workload(self, plan: Plan) -> Workload | None:
-        """What a launched attempt's Kubernetes restarts and ends by itself; None where nothing was launched until now."""
+        """Returns the launched object, or None."""
         place = cluster_of(plan)
         uid = submitted_uid(run_of(plan), place.named or plan.attempt)
         return None if uid is None else Workload(self._connected(place), place=place, uid=uid)
 
     def deleted_externally(self, plan: Plan, *, surely: bool = False) -> str | None:
-        """Whether somebody deleted the workload: Rankfall itself does so only when the attempt is over and its verdict known."""
+        """Returns a message if another user deleted the workload.
+
+        Rankfall does so only after the attempt's end.
+        """
         place, run_dir, number = cluster_of(plan), run_of(plan), plan.attempt
         uid = submitted_uid(run_dir, number)
         if uid is None or is_cleared(run_dir, number):
@@ -339,7 +323,7 @@ class ClusterBackend:
         return f"{gone.label} was deleted in the cluster"
 
     def show(self, plan: Plan, verdict: Verdict) -> str | None:
-        """Put a verdict on the workload as annotation and Event; what could not be done and why, in words."""
+        """Publishes a verdict as annotation and Event; returns a message on failure."""
         place = cluster_of(plan)
         uid = submitted_uid(run_of(plan), place.named or plan.attempt)
         if uid is None:
@@ -350,23 +334,23 @@ class ClusterBackend:
             return f"the verdict could not be put on {place.backend} {place.object}: {error.message}"
 
     def report_node(self, plan: Plan, node: str, verdict: RunVerdict) -> str | None:
-        """Write a verdict onto its Node, for the controller of node health; what could not be done and why, in words."""
+        """Writes a verdict onto its Node; returns a message on failure."""
         try:
             return self._call(plan, lambda kube: report_to_node(kube, node, verdict))
         except KubeError as error:
             return f"node {node} could not be told that it felled this run: {error.message}"
 
     def answered(self, plan: Plan, node: str, verdict: RunVerdict) -> NodeAnswer:
-        """What the controller of node health made of it.
+        """Returns the answer of the node health controller.
 
         Raises:
-            KubeError: the cluster cannot be asked now.
+            KubeError: The cluster does not answer.
         """
         namespace = os.environ.get(CONTROLLER_NAMESPACE) or NAMESPACE
         return self._call(plan, lambda kube: node_report_answer(kube, node, verdict, namespace=namespace))
 
     def suspension_state(self, plan: Plan) -> SuspensionState | None:
-        """What the workload says of itself; None where it was never launched, or cannot be seen."""
+        """Returns the workload's suspension; None if not launched or unreadable."""
         place = cluster_of(plan)
         uid = submitted_uid(run_of(plan), plan.attempt)
         if uid is None:
@@ -377,24 +361,22 @@ class ClusterBackend:
             return None
 
     def clear(self, plan: Plan, *, cancellation: Cancellation | None = None) -> None:
-        """Delete the attempt's objects and wait until its pods are gone: two gangs never run side by side.
+        """Deletes the attempt's objects and waits for its pods' end.
 
         Raises:
-            Abandoned: the company is gone.
-            InfrastructureError: they do not go; names what blocks.
+            Abandoned: The caller canceled.
+            InfrastructureError: Objects remain; names the cause.
         """
         relay, hold, place = MessageRelay(cancellation), self._hold, cluster_of(plan)
-        # From here on its being gone says nothing about anybody else.
+        # From here a missing workload proves nothing.
         mark_cleared(run_of(plan), plan.attempt)
         self._connected(place).call(lambda kube: clear(kube, plan, hold=hold, relay=relay), meanwhile=relay.meanwhile)
 
     def release(self) -> None:
-        """Close the connection to the cluster."""
+        """Closes the connection to the cluster."""
         if self._loop_thread is not None:
             self._loop_thread.close()
             self._loop_thread = None
-
-    # -- inside
 
     def _compile(
         self,

@@ -1,7 +1,6 @@
-"""Plans one attempt in a cluster: its place, what the API server offers, its manifests and slots.
+"""Plans one attempt in a cluster: place, server capabilities, manifests and slots.
 
-Creates nothing. Context and namespace are read from the kubeconfig once, at submission, and fixed in the
-spec. Refuses kinds that the server does not serve and manifests of which it would drop a field silently.
+Creates nothing. Refuses unserved kinds and fields that the server would drop.
 """
 
 from __future__ import annotations
@@ -47,21 +46,21 @@ _MAX_LISTED: Final = 10
 
 
 async def ask(kube: Kube, spec: JobSpec, *, cache: Path | None) -> Served:
-    """Ask the server: its version, its index, and the schemas of the kinds that the backend creates, as far as the cache lacks them.
+    """Queries version, index, and uncached schemas.
 
     Raises:
-        KubeError: it cannot be asked.
+        KubeError: The query failed.
     """
     return await discover(kube, _NEEDED[spec.backend], cache=cache)
 
 
 def served_facts(served: Served, spec: JobSpec) -> ServedFacts:
-    """What compiling needs to know of it."""
+    """Extracts the facts that compiling needs."""
     needed = _NEEDED[spec.backend]
     kinds = {one.kind for one in needed if served.serves(one)} | {"Job"}
     overrides: PodOverrides | None = None
     if "TrainJob" in kinds:
-        # Each minor version of Trainer calls the field that changes pods something else.
+        # Differs by minor version of Trainer.
         found: list[PodOverrides] = [
             name for name in reversed(get_args(PodOverrides)) if _offers(served, TRAINJOBS, "spec", name)
         ]
@@ -70,10 +69,10 @@ def served_facts(served: Served, spec: JobSpec) -> ServedFacts:
 
 
 def check_fields(served: Served, objects: Iterable[Mapping[str, Any]], *, backend: str) -> None:
-    """Refuse manifests of which the server would drop a part without a word.
+    """Refuses fields that the server would drop silently.
 
     Raises:
-        Refused: names the fields, up to ten.
+        Refused: Names up to ten fields.
     """
     dropped = [f"{item.get('kind')} {path}" for item in objects for path in _dropped(served, item)]
     if dropped:
@@ -88,7 +87,7 @@ def _dropped(served: Served, item: Mapping[str, Any]) -> list[str]:
     try:
         return served.pruned(item)
     except KubeError:
-        # A server that does not tell its schemas still checks what it is sent, strictly.
+        # Such a server still validates strictly.
         return []
 
 
@@ -100,10 +99,10 @@ def _offers(served: Served, resource: Resource, *fields: str) -> bool:
 
 
 def pinned(spec: JobSpec) -> JobSpec:
-    """The spec with context, namespace and the runs' folder on a workspace filled in, so that a later change of the current ones changes nothing.
+    """Fixes context, namespace and runs' folder in the spec.
 
     Raises:
-        KubeConfigError: there is none, or it cannot be used.
+        KubeConfigError: No usable context.
     """
     access = access_of(spec.kubernetes)
     section = msgspec.structs.replace(spec.kubernetes, context=access.context, namespace=access.namespace)
@@ -111,13 +110,7 @@ def pinned(spec: JobSpec) -> JobSpec:
 
 
 def place_for(spec: JobSpec, access: Access, *, exclude: Collection[str]) -> ClusterPlan:
-    """Where a new attempt would be, under a token of its own; what it would be called is known when it is compiled.
-
-    Args:
-        spec: the job.
-        access: to its cluster.
-        exclude: nodes to avoid, beside those of the spec.
-    """
+    """Returns a new attempt's place with a new token."""
     return ClusterPlan(
         backend=spec.backend,
         namespace=access.namespace,
@@ -133,10 +126,10 @@ def place_for(spec: JobSpec, access: Access, *, exclude: Collection[str]) -> Clu
 
 
 def offer_to(loop_thread: EventLoopThread, spec: JobSpec, run_dir: RunDir) -> Served:
-    """What the server offers to a job; its answers are kept beside the runs, where such a folder is there.
+    """Returns the server's capabilities, cached next to the runs.
 
     Raises:
-        KubeError: it cannot be asked.
+        KubeError: The query failed.
     """
     home = run_dir.path.parent.parent
     cache = home / "kube" if home.is_dir() else None
@@ -154,21 +147,11 @@ def compiled_for(
     left_out: Collection[str],
     strategy: str,
 ) -> Compiled:
-    """The manifests of an attempt.
-
-    Args:
-        served: what the server offers.
-        spec: the job, of the size that is wished.
-        run_dir: the run; need not exist.
-        attempt: counted from 1.
-        place: where it would be.
-        nnodes: how many of ``MIN:MAX`` nodes there are at first; None = the most.
-        left_out: roles that have done their work.
-        strategy: the backend's own.
+    """Returns the manifests of an attempt; ``nnodes``: initial ``MIN:MAX`` nodes, None = maximum.
 
     Raises:
-        Refused: the backend or the server cannot do what is asked.
-        SpecError: overrides or flags contradict the job.
+        Refused: Backend or server cannot do it.
+        SpecError: Overrides or flags contradict the job.
     """
     return compile_job(
         spec,
@@ -187,7 +170,6 @@ def compiled_for(
 
 
 def _verdict_notes(spec: JobSpec, name: str) -> tuple[str, ...]:
-    """What is to be done with a verdict, for people."""
     note = f"a verdict is put on {spec.backend} {name}: annotation {ANNOTATION}, and an Event {REASON}"
     return (note,) if spec.kubernetes.annotate else ()
 
@@ -195,16 +177,7 @@ def _verdict_notes(spec: JobSpec, name: str) -> tuple[str, ...]:
 def planned(
     spec: JobSpec, run_dir: RunDir, attempt: int, *, place: ClusterPlan, compiled: Compiled, strategy: str
 ) -> Plan:
-    """The plan of an attempt that is compiled.
-
-    Args:
-        spec: the job.
-        run_dir: the run; need not exist.
-        attempt: counted from 1.
-        place: where it would be.
-        compiled: its manifests, of which the place takes its names.
-        strategy: the backend's own; the job's goes before it.
-    """
+    """Returns the plan of a compiled attempt; the job's strategy has priority."""
     names = [item["metadata"]["name"] for item in compiled.workloads]
     cluster = msgspec.structs.replace(
         place,

@@ -1,11 +1,10 @@
-"""The rights that Rankfall needs in a namespace as one table: verb, resource, backend, reason.
+"""Table of Rankfall's rights in a namespace: verb, resource, backend, reason.
 
-From it come the Role of ``rankfall config rights``, the section "Rights" of docs/kubernetes.md (written by
-``python -m rankfall.backends.kubernetes.rights``; a test compares both) and the accounts of all tests on a
-cluster, so that a missing right fails there. To add one: put a row into ``RIGHTS`` beside the rows of its
-resource, or verbs into an existing row (each verb of a resource once for a backend), say in ``why`` what it
-is for and what is lost without it, then write the section anew. ``tests/cluster/test_rights.py`` counts what
-runs really ask for and names rows that nothing used.
+It defines the Role of ``rankfall config rights`` and of test accounts. ``python -m
+rankfall.backends.kubernetes.rights`` writes the section "Rights" of docs/kubernetes.md; a test compares both.
+
+A new right is a row in ``RIGHTS`` next to its resource's rows, or verbs in an existing row.
+``tests/cluster/test_rights.py`` names unused rows.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ _SEEN: Final[tuple[Verb, ...]] = ("list", "watch")
 
 
 class Right(msgspec.Struct, frozen=True, kw_only=True):
-    """A row: verbs on one resource in the namespace of the jobs.
+    """A row: verbs on one resource in the jobs' namespace.
 
     Attributes:
-        on: the resource.
-        subresource: as ``log``; empty = the objects themselves.
-        backends: that ask for it.
-        why: what for; Markdown.
+        on: The resource.
+        subresource: As ``log``, or empty.
+        backends: Backends that need it.
+        why: Purpose, and effect of its absence; Markdown.
     """
 
     on: Resource
@@ -60,7 +59,7 @@ class Right(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """As a Role writes it: ``pods``, ``pods/log``."""
+        """Name as in a Role: ``pods``, ``pods/log``."""
         return f"{self.on.plural}/{self.subresource}" if self.subresource else self.on.plural
 
 
@@ -142,11 +141,7 @@ RIGHTS: Final = (
 
 
 def rules(backends: Collection[str] = BACKENDS) -> list[dict[str, Any]]:
-    """The rules of a Role, resources of one group with the same verbs together.
-
-    Args:
-        backends: that the account uses.
-    """
+    """Returns a Role's rules, grouped by API group and verbs."""
     granted: dict[tuple[str, str], set[Verb]] = {}
     for row in RIGHTS:
         if set(row.backends) & set(backends):
@@ -161,12 +156,7 @@ def rules(backends: Collection[str] = BACKENDS) -> list[dict[str, Any]]:
 
 
 def role(*, namespace: str, backends: Collection[str] = BACKENDS) -> dict[str, Any]:
-    """The Role as a manifest.
-
-    Args:
-        namespace: of the jobs.
-        backends: that the account uses.
-    """
+    """Returns the Role as a manifest."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
@@ -202,16 +192,12 @@ _BARE: Final = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][a-z0
 
 
 def section(namespace: str = "team-a") -> str:
-    """The text between the marks.
-
-    Args:
-        namespace: of the Role that is shown.
-    """
+    """Returns the text between the marks."""
     return "".join([_HEAD, manifest(role(namespace=namespace)), _TABLE, *map(_line, RIGHTS), _TAIL])
 
 
 def manifest(made: Mapping[str, Any]) -> str:
-    """A Role as people write it: a list in one line."""
+    """Formats a Role as usual YAML, each list in one line."""
     meta = ", ".join(f"{key}: {_word(value)}" for key, value in made["metadata"].items())
     lines = [f"apiVersion: {made['apiVersion']}", f"kind: {made['kind']}", f"metadata: {{{meta}}}", "rules:"]
     for rule in made["rules"]:
@@ -221,11 +207,7 @@ def manifest(made: Mapping[str, Any]) -> str:
 
 
 def renewed(page: str) -> str:
-    """A page with the section as it is now.
-
-    Args:
-        page: the whole text; it has both marks.
-    """
+    """Returns a page, with both marks, with the current section."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}{section()}{END}{after}"

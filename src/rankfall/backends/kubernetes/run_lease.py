@@ -1,9 +1,7 @@
-"""The Lease that makes one supervisor the only one of a run in a cluster.
+"""The Lease that makes a supervisor the only one of a run in a cluster.
 
-The lease of the run directory separates processes of one machine; a copy of the directory on another machine
-has its own. So a supervisor holds this Lease before it creates the first object. A Lease of the same
-directory is taken over at once; any other only after it has been silent for its whole duration. A copy of the
-directory whose last attempt is not the run's is refused.
+A Lease of the same directory is free immediately, any other after silence for its duration. An outdated copy of the
+directory is refused.
 """
 
 from __future__ import annotations
@@ -31,29 +29,25 @@ from rankfall.rundir import RunDir
 from rankfall.rundir.requests import who
 
 NOTE_PLACE: Final = "rankfall.dev/run-directory"
-"""Annotation: a digest of the machine and directory that the run is supervised from."""
+"""Annotation: digest of machine and directory."""
 
 NOTE_ATTEMPT: Final = "rankfall.dev/attempt"
-"""Annotation: the newest attempt that was begun."""
+"""Annotation: newest attempt."""
 
 NOTE_CREATED: Final = "rankfall.dev/created"
-"""Annotation: when the run's directory was made; the same in all copies of it, another one for a run that was asked for anew."""
+"""Annotation: creation time of the directory; equal in all copies."""
 
 _AGAIN_S: Final = 2.0
 _BACK_S: Final = 6.0
-# How long our credentials may be refused without a break before nobody is believed to log in any more, seconds.
+# Seconds of refusal before it gives up.
 _REFUSED_S: Final = 900.0
 _NO_PERMISSION: Final = CredentialsError.exit_code
 
 
 class RunLease:
-    """The lease of one run, as one supervisor sees it. Its methods run in the loop of the portal.
+    """One supervisor's view of a run's lease; methods run in the client's event loop.
 
-    Args:
-        run_dir: the run, whose directory's lease is held.
-        namespace: where its objects are.
-        lost: told in words that somebody else supervises the run by now.
-        clock: seconds, as of :class:`LeaseLock`.
+    ``lost`` is called when another process supervises the run.
     """
 
     def __init__(
@@ -74,20 +68,16 @@ class RunLease:
         )
 
     def firm(self) -> bool:
-        """Whether nobody else can supervise the run now."""
+        """True if no other process can supervise now."""
         return self._lock.firm()
 
     async def step(self, kube: Kube, *, attempts: int) -> HeldBy | None:
-        """One try to become the run's supervisor; None = we are.
-
-        Args:
-            kube: an open client.
-            attempts: the newest attempt that our directory knows.
+        """Tries once to become the run's supervisor; None = success.
 
         Raises:
-            EvidenceLost: our directory is an old copy.
-            LeaseLost: the lease is not of this run.
-            KubeError: it cannot be seen or written.
+            EvidenceLost: This directory is an old copy.
+            LeaseLost: The lease belongs to another run.
+            KubeError: Unreadable or not writable.
         """
         found = await self._lock.look(kube)
         if found is None:
@@ -101,8 +91,8 @@ class RunLease:
         return HeldBy(who=excerpt(found.holder), since=age(found.acquired), alive=self._holder_idle.moved)
 
     async def keep(self, kube: Kube) -> None:
-        """Renew it until cancelled; ends when it is lost, or our credentials are for good."""
-        rng = random.Random()  # noqa: S311 - of pauses, not of secrets
+        """Renews the lease until canceled, lost, or refused too long."""
+        rng = random.Random()  # noqa: S311 - for pauses, not for secrets
         pause, refused = RENEW_S, None
         while True:
             await asyncio.sleep(pause * (0.8 + 0.4 * rng.random()))
@@ -113,7 +103,7 @@ class RunLease:
                 self._lost(f"this run is supervised elsewhere now: {error.message}")
                 return
             except KubeError as error:
-                # The feed tells what keeps us from the server.
+                # The pod watch reports the reason.
                 pause, now = _AGAIN_S, self._clock()
                 refused = (now if refused is None else refused) if error.exit_code == _NO_PERMISSION else None
                 if refused is not None and now - refused >= _REFUSED_S:
@@ -126,11 +116,11 @@ class RunLease:
     async def write(
         self, kube: Kube, *, notes: Mapping[str, str] | None = None, owners: list[dict[str, Any]] | None = None
     ) -> None:
-        """Renew it now, before something is made or removed, and note what that is.
+        """Renews the lease before an object changes, and notes the change.
 
         Raises:
-            LeaseLost: somebody else holds it; that is told too.
-            KubeError: it could not be renewed; then nothing may be done.
+            LeaseLost: Another process holds it; calls ``lost``.
+            KubeError: Failed; the caller must not act.
         """
         try:
             await self._lock.renew(kube, notes=notes, owners=owners)
@@ -146,17 +136,11 @@ class RunLease:
         notes: Mapping[str, str] | None = None,
         owners: list[dict[str, Any]] | None = None,
     ) -> None:
-        """As :meth:`write`, and again after a failure that passes: what is not surely ours is not touched.
-
-        Args:
-            kube: an open client.
-            patience: how long that is tried; its user is told of each pause.
-            notes: annotations to set, from now on.
-            owners: references to the objects that it goes with, from now on; an empty list = it goes with none.
+        """Like :meth:`write`, with retries; empty ``owners`` removes the references.
 
         Raises:
-            LeaseLost: somebody else holds it; that is told too.
-            KubeError: it could not be renewed until patience was over, or never will be.
+            LeaseLost: Another process holds it; calls ``lost``.
+            KubeError: Permanent, or until the limit.
         """
         while True:
             try:
@@ -167,12 +151,7 @@ class RunLease:
                 return
 
     async def let_go(self, kube: Kube, *, over: bool) -> None:
-        """Hold it no more, as well as that can be done in a few seconds.
-
-        Args:
-            kube: an open client.
-            over: the run has ended: a lease that goes with no object is removed.
-        """
+        """Releases the lease within seconds; ``over`` removes one without owners."""
         try:
             async with asyncio.timeout(_BACK_S):
                 if over and self._lock.record is not None and not self._lock.record.owners:
@@ -180,7 +159,7 @@ class RunLease:
                 else:
                     await self._lock.give_back(kube)
         except (KubeError, TimeoutError):
-            # It runs out by itself.
+            # It expires by itself.
             return
 
     def _check_copy(self, found: LeaseRecord, attempts: int) -> None:
@@ -194,7 +173,7 @@ class RunLease:
                     hint="what it would do next has been done; look at the run where it is supervised, or copy its directory anew",
                 )
         elif newest > 1:
-            # The launch finds attempt 1 by its name, and would start beside this one.
+            # The launch finds attempt 1 by name and would start a concurrent one.
             raise EvidenceLost(
                 f"run {self._run} was asked for before with the same token, from another directory, and is at attempt {newest}{by}",
                 hint=f"look at its objects (label {LABEL_RUN}={self._run}) and remove them, or use another request token",
@@ -202,10 +181,7 @@ class RunLease:
 
 
 def place_of(path: Path) -> str:
-    """A digest of this machine's boot and a directory: equal only for processes that share the directory's lease.
-
-    Where the kernel does not tell its boot it is another one each time: nothing is proven then.
-    """
+    """Digests boot and directory; random without a boot id."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         status = path.stat()

@@ -1,8 +1,6 @@
-"""Publishes a verdict on the run's workload as an annotation and an Event, shown by ``kubectl describe``.
+"""Publishes a verdict on the workload as annotation and Event, with ``kubernetes.annotate``.
 
-Only with ``kubernetes.annotate``. Text of jobs is bounded and control characters are escaped. The patch names
-the UID, so an object of the same name made by others is left alone. A refusal by the server is logged once,
-and the run goes on.
+The patch contains the UID, so a foreign object stays unchanged.
 """
 
 from __future__ import annotations
@@ -21,14 +19,14 @@ from rankfall.model.timestamps import rfc3339
 
 ANNOTATION: Final = "rankfall.dev/verdict"
 REASON: Final = "RankfallVerdict"
-# An Event's note is refused by the server above 1,024 bytes; an annotation stays well below the 256 KiB that all of them may have.
+# Servers refuse Event notes above 1,024 bytes; annotations have 256 KiB.
 MAX_MESSAGE: Final = 1000
 MAX_WORD: Final = 253
 MAX_LINE: Final = 500
 
 
 def annotation_of(verdict: Verdict) -> str:
-    """The annotation: JSON of ASCII, the few fields that others look for; under 4 KiB whatever the job said."""
+    """Returns ASCII JSON for other tools, under 4 KiB."""
     decisive = verdict.decisive
     said: dict[str, Any] = {
         "schema": verdict.schema,
@@ -49,7 +47,7 @@ def annotation_of(verdict: Verdict) -> str:
 
 
 def message_of(verdict: Verdict) -> str:
-    """One sentence for the Event: who fell first, of what, where; then the proof."""
+    """Returns the Event's sentence: rank, cause, place and proof."""
     who = "all ranks" if verdict.scope == "all" else "no rank" if verdict.rank is None else f"rank {verdict.rank}"
     pod, node = _word(verdict.pod), _word(verdict.node)
     place = (f", pod {pod}" if pod else "") + (f", node {node}" if node else "")
@@ -60,8 +58,8 @@ def message_of(verdict: Verdict) -> str:
 
 
 def plain(text: str, limit: int) -> str:
-    """Text of a job as one line of visible ASCII, of so many characters at most; what is cut ends with three dots."""
-    # Twice the limit suffices: each character becomes one at least, and the rest would be cut anyway.
+    """Returns job text as one bounded line of ASCII."""
+    # Each character yields at least one.
     seen = text[: 2 * limit].encode("ascii", "backslashreplace").decode()
     clean = "".join(c if c.isprintable() and unicodedata.category(c) != "Cf" else f"\\x{ord(c):02x}" for c in seen)
     whole = len(clean) <= limit and len(text) <= 2 * limit
@@ -73,20 +71,9 @@ def _word(text: str | None) -> str | None:
 
 
 async def annotate(kube: Kube, place: ClusterPlan, *, uid: str, verdict: Verdict, at: int) -> str | None:
-    """Write annotation and Event; may be called again for the same verdict, which then has one Event all the same.
-
-    Args:
-        kube: an open client.
-        place: of the attempt.
-        uid: of the workload, as it was launched.
-        verdict: of the attempt.
-        at: now, nanoseconds since the epoch.
-
-    Returns:
-        What could not be written and why, in words; None when both are there.
-    """
+    """Writes annotation and one Event per verdict; returns a message on failure. Repeatable."""
     resource = WORKLOADS[place.backend]
-    # What Rankfall makes has annotations from the beginning, so there is a place to add to.
+    # The path exists: objects always have annotations.
     steps = [
         {"op": "test", "path": "/metadata/uid", "value": uid},
         {
@@ -102,7 +89,7 @@ async def annotate(kube: Kube, place: ClusterPlan, *, uid: str, verdict: Verdict
     try:
         await kube.create(EVENTS, event_of(place, uid=uid, verdict=verdict, at=at), namespace=place.namespace)
     except Conflict:
-        # It was made before.
+        # An earlier call created it.
         return None
     except KubeError as error:
         return f"the verdict stands on {place.backend} {place.object}, but no Event could be made: {error.message}"
@@ -110,14 +97,7 @@ async def annotate(kube: Kube, place: ClusterPlan, *, uid: str, verdict: Verdict
 
 
 def event_of(place: ClusterPlan, *, uid: str, verdict: Verdict, at: int) -> dict[str, Any]:
-    """The Event of a verdict; its name is that of the verdict's version, so that it is made once.
-
-    Args:
-        place: of the attempt.
-        uid: of the workload.
-        verdict: of the attempt.
-        at: when it is told, nanoseconds since the epoch.
-    """
+    """Returns a verdict's Event, named by its version."""
     resource = WORKLOADS[place.backend]
     # Events have whole seconds.
     stamp = (rfc3339(at) or "").partition(".")[0] + "Z"

@@ -1,8 +1,6 @@
-"""The workloads of an attempt: state, suspension, deletion by others, size, release and removal.
+"""An attempt's workloads: state, suspension, external deletion, size, release and removal.
 
-Acts on the very objects of the launch, by UID, and on no other of their names. What cannot be seen is an
-error, never "gone". A resize patches parallelism and completions of an Indexed Job together, because
-Kubernetes accepts them only so.
+Acts on objects by UID. An unreadable object is an error, never "gone".
 """
 
 from __future__ import annotations
@@ -42,12 +40,7 @@ from rankfall.rundir.cluster.workload_state import (
 
 
 def suspension_state(item: dict[str, Any], *, uid: str | None) -> SuspensionState:
-    """What a workload says of itself.
-
-    Args:
-        item: the object, with its kind.
-        uid: of the one that was launched; another one of its name means that it is gone. None = not known.
-    """
+    """Returns the suspension of an object; another ``uid`` means deleted, None = unknown."""
     if uid not in {None, uid_of(item)} or deleting(item):
         return SuspensionState(state="gone")
     queue = excerpt(label(item, QUEUE_LABEL))
@@ -57,7 +50,6 @@ def suspension_state(item: dict[str, Any], *, uid: str | None) -> SuspensionStat
 
 
 def _since(item: Mapping[str, Any]) -> int | None:
-    """When its controller carried the suspension out."""
     status = item.get("status")
     conditions = status.get("conditions") if isinstance(status, Mapping) else None
     for one in conditions if isinstance(conditions, list) else ():
@@ -69,7 +61,7 @@ def _since(item: Mapping[str, Any]) -> int | None:
     return None
 
 
-# How long the watch of a workload may be behind a request for it, seconds; and how far a node's clock may be off that an end is dated by.
+# Seconds: lag of the watch, error of a clock.
 _BEHIND_S: Final = 3.0
 _STEP_S: Final = 0.05
 _CLOCK_S: Final = 120
@@ -77,11 +69,11 @@ _NS: Final = 1_000_000_000
 
 
 class Deleted(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload that is deleted.
+    """A deleted workload.
 
     Attributes:
-        label: as ``job train-33196f-a1``.
-        expired: it is gone altogether, and its own time to live may have removed it.
+        label: Name, as ``job train-33196f-a1``.
+        expired: True if its time to live may explain it.
     """
 
     label: str
@@ -89,17 +81,12 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def deleted_workload(kube: Kube, place: ClusterPlan, *, uid: str, gang: str, expires: bool) -> Deleted | None:
-    """A workload that is deleted or on its way out; None while all are there.
+    """Returns a deleted or terminating workload; None if all exist.
 
-    Args:
-        kube: an open client.
-        place: of the attempt.
-        uid: of the workload that owns the others: another one of its name is not it.
-        gang: UID of the JobSet whose pods were the attempt's, of a TrainJob; empty = it is not known.
-        expires: a finished one is removed by its own time to live, which is no deletion by somebody.
+    ``gang`` is the UID of a TrainJob's JobSet, ``expires`` True with a time to live.
 
     Raises:
-        KubeError: they cannot be seen now.
+        KubeError: Unreadable now.
     """
     for name in place.workloads:
         label = f"{place.backend} {name}"
@@ -119,21 +106,14 @@ async def deleted_workload(kube: Kube, place: ClusterPlan, *, uid: str, gang: st
 
 
 def gang_of(run_dir: RunDir, attempt: int) -> str:
-    """UID of the JobSet whose pods were this attempt's, of a TrainJob; empty where it is not known."""
+    """Returns the UID of a TrainJob's JobSet, or empty."""
     return first_gang(workload_facts(run_dir.path, attempt))
 
 
 def how_expired(run_dir: RunDir, attempt: int, *, uid: str, label: str, surely: bool) -> str | None:
-    """What is said of a workload with a time to live that is gone; None where that removed it.
+    """Returns a message about a missing workload; None if its time to live removed it.
 
-    Its watch saw the last state of it. Where nobody watched, only a time to live that cannot be over yet proves a deletion by somebody.
-
-    Args:
-        run_dir: the run.
-        attempt: counted from 1.
-        uid: of the workload.
-        label: names it.
-        surely: None too where it may have been removed by its time to live.
+    ``surely``: None also if that is possible. The watch recorded its last state.
     """
     until = time.monotonic() + (0.0 if surely else _BEHIND_S)
     while True:
@@ -146,7 +126,7 @@ def how_expired(run_dir: RunDir, attempt: int, *, uid: str, label: str, surely: 
     ttl = run_dir.spec.ttl_s or 0
     pods = JournalReader.read(journal_path(run_dir.path, attempt)).values()
     ended = max((stamp_ns(pod.main.finished) or 0 for pod in pods if pod.main is not None), default=0)
-    # It ends after the last of its pods.
+    # The workload ends after its last pod.
     lasts = ended > 0 and time.time_ns() < ended + (ttl - _CLOCK_S) * _NS
     if lasts or (fact is not None and fact.gone and not fact.vanished):
         return f"{label} was deleted in the cluster"
@@ -158,15 +138,10 @@ def how_expired(run_dir: RunDir, attempt: int, *, uid: str, label: str, surely: 
 
 
 async def attempt_suspension(kube: Kube, place: ClusterPlan, *, uid: str) -> SuspensionState:
-    """What the workloads say of themselves. With several roles a queue may take the room of one of them: the gang is held back then.
-
-    Args:
-        kube: an open client.
-        place: of the attempt.
-        uid: of the workload that owns the others.
+    """Returns the suspension of the workloads; one suspended role suspends the gang.
 
     Raises:
-        KubeError: they cannot be seen now.
+        KubeError: Unreadable now.
     """
     answer = SuspensionState(state="free")
     for name in place.workloads:
@@ -182,28 +157,21 @@ async def attempt_suspension(kube: Kube, place: ClusterPlan, *, uid: str) -> Sus
     return answer
 
 
-# The controller itself changes the object's status all the time; each time its version is another.
+# Each status update changes the version.
 _TRIES: Final = 8
 
 
 async def set_size(kube: Kube, *, name: str, namespace: str, uid: str | None, size: int) -> None:
-    """Patch a Job to have so many pods; nothing is sent when it has.
-
-    Args:
-        kube: the cluster.
-        name: of the Job.
-        namespace: where it is.
-        uid: of the Job that was launched.
-        size: pods wished.
+    """Patches a Job to a number of pods, unless it has it.
 
     Raises:
-        InfrastructureError: it changes faster than it can be patched, or the cluster refuses.
+        InfrastructureError: It changes too fast, or a refusal.
     """
     for _ in range(_TRIES):
         try:
             found = await kube.get(JOBS, name, namespace=namespace)
         except ObjectNotFound:
-            # What it means that it is gone is for others to find out.
+            # Other code handles it.
             return
         meta, spec = found["metadata"], found.get("spec", {})
         if meta.get("uid") != uid or (spec.get("completions"), spec.get("parallelism")) == (size, size):
@@ -227,15 +195,10 @@ async def set_size(kube: Kube, *, name: str, namespace: str, uid: str | None, si
 class Workload:
     """The workload of one launch.
 
-    Args:
-        loop_thread: to its cluster.
-        place: where it is.
-        uid: of the object that was launched.
-
     Attributes:
-        uid: as above.
-        shown: names it.
-        selector: of all its pods, whichever start of the gang they are of.
+        uid: UID of the launched object.
+        label: Workload name.
+        selector: Label selector of its pods in all gang starts.
     """
 
     def __init__(self, loop_thread: EventLoopThread, *, place: ClusterPlan, uid: str) -> None:
@@ -246,38 +209,34 @@ class Workload:
         self.selector = of_restart(place.selector, None)
 
     def look(self) -> NativeState | None:
-        """Where it stands; None when it is not there any more.
+        """Returns the state; None if gone.
 
         Raises:
-            KubeError: it cannot be seen now.
+            KubeError: Unreadable now.
         """
         return self._loop_thread.look(self._look)
 
     def pods(self, selector: str, *, gang: str = "") -> dict[str, str]:
-        """Phases of the pods that are there now, by UID.
-
-        Args:
-            selector: of labels.
-            gang: UID of the JobSet of a TrainJob whose pods alone are asked for; empty = all.
+        """Returns pod phases by UID; with ``gang`` only of one JobSet.
 
         Raises:
-            KubeError: they cannot be seen now.
+            KubeError: Unreadable now.
         """
         return self._loop_thread.look(lambda kube: self._pods(kube, selector, gang))
 
     def hold(self, *, suspend: bool) -> bool:
-        """Suspend it, or release it; False when it is not there any more.
+        """Suspends or releases the workload; False if gone.
 
         Raises:
-            KubeError: the server refuses, or cannot be asked.
+            KubeError: Refused or no answer.
         """
         return self._loop_thread.call(lambda kube: self._hold(kube, suspend=suspend))
 
     def remove(self, *, wait_s: float, say: Say) -> Removed:
-        """Delete it and wait until it and its pods are gone, ``wait_s`` seconds at most; ``say`` takes what is waited for.
+        """Deletes the workload and waits up to ``wait_s`` seconds for it and its pods.
 
         Raises:
-            KubeError: what waiting does not heal: 401, 403.
+            KubeError: A permanent error: 401, 403.
         """
         place = self._place
         return self._loop_thread.call(
@@ -302,7 +261,7 @@ class Workload:
         if uid_of(found) != self.uid:
             return None
         inner = await self._inner(kube) if place.backend == "trainjob" else None
-        # An object that was asked for by name does not repeat its kind.
+        # An object read by name lacks its kind.
         state = native_state({**found, "kind": WORKLOADS[place.backend].kind}, inner=inner)
         if state.phase != "failed" or place.backend == "job":
             return state
@@ -311,7 +270,7 @@ class Workload:
         )
 
     async def _inner(self, kube: Kube) -> dict[str, Any] | None:
-        """The set of a TrainJob: another one of that name is none of ours. Listed, because a removal needs that right too."""
+        """Returns the TrainJob's JobSet; lists, because a removal needs that right too."""
         place = self._place
         for found in (
             await kube.list(JOBSETS, namespace=place.namespace, fields=f"metadata.name={place.object}")
@@ -330,7 +289,7 @@ class Workload:
         place = self._place
         body = {"metadata": {"uid": self.uid}, "spec": {"suspend": suspend}}
         try:
-            # With the UID in it, the server refuses the change of another object of this name.
+            # Makes the server refuse another object.
             await kube.patch(WORKLOADS[place.backend], place.object, body, namespace=place.namespace, kind="merge")
         except (ObjectNotFound, Conflict):
             return False

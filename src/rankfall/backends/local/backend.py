@@ -1,7 +1,4 @@
-"""The local backend: slots as process groups on this machine, with logical node names.
-
-Needs nothing but Python.
-"""
+"""The local backend: slots as process groups, with logical node names."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from rankfall.verdict.diagnose import CAUSAL
 
 
 class LocalBackend:
-    """The embedded backend. One object serves one run's attempts, one after the other."""
+    """The embedded backend, for one run's successive attempts."""
 
     strategy = CAUSAL.name
     avoids_nodes = False
@@ -43,19 +40,12 @@ class LocalBackend:
         nnodes: int | None = None,
         exclude: Collection[str] = (),
     ) -> Plan:
-        """What would be started. Creates nothing; a port is kept until the next plan or :meth:`release`.
-
-        Args:
-            spec: the job.
-            run_dir: where it would live; need not exist.
-            attempt: counted from 1.
-            nnodes: how many of ``MIN:MAX`` nodes there are at first; None = the most.
-            exclude: all nodes are this machine, so none can be avoided.
+        """Plans an attempt; creates nothing, but reserves a port until the next plan or :meth:`release`.
 
         Raises:
-            SpecError: something the job needs is missing, or its flags contradict the job.
-            Refused: ``inside: require`` cannot be kept, or the job asks for what only a cluster can do.
-            InfrastructureError: no port is free.
+            SpecError: Missing requirement or contradictory flags.
+            Refused: Impossible on this machine.
+            InfrastructureError: No port is free.
         """
         del exclude
         return planned(
@@ -68,18 +58,18 @@ class LocalBackend:
         )
 
     def hold(self, run_dir: RunDir, *, attempts: int, lost: Callable[[str], None]) -> HeldBy | None:
-        """None: the lease of the run's directory is enough, because the slots live on this machine."""
+        """Returns None: the directory's lease suffices."""
         del run_dir, attempts, lost
         return None
 
     def let_go(self, *, over: bool) -> None:
-        """Nothing is held beside the directory's lease."""
+        """Does nothing: there is no other lease."""
 
     def submit(self, plan: Plan, *, cancellation: Cancellation | None = None) -> tuple[int, ...]:
-        """Start the slots that were never started, in order.
+        """Starts the never started slots, in order.
 
         Raises:
-            InfrastructureError: a slot cannot be started; those before it run.
+            InfrastructureError: A slot cannot start; earlier ones run.
         """
         del cancellation
         if not plan.slots:
@@ -91,7 +81,7 @@ class LocalBackend:
                 f"what travels into the slots cannot be unpacked: {error.strerror or error}",
                 hint="check space and permissions of Rankfall's home",
             ) from error
-        # Looked at again here: a supervisor that took over may have been started inside another job than the first.
+        # A later supervisor may run inside another job.
         drop = environment.removed(os.environ)
         put_in = _secrets_for(plan)
         started = []
@@ -108,49 +98,49 @@ class LocalBackend:
         return tuple(started)
 
     def start_again(self, plan: Plan, slot: int) -> None:
-        """Start one slot as the start that this plan says, where it was not started yet.
+        """Starts one slot unless it has started.
 
         Raises:
-            InfrastructureError: it cannot be started.
+            InfrastructureError: The slot cannot be started.
         """
         self.submit(msgspec.structs.replace(plan, slots=(slot_plan(plan, slot),)))
 
     def adopt(self, plan: Plan) -> None:
-        """Keep the port of a plan that another process submitted, where its owner does not listen on it yet."""
+        """Reserves an adopted plan's port, unless in use."""
         try:
             self._reserve(plan.port or 0)
         except InfrastructureError:
             return
 
     def life(self, plan: Plan, slot: int) -> Life:
-        """What is seen of a slot now; reaps its wrapper when it is ours and has ended."""
+        """Returns a slot's state; reaps its wrapper if it is an ended child."""
         slot_dir = Path(slot_plan(plan, slot).slot_dir)
         gone = self._reap(slot_dir)
         found = processes.life(slot_dir)
         return "dead" if gone and found == "starting" else found
 
     def alive(self, plan: Plan, slot: int) -> bool:
-        """Whether its wrapper runs or is starting."""
+        """True if the slot's wrapper is starting or running."""
         return self.life(plan, slot) in {"starting", "running"}
 
     def exit_code(self, plan: Plan, slot: int) -> int | None:
-        """The wrapper's own exit code, which is its command's; None while it runs, when a signal ended it, or when it is not our child."""
+        """Returns the wrapper's exit code; None while it runs, after a signal, or if not a child."""
         slot_dir = Path(slot_plan(plan, slot).slot_dir)
         self._reap(slot_dir)
         status = self._exits.get(slot_dir, -1)
         return os.WEXITSTATUS(status) if status >= 0 and os.WIFEXITED(status) else None
 
     def stop(self, plan: Plan, slots_: Collection[int], *, grace: float, reason: str) -> tuple[int, ...]:
-        """Ask slots to end: SIGTERM to their command, after ``grace`` seconds SIGKILL to all below it."""
+        """Requests slots to end: SIGTERM, after ``grace`` seconds SIGKILL."""
         line = f"stop {max(0.0, grace):g} {reason}"
         return tuple(n for n in sorted(slots_) if processes.tell(Path(slot_plan(plan, n).slot_dir), line))
 
     def request_stacks(self, plan: Plan, slots_: Collection[int]) -> tuple[int, ...]:
-        """Ask slots for the stacks of their ranks; they come as records."""
+        """Requests the stacks of ranks; they arrive as records."""
         return tuple(n for n in sorted(slots_) if processes.tell(Path(slot_plan(plan, n).slot_dir), "stacks"))
 
     def end(self, plan: Plan, slots_: Collection[int], *, grace: float) -> int:
-        """End by force what is left of slots: their wrapper too, when it is deaf; how many processes were ended."""
+        """Kills remains of slots; returns the number of processes."""
         count = 0
         for number in sorted(slots_):
             slot_dir = Path(slot_plan(plan, number).slot_dir)
@@ -159,14 +149,14 @@ class LocalBackend:
         return count
 
     def resizes(self, plan: Plan) -> bool:
-        """Whether torchrun makes a new round when slots come or go."""
+        """True if torchrun starts new rounds after membership changes."""
         return plan.launcher == "torchrun" and plan.rdzv == "c10d"
 
     def resize(self, plan: Plan) -> bool:
-        """Start the slots that joined, and stop those that left by a resize; whether all of them were told.
+        """Starts joined slots and stops removed ones; True if complete.
 
         Raises:
-            InfrastructureError: a slot cannot be started.
+            InfrastructureError: A slot cannot be started.
         """
         self.submit(plan)
         departing = [one.slot for one in plan.left if one.why == "resize" and self.alive(plan, one.slot)]
@@ -174,7 +164,7 @@ class LocalBackend:
         return set(self.stop(plan, departing, grace=grace, reason="fewer nodes are wished")) >= set(departing)
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
-        """Records of all slots, then slot directory and streams of each."""
+        """Returns all records, then each slot's directory and streams."""
         if not plan.slots:
             return ()
         shared = Source(kind="records", path=plan.slots[0].env["RANKFALL_RECORD_DIR"])
@@ -189,20 +179,20 @@ class LocalBackend:
         return (shared, *own)
 
     def deleted_externally(self, plan: Plan, *, surely: bool = False) -> str | None:
-        """None: there is nothing on this machine that somebody could take away in place of its processes."""
+        """Returns None: there is no object."""
         del plan, surely
         return None
 
     def suspension_state(self, plan: Plan) -> SuspensionState | None:
-        """None: nobody else suspends processes here."""
+        """Returns None: no other program suspends processes here."""
         del plan
         return None
 
     def clear(self, plan: Plan, *, cancellation: Cancellation | None = None) -> None:
-        """Nothing of an ended attempt is left outside the run directory."""
+        """Does nothing: no objects exist outside the run directory."""
 
     def release(self) -> None:
-        """Let go of the port, and of the wrappers that have ended."""
+        """Releases the port and reaps ended wrappers."""
         if self._port is not None:
             self._port.close()
             self._port = None
@@ -222,7 +212,6 @@ class LocalBackend:
         return self._port
 
     def _reap(self, slot_dir: Path) -> bool:
-        """Whether a wrapper of ours has ended; what is another process's child is its parent's matter."""
         for pid, folder in list(self._children.items()):
             if folder != slot_dir:
                 continue
@@ -238,10 +227,10 @@ class LocalBackend:
 
 
 def _secrets_for(plan: Plan) -> Callable[[str], str]:
-    """What puts the secrets of the run into texts of its plan. They are read when the first reference is met.
+    """Returns a function that inserts the run's secrets, read at first use.
 
     Raises:
-        InfrastructureError: when it is called and they cannot be read.
+        InfrastructureError: The secrets are unreadable.
     """
     known: dict[str, str] = {}
 

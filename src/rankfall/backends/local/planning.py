@@ -1,8 +1,6 @@
-"""Plans an attempt on this machine: each role's launcher, each slot's command, environment and folders.
+"""Plans a local attempt: each role's launcher, each slot's command, environment and folders.
 
-Refuses what cannot work before anything is created: a missing script, program, interpreter or folder, flags
-that contradict the job, fields that processes on one machine cannot honour. Fields that merely go unused are
-noted in the plan.
+Refuses before anything is created. Unused fields become notes.
 """
 
 from __future__ import annotations
@@ -35,10 +33,10 @@ from rankfall.rundir import RunDir
 
 
 def unused(spec: JobSpec) -> tuple[str, ...]:
-    """What the job asks for and processes on one machine have no use for, in words for the plan.
+    """Returns notes about unused fields.
 
     Raises:
-        Refused: it asks for what the local backend cannot do.
+        Refused: A field is impossible locally.
     """
     if spec.unattended:
         raise Refused(
@@ -67,20 +65,12 @@ def planned(
     reserve: Callable[[], int],
     strategy: str,
 ) -> Plan:
-    """The plan of one attempt. Creates nothing.
-
-    Args:
-        spec: the job.
-        run_dir: where it would live; need not exist.
-        attempt: counted from 1.
-        nnodes: how many of ``MIN:MAX`` nodes there are at first; None = the most.
-        reserve: gives a free port, once the job is known to be sound.
-        strategy: of the verdict.
+    """Returns the plan of one attempt; ``reserve`` returns a port, after all checks.
 
     Raises:
-        SpecError: something the job needs is missing, or its flags contradict the job.
-        Refused: ``inside: require`` cannot be kept, or the job asks for what only a cluster can do.
-        InfrastructureError: no port is free.
+        SpecError: Missing requirement or contradictory flags.
+        Refused: Impossible on this machine.
+        InfrastructureError: No port is free.
     """
     notes = unused(spec)
     cwd, seen = _folder(spec, run_dir)
@@ -123,10 +113,10 @@ def planned(
 
 
 def choose_launcher(spec: JobSpec, command: Command, python: Interpreter) -> tuple[Launcher, str]:
-    """The launcher and, in words, why.
+    """Returns the launcher and the reason.
 
     Raises:
-        SpecError: torchrun is asked for, or needed, and the job's Python has no torch.
+        SpecError: Required torch is missing.
     """
     if given_torchrun(spec, command):
         return "torchrun", f"launcher: the given {Path(command.words[0]).name}, completed for each slot"
@@ -149,8 +139,6 @@ def choose_launcher(spec: JobSpec, command: Command, python: Interpreter) -> tup
 
 
 class _Own(msgspec.Struct, frozen=True, kw_only=True):
-    """What one role starts, and how."""
-
     part: Part
     python: Interpreter
     command: Command
@@ -159,7 +147,7 @@ class _Own(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Start(msgspec.Struct, frozen=True, kw_only=True):
-    """What all slots of an attempt share; ``most`` and ``least`` are the nodes of the world, ``referred`` what stands for secret arguments."""
+    """Values shared by all slots: world sizes ``most`` and ``least``, placeholders ``referred``."""
 
     run_dir: RunDir
     attempt: int
@@ -181,7 +169,6 @@ def _own(part: Part, *, cwd: Path) -> _Own:
 
 
 def _slot(spec: JobSpec, one: _Own, number: int, start: _Start) -> SlotPlan:
-    """The plan of one slot."""
     part, run_dir, attempt = one.part, start.run_dir, start.attempt
     index = part.index_of(number)
     position = (part.first_node or 0) + index
@@ -220,12 +207,12 @@ def _slot(spec: JobSpec, one: _Own, number: int, start: _Start) -> SlotPlan:
         one.command,
         python=one.python.path,
         flags=flags,
-        # Its error files belong to the slot, not to a temporary folder that nobody removes.
+        # A temporary folder would never be removed.
         log_dir=str(slot_dir / "torchelastic"),
         env=torchrun.job_environment(part.spec.env),
     )
     wrapper = (
-        # -I -S: neither the job's PYTHONPATH nor this environment's .pth files reach the wrapper.
+        # -I -S: PYTHONPATH and local .pth files do not affect the wrapper.
         *(sys.executable, "-I", "-S", str(payload.location(run_dir.path.parent.parent)), "wrap"),
         *("--stream-dir", str(stream_dir), "--launcher", "plain" if one.launcher == "plain" else "exec"),
         *("--nproc", str(part.spec.nproc_per_node), "--grace", f"{spec.policies.grace_s:g}", "--"),
@@ -243,7 +230,7 @@ def _slot(spec: JobSpec, one: _Own, number: int, start: _Start) -> SlotPlan:
 
 
 def _folder(spec: JobSpec, run_dir: RunDir) -> tuple[Path, Path]:
-    """Where the job runs, and where its files can be looked at now: before the submission the code is not there yet."""
+    """Returns working directory and its files' current folder; they differ before submission."""
     if spec.code_folders:
         cwd = run_dir.path / CODE / (spec.cwd or "")
         return cwd, _checked(cwd if run_dir.path.is_dir() else _source(spec), spec)
@@ -252,7 +239,7 @@ def _folder(spec: JobSpec, run_dir: RunDir) -> tuple[Path, Path]:
 
 
 def _source(spec: JobSpec) -> Path:
-    """Of the folders of the code the one on top that has the command's first word, else the one on top."""
+    """Returns the topmost code folder with the command's first word, else the topmost."""
     folders = [Path(folder).expanduser().absolute() / (spec.cwd or "") for folder in reversed(spec.code_folders)]
     words = spec.command[:1]
     return next((folder for folder in folders if words and (folder / words[0]).is_file()), folders[0])

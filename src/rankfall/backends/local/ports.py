@@ -7,13 +7,10 @@ from typing import Self
 
 
 class Reservation:
-    """One port, held from the making of the object until ``close``.
-
-    Args:
-        port: a port that an earlier supervisor had reserved; 0 = any free one.
+    """One port, reserved from construction until ``close``; 0 = any free one.
 
     Raises:
-        OSError: the port is taken, or no port is free.
+        OSError: In use, or none is free.
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -21,7 +18,7 @@ class Reservation:
         self.port: int = self._socket.getsockname()[1]
 
     def close(self) -> None:
-        """Let go of the port."""
+        """Releases the port."""
         self._socket.close()
 
     def __enter__(self) -> Self:
@@ -35,7 +32,7 @@ def _bound(port: int) -> socket.socket:
     try:
         return _bind(socket.AF_INET6, "::", port)
     except OSError:
-        # No IPv6 on this machine, or the port is taken: the second try tells which.
+        # No IPv6, or in use.
         return _bind(socket.AF_INET, "0.0.0.0", port)  # noqa: S104 - bound, never listening
 
 

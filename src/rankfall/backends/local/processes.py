@@ -1,8 +1,6 @@
-"""One slot on this machine: starts it exactly once, probes it, sends it commands, ends what it left.
+"""One local slot: starts it exactly once, probes it, sends commands, kills remains.
 
-Exactly once: the new process creates ``wrapper.log`` with O_EXCL between fork and exec. A supervisor that is
-killed while it starts slots leaves either no file and no process or both, and the next one starts only slots
-without the file.
+The new process creates ``wrapper.log`` with O_EXCL, so a killed supervisor leaves both or neither.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from rankfall.rundir.lease import FILE_MODE, make_folder
 from rankfall.rundir.records import read_untrusted_file
 
 MARK: Final = "wrapper.log"
-# From exec to the wrapper's lock on a slow, busy machine; only asked for wrappers whose parent is gone.
+# Seconds from exec to the wrapper's lock.
 _UNSEEN_S: Final = 2.0
 _STEP_S: Final = 0.02
 _KILL_WAIT_S: Final = 5.0
@@ -29,16 +27,16 @@ _MAX_ENVIRON: Final = 1 << 20
 
 
 def start(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, slot_dir: Path) -> int | None:
-    """Start the wrapper of a slot in a session of its own; its pid, or None when it was started before.
+    """Starts a wrapper in a new session; returns its pid, None if started before.
 
     Raises:
-        InfrastructureError: it cannot be started.
+        InfrastructureError: The wrapper cannot be started.
     """
     mark = slot_dir / MARK
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
     words = list(argv)
     if cwd != _current_folder():
-        # posix_spawn cannot change the folder; the shell becomes the wrapper at once.
+        # posix_spawn cannot change the folder; the shell execs the wrapper.
         words = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', cwd, *words]
     try:
         make_folder(slot_dir)
@@ -65,7 +63,7 @@ def start(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, slot_dir: Pa
 
 
 def was_started(slot_dir: Path) -> bool:
-    """Whether :func:`start` has started the slot before; it alone decides that for good."""
+    """True if :func:`start` has started the slot before."""
     return (slot_dir / MARK).exists()
 
 
@@ -84,9 +82,9 @@ def _current_folder() -> str:
 
 
 def life(slot_dir: Path) -> Life:
-    """What the slot's files say; takes no lock, because a probe in the wrong moment would keep the wrapper from its own."""
+    """Returns the slot's state from its files; takes no lock, which could block the wrapper."""
     if (slot_dir / "end.json").exists():
-        # Written last of all; the process itself may need a moment more.
+        # The process may still be exiting.
         return "running" if _holder_lives(slot_dir) else "ended"
     holder = _holder_lives(slot_dir)
     if holder is not None:
@@ -101,7 +99,7 @@ def life(slot_dir: Path) -> Life:
 
 
 def _holder_lives(slot_dir: Path) -> bool | None:
-    """Whether the process that the slot's lock names lives; None when it names none."""
+    """True if the lock's process lives; None without one."""
     try:
         words = read_untrusted_file(slot_dir / "lock", limit=128)[0].split()
         pid, ticks, boot = numbers.whole(words[0]), numbers.whole(words[1]), words[2].decode("ascii", "replace")
@@ -112,12 +110,12 @@ def _holder_lives(slot_dir: Path) -> bool | None:
     if boot not in {"-", boot_id()}:
         return False
     now = start_ticks(pid)
-    # A wrapper that could not read its own start writes 0.
+    # 0 = unknown start time.
     return now is not None and ticks in {0, now}
 
 
 def boot_id() -> str:
-    """Identity of this boot; empty when the kernel does not tell."""
+    """Returns this boot's id, or empty."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
@@ -125,7 +123,7 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when it is gone or only a zombie of it is left."""
+    """Returns a process's start in clock ticks since boot; None if ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return None if fields[0] in {b"Z", b"X"} else numbers.whole(fields[19])
@@ -134,7 +132,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def tell(slot_dir: Path, line: str) -> bool:
-    """Write one command into the slot's ``ctl``; False when nobody reads there (yet, or any more)."""
+    """Writes a command into ``ctl``; False without a reader."""
     try:
         fd = os.open(slot_dir / "ctl", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -149,7 +147,7 @@ def tell(slot_dir: Path, line: str) -> bool:
 
 
 def members(slot_dir: Path) -> list[int]:
-    """Processes of this slot: those whose environment names it as theirs. Others' processes cannot be read, and are none of ours."""
+    """Returns the processes whose environment names this slot."""
     wanted = b"RANKFALL_SLOT_DIR=" + os.fsencode(slot_dir)
     found = []
     me = os.getpid()
@@ -167,9 +165,9 @@ def members(slot_dir: Path) -> list[int]:
 
 
 def end_members(slot_dir: Path, *, grace: float) -> int:
-    """SIGTERM, after ``grace`` seconds SIGKILL, to all processes of the slot, until none is left; how many there were.
+    """Ends the slot's processes by SIGTERM, after ``grace`` seconds SIGKILL; returns their number.
 
-    Only for slots whose wrapper is gone or deaf: a living wrapper does this better, because it is everybody's parent.
+    Only without a responsive wrapper.
     """
     seen: set[tuple[int, int]] = set()
     sent: set[tuple[int, int, int]] = set()
@@ -191,7 +189,7 @@ def _send(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
         if number == signal.SIGTERM:
-            # A stopped process takes SIGTERM only when it runs again.
+            # A stopped process handles SIGTERM only after SIGCONT.
             os.kill(pid, signal.SIGCONT)
     except OSError as error:
         if error.errno not in {errno.ESRCH, errno.EPERM}:

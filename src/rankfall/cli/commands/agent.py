@@ -1,6 +1,6 @@
-"""``agent``: runs on every node and reads its kernel log.
+"""``agent``: reads each node's kernel log.
 
-Imports little on purpose: the agent's memory limit is 50 MiB.
+Imports little: its memory limit is 50 MiB.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def agent(
     context: str | None,
     kubeconfig: str | None,
 ) -> int:
-    """Read this node's kernel log, print what concerns its health, and show it on the Node."""
-    from rankfall.model.addresses import address_of  # noqa: PLC0415 - --help needs none of it
-    from rankfall.nodes.agent import main as agent_start  # noqa: PLC0415 - as above
+    """Read this node's kernel log, print health records, and show them on the Node."""
+    from rankfall.model.addresses import address_of  # noqa: PLC0415 - on use
+    from rankfall.nodes.agent import main as agent_start  # noqa: PLC0415 - on use
 
     if node is None or not _NODE.fullmatch(node):
         raise UsageError(
@@ -70,7 +70,7 @@ def agent(
         )
     access = None
     if publish:
-        from rankfall.kube.auth.kubeconfig import load_access  # noqa: PLC0415 - as above
+        from rankfall.kube.auth.kubeconfig import load_access  # noqa: PLC0415 - on use
 
         access = load_access(kubeconfig=kubeconfig, context=context)
     if accept_injected_kmsg:

@@ -1,4 +1,4 @@
-"""``attach``, ``wait`` and ``cancel``: return to a run, whoever started or supervises it."""
+"""``attach``, ``wait`` and ``cancel``: return to a run."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from rankfall.supervisor.outcome import outcome_of
 from rankfall.supervisor.requests import refuse_foreign
 
 _TICK_S: Final = 0.1
-# While this process records a run itself it is told of the end; seconds.
+# Longest pause of a recording process, whose recorder wakes it; seconds.
 _OWN_S: Final = 3600.0
-# How long a run may be without a supervisor before wait gives up: longer than a hand-over takes.
+# Longest time without supervisor in wait, above a hand-over's; seconds.
 _ALONE_S: Final = 10.0
 _TIMED_OUT: Final = 124
 _CANCELLED: Final = 130
@@ -47,9 +47,9 @@ _CANCELLED: Final = 130
 def attach(
     *, run: str | None, rank: tuple[str, ...], everything: bool, max_bytes: int | None, tail: int, quiet: bool
 ) -> int:
-    """Go on watching a run, as if it had been started here.
+    """Watch a run as if it was started here.
 
-    When its supervisor died, this one takes over: the job itself never stopped. Ctrl-C asks whether to detach or to cancel.
+    Takes over from a dead supervisor: the job never stopped. Ctrl-C offers detach or cancel.
     """
     if everything and rank:
         raise UsageError("--all and --rank contradict each other", hint="give one of them")
@@ -73,7 +73,7 @@ def attach(
 @click.option("--timeout", metavar="90s|10m", help="Give up after this time.")
 @output_option("Format of the outcome.")
 def wait(*, run: str | None, timeout: str | None, output: Output) -> int:
-    """Wait for a run's end and leave with the exit code that `run` would have had; 124 when the time is over."""
+    """Wait for a run's end and exit with the code of `run`; 124 after the timeout."""
     limit = parse_span(timeout, flag="--timeout") if timeout else None
     directory = one_run(run)
     reading = Reading()
@@ -98,7 +98,7 @@ def wait(*, run: str | None, timeout: str | None, output: Output) -> int:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @output_option("Format of the outcome.")
 def cancel(*, run: str | None, reason: str, yes: bool, output: Output) -> int:
-    """Stop a run and everything it started; returns when nothing of it runs any more."""
+    """Stop a run and all its processes; returns after the last one ended."""
     directory = one_run(run)
     refuse_foreign(directory, "cancel")
     if run is None and not yes:
@@ -111,7 +111,6 @@ def cancel(*, run: str | None, reason: str, yes: bool, output: Output) -> int:
     if directory.spec.unattended:
         return _cancel_unattended(directory, reason, output)
     request_cancel(directory.path, reason=reason)
-    # Waits for its supervisor, or stops the slots from here when there is none.
     viewer = Viewer(directory, ranks=Ranks(), quiet=True, history=False, show_outcome=False)
     outcome = Session(directory, viewer, own=False).stay()
     if outcome is None:
@@ -121,8 +120,8 @@ def cancel(*, run: str | None, reason: str, yes: bool, output: Output) -> int:
 
 
 def _cancel_unattended(directory: RunDir, reason: str, output: Output) -> int:
-    """Nobody would act on a wish: the command asks the cluster itself, and records the last words where nobody else does."""
-    from rankfall.supervisor.unattended import control  # noqa: PLC0415 - loads the client of Kubernetes
+    """Cancels in the cluster, without supervisor; records the end if no process does."""
+    from rankfall.supervisor.unattended import control  # noqa: PLC0415 - loads Kubernetes
 
     viewer = Viewer(directory, ranks=Ranks(), quiet=True, history=False, show_outcome=False)
     session = Session(directory, viewer, own=directory.lease_holder() is None)
@@ -143,7 +142,7 @@ def _cancel_unattended(directory: RunDir, reason: str, output: Output) -> int:
 
 
 def _wait_unattended(directory: RunDir, *, limit: float | None) -> Outcome | None:
-    """Nobody need hold such a run; where nobody does, the wait itself looks and records."""
+    """Polls a run without supervisor; records it if no process does."""
     begun = time.monotonic()
     own: Supervision | None = None
     try:

@@ -1,4 +1,4 @@
-"""``config``: prints JSON schemas, exit codes, causes, and the rights needed in a cluster."""
+"""``config``: prints JSON schemas, exit codes, causes and cluster rights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def config() -> None:
 def schema(*, name: str) -> None:
     """Print the JSON schema of a document.
 
-    An editor that knows the schema of `job` completes and checks job.yaml.
+    With that of `job`, editors complete and check job.yaml.
     """
     short = name.removeprefix("rankfall.").partition("/")[0]
     if short not in _SCHEMAS:
@@ -44,16 +44,16 @@ def schema(*, name: str) -> None:
 
 @config.command("exit-codes")
 def exit_codes() -> None:
-    """Print the table of ranks' exit codes and what is done about each by default, as Markdown."""
-    from rankfall.model.exit_codes import page  # noqa: PLC0415 - a page of text that nothing else needs
+    """Print ranks' exit codes and their default actions, as Markdown."""
+    from rankfall.model.exit_codes import page  # noqa: PLC0415 - rare
 
     console.out(page().rstrip("\n"))
 
 
 @config.command("causes")
 def causes() -> None:
-    """Print the catalogue of causes with what shows each and what to do about it, as Markdown."""
-    from rankfall.render.tables import causes_page  # noqa: PLC0415 - as above
+    """Print causes, evidence and remedies, as Markdown."""
+    from rankfall.render.tables import causes_page  # noqa: PLC0415 - rare
 
     console.out(causes_page().rstrip("\n"))
 
@@ -68,9 +68,9 @@ def causes() -> None:
 )
 @click.option("-n", "--namespace", default="default", show_default=True, help="Of the jobs.")
 def rights(*, backends: tuple[str, ...], namespace: str) -> None:
-    """Print the Role that an account needs in the namespace of its jobs, as YAML.
+    """Print the Role for an account in its jobs' namespace, as YAML.
 
-    It can be piped into kubectl apply -f -; whom it is bound to is the cluster's own affair.
+    For kubectl apply -f -; bind it yourself.
     """
     from rankfall.backends.kubernetes.rights import (  # noqa: PLC0415 - only here
         BACKENDS,

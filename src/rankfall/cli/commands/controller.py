@@ -1,7 +1,4 @@
-"""``controller``: runs the node health controller; ``controller manifests`` prints its YAML.
-
-``manifests`` makes no request to the cluster.
-"""
+"""``controller``: runs the node health controller; its ``manifests`` need no cluster."""
 
 from __future__ import annotations
 
@@ -56,13 +53,13 @@ def manifests(
     admission_policy: bool,
     config: Path | None,
 ) -> None:
-    """Print namespace, accounts, rights, Deployment and DaemonSet that guard a cluster, as YAML.
+    """Print namespace, accounts, rights, Deployment and DaemonSet of node health, as YAML.
 
-    They can be piped into kubectl apply -f -; the file of --config becomes a ConfigMap.
+    For kubectl apply -f -; the --config file becomes a ConfigMap.
     """
-    import yaml  # noqa: PLC0415 - only here
+    import yaml  # noqa: PLC0415 - on use
 
-    from rankfall.nodes.manifests.cluster import cluster_objects  # noqa: PLC0415 - only here
+    from rankfall.nodes.manifests.cluster import cluster_objects  # noqa: PLC0415 - on use
 
     if not _DIGEST.fullmatch(image):
         raise UsageError(
@@ -154,17 +151,17 @@ def controller(
     accept_injected_kmsg: bool,
     metrics_address: str | None,
 ) -> None:
-    """Watch all nodes for GPU and host faults, and keep the scheduler away from bad ones.
+    """Watch all nodes for GPU and host faults, and keep the scheduler off bad ones.
 
-    The log goes to stderr, the audit trail to stdout, a line of JSON for each decision. Ctrl-C ends it and gives its lease back.
+    Logs to stderr; prints decisions as JSON lines to stdout. Ctrl-C releases its lease.
     """
     if ctx.invoked_subcommand is not None:
         return
     _log_to_stderr()
-    from rankfall.model.addresses import address_of  # noqa: PLC0415 - as below
-    from rankfall.nodes.config import ENVIRONMENT  # noqa: PLC0415 - loads the HTTP client with its package
-    from rankfall.nodes.controller import settings as given  # noqa: PLC0415 - as above
-    from rankfall.nodes.controller.main import (  # noqa: PLC0415 - as above
+    from rankfall.model.addresses import address_of  # noqa: PLC0415 - on use
+    from rankfall.nodes.config import ENVIRONMENT  # noqa: PLC0415 - loads the HTTP client
+    from rankfall.nodes.controller import settings as given  # noqa: PLC0415 - on use
+    from rankfall.nodes.controller.main import (  # noqa: PLC0415 - on use
         Controller,
         find_access,
     )
@@ -194,7 +191,7 @@ controller.add_command(manifests)
 
 
 def _log_to_stderr() -> None:
-    from rankfall.nodes.controller.notifier import DATE_FORMAT, FORMAT, LOG  # noqa: PLC0415 - as above
+    from rankfall.nodes.controller.notifier import DATE_FORMAT, FORMAT, LOG  # noqa: PLC0415 - on use
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(FORMAT, DATE_FORMAT))
@@ -204,7 +201,7 @@ def _log_to_stderr() -> None:
 
 
 async def _wait_for_signal(one: Controller) -> None:
-    """Run until SIGTERM or SIGINT; one error is shown instead of the group that tasks make of it."""
+    """Runs until SIGTERM or SIGINT; raises single errors."""
     running = asyncio.create_task(one.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)

@@ -1,4 +1,4 @@
-"""``cp``: copies files to a run's folder or a cluster volume, and back."""
+"""``cp``: copies files to and from a run's folder or volume."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cp(
     exclude: tuple[str, ...],
     quiet: bool,
 ) -> int:
-    """Copy; the exit code."""
+    """Copies; returns the exit code."""
     sources, dest = paths[:-1], paths[-1]
     there = [split(path) for path in paths]
     remote = [one for one in there if one is not None]
@@ -57,7 +57,7 @@ def cp(
     place = _place(run, claim=claim, image=image, namespace=namespace, context=context, quiet=quiet)
     if place is None:
         return 0
-    from rankfall.backends import files  # noqa: PLC0415 - only what is really copied needs it
+    from rankfall.backends import files  # noqa: PLC0415 - only for copies
 
     if there[-1] is not None:
         work = files.put(place, [Path(source) for source in sources], path, exclude=exclude)
@@ -71,7 +71,7 @@ def cp(
 
 
 def split(text: str) -> tuple[str, str] | None:
-    """Run (or nothing) and path of ``RUN:PATH``; None for a path of this machine."""
+    """Splits ``RUN:PATH``; None for a local path."""
     run, colon, path = text.partition(":")
     return (run, path) if colon and "/" not in run and run not in {".", ".."} else None
 
@@ -90,7 +90,7 @@ def _place(
                 "--claim needs --image: files are copied by a pod",
                 hint="any image with sh and Python 3.8, as --image python:3.12-slim",
             )
-        from rankfall.backends.kubernetes.copy.workspace import place_of_claim  # noqa: PLC0415 - loads the client of Kubernetes
+        from rankfall.backends.kubernetes.copy.workspace import place_of_claim  # noqa: PLC0415 - loads Kubernetes
 
         section = Kubernetes(
             namespace=namespace, context=context, workspace=Workspace(claim=claim, path="/volume", image=image)

@@ -1,7 +1,6 @@
-"""``doctor``: checks whether this machine can run jobs. Ends with 69 when a check failed.
+"""``doctor``: checks if this machine can run jobs; exits with 69 if not.
 
-Each check tries the thing itself instead of guessing from versions, and leaves nothing behind: disk, kernel
-interfaces, Python and the hook.
+Each check tries the real thing and leaves no traces.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from rankfall.render.escape import clean
 from rankfall.render.formatting import Paint
 from rankfall.rundir import default_home, home
 from rankfall.rundir.lease import file_system
-from rankfall_inside.wrapper import cgroup
+from rankfall_inside import procfs
 
 SCHEMA = "rankfall.doctor/1"
 
@@ -40,13 +39,13 @@ State = Literal["pass", "warn", "fail"]
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of one check.
+    """Result of one check.
 
     Attributes:
-        name: stable, for machines.
-        state: ``fail``: jobs will not run here; ``warn``: they will, with less to tell or under a condition.
-        text: what was found.
-        next: what to do about it; None when there is nothing to do.
+        name: Stable name.
+        state: ``fail``: jobs cannot run; ``warn``: with limits.
+        text: Finding.
+        next: Remedy; None = not needed.
     """
 
     name: str
@@ -64,7 +63,7 @@ class DoctorDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worst(checks: tuple[Check, ...]) -> State:
-    """The state of all together."""
+    """Returns the worst state."""
     states = {check.state for check in checks}
     return "fail" if "fail" in states else "warn" if "warn" in states else "pass"
 
@@ -75,11 +74,11 @@ _LITTLE: Final = 5 * _GIB
 _NOTHING: Final = 200 * _MIB
 _FEW_FILES: Final = 10_000
 _SMALL_SHM: Final = 256 * _MIB
-_SHM: Final = "/dev/shm"  # noqa: S108 - looked at, nothing is put there
+_SHM: Final = "/dev/shm"  # noqa: S108 - only queried
 
 
 def home_folder() -> Check:
-    """Whether the home can be made and written."""
+    """Checks that the home is writable."""
     path = default_home()
     try:
         home()
@@ -100,7 +99,7 @@ def home_folder() -> Check:
 
 
 def modes() -> Check:
-    """Whether other users can get at the runs."""
+    """Checks that other users cannot access the runs."""
     folder = default_home() / "runs"
     try:
         others = folder.stat().st_mode & 0o077
@@ -117,7 +116,7 @@ def modes() -> Check:
 
 
 def journal() -> Check:
-    """The file system of the home, and what it means for lock and journal."""
+    """Checks the home's file system for lock and journal."""
     kind = file_system(_existing(default_home()))
     text = f"file system {kind.name or 'unknown'}: sqlite journal {kind.journal}, lock {kind.lock}"
     if not kind.network:
@@ -131,7 +130,7 @@ def journal() -> Check:
 
 
 def space() -> Check:
-    """Room for streams and records."""
+    """Checks free space for runs."""
     path = _existing(default_home())
     try:
         free = shutil.disk_usage(path).free
@@ -150,7 +149,7 @@ def space() -> Check:
 
 
 def shared_memory() -> Check:
-    """The shared memory file system, which data workers and NCCL use."""
+    """Checks the size of shared memory, for data workers and NCCL."""
     try:
         total = shutil.disk_usage(_SHM).total
     except OSError as error:
@@ -178,7 +177,7 @@ _FEW_PROCESSES: Final = 512
 
 
 def proc() -> Check:
-    """Whether other processes of this user can be seen, and watched without races."""
+    """Checks that processes are visible, without races."""
     if not Path("/proc/self/stat").exists():
         return Check(name="proc", state="fail", text="/proc is not mounted", next="mount it: ranks are found there")
     if not hasattr(os, "pidfd_open"):
@@ -198,9 +197,9 @@ def proc() -> Check:
 
 
 def oom_counter() -> Check:
-    """The cgroup's OOM counter, which proves a memory kill."""
+    """Checks the cgroup's OOM counter, which proves a memory kill."""
     version = "2" if Path("/sys/fs/cgroup/cgroup.controllers").exists() else "1"
-    path = cgroup.oom_counter_path()
+    path = procfs.oom_counter_path()
     if path is None:
         return Check(
             name="oom-counter",
@@ -212,7 +211,7 @@ def oom_counter() -> Check:
 
 
 def kernel_log() -> Check:
-    """/dev/kmsg, which names the process that the OOM killer took, and faults of devices."""
+    """Checks /dev/kmsg, which names OOM-killed processes and device faults."""
     try:
         os.close(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as error:
@@ -226,7 +225,7 @@ def kernel_log() -> Check:
 
 
 def stack_signal() -> Check:
-    """The signal that asks ranks for their Python stacks."""
+    """Checks the signal that requests Python stacks."""
     blocked = _STACKS in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     if blocked or signal.getsignal(_STACKS) != signal.SIG_DFL:
         what = "blocked" if blocked else "ignored or handled"
@@ -240,7 +239,7 @@ def stack_signal() -> Check:
 
 
 def ports() -> Check:
-    """Whether ports can be kept for the rendezvous, and this host's name leads somewhere."""
+    """Checks ports for the rendezvous, and this host's name."""
     try:
         with Reservation() as kept, socket.create_server(("127.0.0.1", kept.port)):
             port = kept.port
@@ -264,7 +263,7 @@ def ports() -> Check:
 
 
 def limits() -> Check:
-    """Open files and processes."""
+    """Checks limits of open files and processes."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     text = f"{_limit(files)} open files, {_limit(processes)} processes"
@@ -289,12 +288,12 @@ _OLDEST_JOB_PYTHON: Final = (3, 8)
 
 
 def own_python() -> Check:
-    """Rankfall's own interpreter."""
+    """Rankfall's interpreter."""
     return Check(name="python", state="pass", text=f"Rankfall runs under Python {platform.python_version()}")
 
 
 def job_python(python: str | None) -> tuple[Check, Interpreter | None]:
-    """The job's interpreter and its torch."""
+    """Checks the job's interpreter and its torch."""
     try:
         found = find_interpreter(JobSpec(command=("true",), python=python), cwd=Path.cwd())
     except SpecError as error:
@@ -309,7 +308,7 @@ def job_python(python: str | None) -> tuple[Check, Interpreter | None]:
 
 
 def torch(found: Interpreter) -> Check:
-    """Whether torchrun can be used."""
+    """Checks if torchrun is usable."""
     if found.torch is None:
         return Check(
             name="torch",
@@ -321,7 +320,7 @@ def torch(found: Interpreter) -> Check:
 
 
 def hook(found: Interpreter) -> Check:
-    """Start one rank under the wrapper and look for the start record that only the hook can write."""
+    """Starts one rank and checks its hook's record."""
     try:
         with tempfile.TemporaryDirectory(prefix="rankfall-doctor-") as name:
             return _hook(found, Path(name))
@@ -364,7 +363,7 @@ def _hook(found: Interpreter, folder: Path) -> Check:
 
 
 def _unpack_home(folder: Path) -> Path:
-    """Where the bundle is unpacked: the real home when it can be written, so that jobs use the same files; else the temporary one."""
+    """Returns the home, whose files jobs share, or ``folder`` if not writable."""
     home = default_home()
     return home if os.access(home, os.W_OK) else folder
 
@@ -387,7 +386,7 @@ _WIDTH: Final = 14
 @click.option("--python", help="The job's Python; default: Rankfall's own.")
 @output_option()
 def doctor(*, python: str | None, output: Output) -> int:
-    """Check what this machine can do for Rankfall, and say what to do about the rest."""
+    """Check this machine for Rankfall, with remedies."""
     checks = run_checks(python)
     found = worst(checks)
     if output is Output.TABLE:
@@ -398,7 +397,7 @@ def doctor(*, python: str | None, output: Output) -> int:
 
 
 def run_checks(python: str | None) -> tuple[Check, ...]:
-    """All checks, in the order in which a person would want them."""
+    """Runs all checks, in order of display."""
     job, interpreter = job_python(python)
     of_python = [own_python(), job]
     of_home = [home_folder(), modes(), journal(), space()]

@@ -1,7 +1,6 @@
-"""``logs``: shows what the ranks printed, and follows it.
+"""``logs``: shows and follows the ranks' output.
 
-``--log-source`` first copies lines from Loki or the job's log store into the run directory. Where that
-fails the stored lines are shown, with the reason on stderr.
+``--log-source`` first copies lines from Loki or the log store; on failure stderr has the reason.
 """
 
 from __future__ import annotations
@@ -35,18 +34,14 @@ Attempt = int | Literal["all"] | None
 
 
 class BackgroundBackfill:
-    """What takes lines in beside a view, until nothing more comes.
-
-    Args:
-        follow: under way.
-    """
+    """Copies lines from Loki during a view."""
 
     def __init__(self, follow: LokiFollow) -> None:
         self._follow = follow
         self.over = follow.over
 
     def stop(self) -> None:
-        """Let go of the run; what ended it before is said."""
+        """Releases the run; prints an earlier failure."""
         _tried("Loki", self._follow.stop)
 
 
@@ -54,15 +49,10 @@ Backfill = Callable[[RunDir, Attempt], BackgroundBackfill | None]
 
 
 def backfill_for(source: str, *, loki_url: str | None, follow: bool) -> Backfill | None:
-    """What takes lines in; None where only the record is wanted.
-
-    Args:
-        source: ``record``, ``loki`` or ``store``.
-        loki_url: of the flag.
-        follow: lines are followed.
+    """Returns the copy function for source ``record`` (None), ``loki`` or ``store``.
 
     Raises:
-        UsageError: flags that contradict each other, or settings of a wrong form.
+        UsageError: Contradictory flags or wrong settings.
     """
     if loki_url is not None and source != "loki":
         raise UsageError("--loki-url says nothing without --log-source loki", hint="give both, or neither")
@@ -84,7 +74,7 @@ def backfill_for(source: str, *, loki_url: str | None, follow: bool) -> Backfill
 
 
 def _backfill_in_background(directory: RunDir, settings: LokiSettings, attempt: Attempt) -> BackgroundBackfill | None:
-    """Follow a run that is not over; of one that is, what there is is taken in once."""
+    """Follows a live run; copies once for an ended one."""
     from rankfall.supervisor.backfill import LokiFollow  # noqa: PLC0415 - loads the supervisor
 
     with directory.reader() as reader:
@@ -112,7 +102,7 @@ def _backfill_from_loki(directory: RunDir, settings: LokiSettings, attempt: Atte
 
 
 def _backfill_from_store(directory: RunDir, attempt: Attempt) -> None:
-    from rankfall.supervisor.backfill import backfill_from_store  # noqa: PLC0415 - loads the client of Kubernetes
+    from rankfall.supervisor.backfill import backfill_from_store  # noqa: PLC0415 - loads Kubernetes
 
     _tried("the log store", lambda: backfill_from_store(directory, attempts=_wanted(directory, attempt), say=_say))
 
@@ -138,11 +128,11 @@ def _say(text: str) -> None:
 
 
 _TICK_S: Final = 0.1
-# Whose a line of a launcher's local rank is may only be found by a look into its pod: so long it waits for that, seconds.
+# Seconds that a line waits for its rank, possibly found only inside its pod.
 _FOREIGN_RANK_WAIT_S: Final = 20.0
-# More than any run has.
+# Above any run's number of attempts.
 _MOST_ATTEMPTS: Final = 10**9 - 1
-# A look at thousands of streams that brings nothing costs: one part in so many of the time goes to such looks.
+# Polls of thousands of streams cost: spend 1 part in 60 of the time.
 _SHARE: Final = 60
 
 
@@ -206,8 +196,8 @@ def logs(
 ) -> int:
     """Show what the ranks printed, merged by time.
 
-    KIND/NAME is a job of a cluster that Rankfall did not start: job, jobset, trainjob, pytorchjob, tfjob, mpijob, or one pod.
-    On a terminal control characters are made visible; into a pipe go the job's own bytes.
+    KIND/NAME is a cluster job not started by Rankfall: job, jobset, trainjob, pytorchjob, tfjob, mpijob, or one pod.
+    A terminal shows control characters escaped; a pipe gets the raw bytes.
     """
     if everything and rank:
         raise UsageError("--all and --rank contradict each other", hint="give one of them")
@@ -269,7 +259,7 @@ def logs(
 
 
 def say_lost(directory: RunDir, writer: LineWriter, *, attempt: int | Literal["all"] | None) -> int:
-    """Say which lines of the attempts that were shown are not there, in JSON as a last object too; the exit code that follows."""
+    """Prints missing lines of the shown attempts, in JSON as last object; returns the exit code."""
     number = attempt if isinstance(attempt, int) else None
     if attempt is None:
         with directory.reader() as reader:
@@ -284,13 +274,13 @@ def say_lost(directory: RunDir, writer: LineWriter, *, attempt: int | Literal["a
 def _follow(
     directory: RunDir, query: LineQuery, writer: LineWriter, recording: Recording | BackgroundBackfill | None
 ) -> None:
-    """Show lines to the run's end; where this process records the run, it lets go of it whatever ends the view."""
+    """Shows lines to the run's end; always stops the recording."""
     if recording is None:
         follow_lines(directory, query, writer)
         return
     try:
         follow_lines(directory, query, writer, over=recording.over)
-        # Only the console is full: who records goes on to the end.
+        # Only the output limit is reached: recording continues to the end.
         while writer.spent and not recording.over():
             time.sleep(_TICK_S)
     finally:
@@ -300,7 +290,7 @@ def _follow(
 def follow_lines(
     directory: RunDir, query: LineQuery, writer: LineWriter, *, over: Callable[[], bool] | None = None
 ) -> None:
-    """Write lines as they come until the run (or ``over``) says that it is over, then all that is left."""
+    """Writes new lines until the run (or ``over``) ends, then the remaining ones."""
     over = over or (lambda: state_of(directory) in FINAL_STATES)
     patience = PATIENCE_S if directory.foreign is None else _FOREIGN_RANK_WAIT_S
     tail_lines = LineTail(directory, query, patience=patience)
@@ -320,7 +310,7 @@ def follow_lines(
         ):
             warned = True
             console.say(f"rankfall: nobody supervises {directory.id} now; rankfall attach {directory.id} takes it over")
-        # Also after some lines: what comes a moment later is cheaper to show together.
+        # Waits also after lines: batches are cheaper.
         time.sleep(_TICK_S if anything else max(_TICK_S, _SHARE * (time.thread_time() - before)))
     if not writer.spent:
         writer.write(tail_lines.blocks(final=True))
@@ -331,17 +321,17 @@ def follow_lines(
 
 
 def state_of(directory: RunDir) -> str:
-    """The run's state, as its record has it."""
+    """Returns the recorded state."""
     with directory.reader() as reader:
         return reader.run().state
 
 
 def chosen_attempt(directory: RunDir, *, attempt: str | None, previous: bool) -> int | Literal["all"] | None:
-    """The attempt that ``--attempt`` and ``--previous`` mean; None = the newest.
+    """Returns the attempt of ``--attempt`` and ``--previous``; None = the newest.
 
     Raises:
-        UsageError: no number, or both flags.
-        NotFound: the run has no such attempt.
+        UsageError: No number, or both flags.
+        NotFound: No such attempt.
     """
     if attempt is None and not previous:
         return None
@@ -363,7 +353,7 @@ def chosen_attempt(directory: RunDir, *, attempt: str | None, previous: bool) ->
 
 
 def _say_whether_ranks_are_known(directory: RunDir) -> None:
-    """Of a job that Rankfall did not start nobody may know the ranks: said, because a pod's number looks like one."""
+    """Warns about a foreign job's unknown ranks, because pod numbers resemble ranks."""
     if directory.foreign is None:
         return
     with directory.reader() as reader:
@@ -381,7 +371,7 @@ def _say_whether_ranks_are_known(directory: RunDir) -> None:
 
 
 def _say_where_ranks_are(directory: RunDir, ranks: Ranks, attempt: int | str | None) -> bool:
-    """Whether the lines of a chosen rank stand under its slot, where a verdict or a report says which slot that is; said, with the command that shows them."""
+    """Prints slots with chosen ranks' lines, named by a verdict or report; True if any."""
     if ranks.everything or attempt == "all":
         return False
     with directory.reader() as reader:

@@ -1,4 +1,4 @@
-"""``suspend``, ``resume`` and ``resize``: change a run that has begun, whoever supervises it."""
+"""``suspend``, ``resume`` and ``resize``: change a live run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rankfall.rundir import RunDir
 @run_argument
 @click.option("--reason", default="", help="Kept with the run.")
 def suspend(*, run: str | None, reason: str) -> None:
-    """Stop everything of a run and keep it; returns when nothing of it runs any more.
+    """Stop all processes of a run and keep it; returns after the last one ended.
 
-    No budget is used, and the total deadline stands still until `rankfall resume`.
+    Uses no budget; the total deadline pauses until `rankfall resume`.
     """
     directory = one_run(run)
     if not SyncRun(Run(directory)).suspend(reason):
@@ -34,9 +34,9 @@ def suspend(*, run: str | None, reason: str) -> None:
 @run_argument
 @click.option("--reason", default="", help="Kept with the run.")
 def resume(*, run: str | None, reason: str) -> None:
-    """Let a suspended run go on in a new attempt, in the background.
+    """Continue a suspended run in a new attempt, in the background.
 
-    A run that lost its supervisor gets one.
+    Also restores a lost supervisor.
     """
     directory = one_run(run)
     found = SyncRun(Run(directory))
@@ -74,10 +74,9 @@ _WORDS: Final[dict[How, str]] = {
 @click.option("--wait", is_flag=True, help="Return when the run has this size.")
 @click.option("--reason", default="", help="Kept with the run.")
 def resize(*, run: str, nodes: int, role: str | None, wait: bool, reason: str) -> None:
-    """Give a run another number of nodes. No budget is used, and the total deadline goes on.
+    """Give a run another number of nodes. Uses no budget; the total deadline continues.
 
-    A job of MIN:MAX nodes changes in place where its backend can; any other is stopped as for `rankfall suspend`
-    and goes on at once in a new attempt.
+    MIN:MAX jobs change in place if possible; others restart in a new attempt.
     """
     directory = one_run(run)
     answer = SyncRun(Run(directory)).resize(nodes, role=role, reason=reason, wait=wait)

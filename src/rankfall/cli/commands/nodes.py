@@ -1,6 +1,6 @@
-"""``nodes``: shows node health, runs checks, adds and removes taints.
+"""``nodes``: shows node health, runs checks, edits taints.
 
-Works with any kubeconfig that may get, list and patch nodes.
+Needs get, list and patch on nodes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _YES: Final = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 @click.group("nodes")
 def nodes() -> None:
-    """Show the health of nodes; check them, taint them, clear them, take the taints away."""
+    """Show the health of nodes; check, taint, clear them, remove taints."""
 
 
 @nodes.command("list")
@@ -47,7 +47,7 @@ def nodes() -> None:
 @health_config_option
 @output_option()
 def list_(*, selector: str | None, where: Where, config: Path | None, output: console.Output) -> None:
-    """List nodes with their state, our taint and the gravest cause."""
+    """List nodes with state, Rankfall's taint and the gravest cause."""
     _show(where, config, output, names=(), selector=selector)
 
 
@@ -60,7 +60,7 @@ def list_(*, selector: str | None, where: Where, config: Path | None, output: co
 def describe(
     *, names: tuple[str, ...], selector: str | None, where: Where, config: Path | None, output: console.Output
 ) -> None:
-    """Show all that is known of a node: its causes with their lines, its checks, its history."""
+    """Show all about a node: causes with lines, checks, history."""
     _show(where, config, output, names=names, selector=selector, whole=True)
 
 
@@ -71,8 +71,8 @@ def describe(
 @cluster_options
 @health_config_option
 def taint(*, names: tuple[str, ...], reason: str, dry_run: bool, where: Where, config: Path | None) -> None:
-    """Keep the scheduler away from a node until a person gives it back; pods that run there go on."""
-    from rankfall.nodes import commands  # noqa: PLC0415 - loads the client of Kubernetes
+    """Keep the scheduler off a node until a person releases it; its pods continue."""
+    from rankfall.nodes import commands  # noqa: PLC0415 - loads Kubernetes
 
     settings = _settings(config)
 
@@ -103,11 +103,11 @@ def clear(
     where: Where,
     config: Path | None,
 ) -> None:
-    """Declare a node good, or one cause of it; our taint goes when nothing is left that asks for it.
+    """Clear a node, or one cause; its taint goes when no cause requires it.
 
-    What was seen until now does not taint the node again; newer evidence does.
+    Only newer evidence taints it again.
     """
-    from rankfall.nodes import commands  # noqa: PLC0415 - loads the client of Kubernetes
+    from rankfall.nodes import commands  # noqa: PLC0415 - loads Kubernetes
 
     if not names and selector is None:
         raise UsageError("no node is named", hint="give names or -l LABELS; rankfall nodes reset clears all of them")
@@ -144,11 +144,11 @@ def reset(
     where: Where,
     config: Path | None,
 ) -> None:
-    """Take our taints away from all nodes, or from some; one line for each node that had one.
+    """Remove Rankfall's taints from all or some nodes; one line for each.
 
-    Ours are the key that the configuration names and rankfall.dev/faulty. Other taints and cordons stay.
+    Keys: the configured one and rankfall.dev/faulty. Other taints and cordons stay.
     """
-    from rankfall.nodes import commands  # noqa: PLC0415 - loads the client of Kubernetes
+    from rankfall.nodes import commands  # noqa: PLC0415 - loads Kubernetes
 
     settings = _settings(config)
     wanted = frozenset(keys) or settings.policy.keys
@@ -178,13 +178,13 @@ def reset(
 def check(
     *, name: str, only: tuple[str, ...], peer: str | None, namespace: str, where: Where, config: Path | None
 ) -> int:
-    """Run the configured checks on a node, as Jobs that tolerate our taint; its state does not change.
+    """Run the configured checks on a node, as Jobs that tolerate its taint; its state stays.
 
-    Ends with 0 when all passed, 69 when one failed, 74 when one could not be made, which is no pass.
+    Ends with 0 if all passed, 69 if one failed, 74 if one could not run.
     """
-    from rankfall.nodes import commands  # noqa: PLC0415 - loads the client of Kubernetes
-    from rankfall.nodes.checks.rounds import run_checks  # noqa: PLC0415 - loads the client of Kubernetes
-    from rankfall.render.escape import clean_line  # noqa: PLC0415 - only what prints
+    from rankfall.nodes import commands  # noqa: PLC0415 - loads Kubernetes
+    from rankfall.nodes.checks.rounds import run_checks  # noqa: PLC0415 - loads Kubernetes
+    from rankfall.render.escape import clean_line  # noqa: PLC0415 - for output
 
     settings = _settings(config)
     known = {each.name: each for each in settings.checks}
@@ -218,9 +218,9 @@ def _show(
     selector: str | None,
     whole: bool = False,
 ) -> None:
-    from rankfall.nodes import commands  # noqa: PLC0415 - as above
-    from rankfall.nodes.rules import node_objects  # noqa: PLC0415 - loads the client of Kubernetes
-    from rankfall.render.tables import render_node, render_nodes  # noqa: PLC0415 - as above
+    from rankfall.nodes import commands  # noqa: PLC0415 - on use
+    from rankfall.nodes.rules import node_objects  # noqa: PLC0415 - loads Kubernetes
+    from rankfall.render.tables import render_node, render_nodes  # noqa: PLC0415 - on use
 
     settings = _settings(config)
     found = _run(where, lambda kube: commands.find_nodes(kube, names=names, labels=selector, policy=settings.policy))
@@ -235,14 +235,14 @@ def _show(
 
 
 def _settings(config: Path | None) -> HealthConfig:
-    from rankfall.nodes.config import load_config  # noqa: PLC0415 - only what asks for it
+    from rankfall.nodes.config import load_config  # noqa: PLC0415 - on use
 
     return load_config(config)
 
 
 def _run(where: Where, work: Callable[[Kube], Awaitable[_T]]) -> _T:
-    from rankfall.kube.auth.kubeconfig import access_of  # noqa: PLC0415 - as above
-    from rankfall.kube.client import Kube  # noqa: PLC0415 - slow to load
+    from rankfall.kube.auth.kubeconfig import access_of  # noqa: PLC0415 - on use
+    from rankfall.kube.client import Kube  # noqa: PLC0415 - slow
 
     async def connected() -> _T:
         async with Kube(access_of(where)) as kube:
@@ -252,12 +252,12 @@ def _run(where: Where, work: Callable[[Kube], Awaitable[_T]]) -> _T:
 
 
 def _tell(done: Sequence[Done], *, dry_run: bool) -> None:
-    """A line for each node on stdout, what is missing on stderr.
+    """Prints a line for each node to stdout, notes and failures to stderr.
 
     Raises:
-        InfrastructureError: nothing was done on some of them.
+        InfrastructureError: A node failed.
     """
-    from rankfall.render.escape import clean_line  # noqa: PLC0415 - only what prints
+    from rankfall.render.escape import clean_line  # noqa: PLC0415 - for output
 
     for each in done:
         if each.error is None:

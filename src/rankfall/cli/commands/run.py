@@ -1,7 +1,4 @@
-"""``run`` and ``submit``: start a job from flags or a file.
-
-A job that cannot work is refused before anything is created.
-"""
+"""``run`` and ``submit``: start a job from flags or a file; refuse impossible jobs before creating anything."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from rankfall.rundir import RunDir, default_home, home
 from rankfall.supervisor import spawn_detached
 from rankfall.supervisor.detach import LOG_NAME
 
-# Flags end at the first word that is none: what follows is the job's.
+# The first other word ends the flags.
 _SETTINGS: Final[dict[str, Any]] = {"allow_interspersed_args": False}
 _MANY_SLOTS: Final = 8
 _RUN: Final = """Run a job here and stay with it.
@@ -64,7 +61,7 @@ def run(
     quiet: bool,
     **job: Any,
 ) -> int:
-    """Check, plan, create, then stay with the run or leave it to a detached supervisor; the exit code."""
+    """Creates the run, then stays or detaches; returns the exit code."""
     if everything and rank:
         raise UsageError("--all and --rank contradict each other", hint="give one of them")
     selection = parse_ranks(rank)
@@ -83,7 +80,7 @@ def run(
 @click.command("submit", help=_SUBMIT, context_settings=_SETTINGS)
 @job_options
 def submit(*, dry_run: bool, output: Output, quiet: bool, **job: Any) -> int:
-    """As ``run -d``; the exit code."""
+    """Works as ``run -d``."""
     directory = _made(job, dry_run=dry_run, output=output)
     if directory is not None:
         _start_in_background(directory, output, quiet=quiet)
@@ -91,7 +88,7 @@ def submit(*, dry_run: bool, output: Output, quiet: bool, **job: Any) -> int:
 
 
 def _made(job: dict[str, Any], *, dry_run: bool, output: Output) -> RunDir | None:
-    """A new run directory for the job of these flags, or the one of an earlier request with their token; None after a dry run."""
+    """Returns a new run directory, or the earlier one of the token; None after a dry run."""
     token, replace = job.pop("request_token"), job.pop("replace")
     spec = make_spec(Flags(**job))
     if replace and (token is None or spec.backend == "local"):
@@ -103,22 +100,22 @@ def _made(job: dict[str, Any], *, dry_run: bool, output: Output) -> RunDir | Non
     if dry_run:
         _print_plan(plan, spec, output)
         return None
-    # Folder and Python as they are here: who resumes the run, or takes it over, may stand elsewhere.
+    # Fixes folder and Python: a later supervisor may start elsewhere.
     return create_run(complete(spec), home=home(), request_token=token, replace=replace)
 
 
 def _start_in_background(directory: RunDir, output: Output, *, quiet: bool) -> None:
-    """With a supervisor in the background, or, where Kubernetes needs none, launched and left."""
+    """Starts a detached supervisor, or launches an unattended run."""
     document: dict[str, Any] = {"run": directory.id, "path": str(directory.path), "supervisor": None}
     if directory.spec.unattended:
-        from rankfall.supervisor.unattended.driver import launch  # noqa: PLC0415 - a supervised run needs none of it
+        from rankfall.supervisor.unattended.driver import launch  # noqa: PLC0415 - unattended only
 
         launch(directory)
         console.say(
             "rankfall: unattended: Kubernetes alone decides; nobody records it until somebody attaches", quiet=quiet
         )
     else:
-        # The same request may have been made before: its supervisor lives.
+        # A repeated request has a living supervisor.
         held = directory.lease_holder()
         pid, host = (held.pid, held.host) if held else (spawn_detached(directory), socket.gethostname())
         document["supervisor"] = {"pid": pid, "host": host}
@@ -157,7 +154,7 @@ def _print_plan(plan: Plan, spec: JobSpec, output: Output) -> None:
 
 
 def _print_manifests(plan: Plan, spec: JobSpec) -> None:
-    """What would be created in a cluster, in that order, as YAML; what else there is to say stands in comments."""
+    """Prints objects in order of creation as YAML, notes as comments."""
     console.out(f"# {spec.name}: {plan.size_text(spec)}")
     for note in plan.notes:
         console.out(f"# {one_line(note, width=400)}")

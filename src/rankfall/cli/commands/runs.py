@@ -1,4 +1,4 @@
-"""``ps`` and ``status``: list runs and show one, read from the run directories."""
+"""``ps`` and ``status``: show runs from their directories."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _MAX_LISTED = 20
 @click.option("-a", "--all", "everything", is_flag=True, help="All runs, also long ended ones.")
 @output_option()
 def ps(*, everything: bool, output: Output) -> None:
-    """List the runs of this machine, newest first.
+    """List this machine's runs, newest first.
 
-    Without -a: those that are not over, and the newest 20 in all.
+    Without -a: live ones, newest 20.
     """
     found = _summaries()
     listed = (
@@ -45,9 +45,9 @@ def ps(*, everything: bool, output: Output) -> None:
 @target_argument
 @output_option()
 def status(*, run: str | None, where: Where, output: Output) -> None:
-    """Show a run: its state, its slots, its ranks.
+    """Show a run: state, slots, ranks.
 
-    KIND/NAME is a job of a cluster that Rankfall did not start.
+    KIND/NAME is a cluster job not started by Rankfall.
     """
     with resolve_refreshed(run, where=where).reader() as reader:
         document = reader.status(time.time_ns())

@@ -1,4 +1,4 @@
-"""``why``: prints the verdict of a run, of log files and folders, or of a pipe."""
+"""``why``: prints the verdict of a run, files, or a pipe."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def why(
     no_exec: bool,
     output: Output,
 ) -> None:
-    """Say which rank fell first, why, and where.
+    """Show which rank failed first, why, and where.
 
-    KIND/NAME is a job of a cluster that Rankfall did not start: job, jobset, trainjob, pytorchjob, tfjob, mpijob, or one pod.
+    KIND/NAME is a cluster job not started by Rankfall: job, jobset, trainjob, pytorchjob, tfjob, mpijob, or one pod.
 
-    Ends with 0 when there is a verdict (unknown is one too), with 66 when the target does not exist.
+    Ends with 0 for any verdict, 66 if the target does not exist.
     """
     verdict, source, run = _explained(
         list(target),
@@ -123,7 +123,6 @@ def _explained(
 
 
 def _is_there(name: str) -> bool:
-    """Whether there is a file of this name; no file has a name that is too long."""
     try:
         return Path(name).exists()
     except OSError:
@@ -131,7 +130,7 @@ def _is_there(name: str) -> bool:
 
 
 def _as_run(targets: list[str], where: Where) -> RunDir | None:
-    """The run that is meant; None when these are files. A run beats a file of the same name, ``./NAME`` is always the file."""
+    """Returns the run, or None for files. A run beats a file; ``./NAME`` is always a file."""
     if len(targets) == 1 and (where.given or parse_target(targets[0]) is not None):
         return resolve_target(targets[0], where=where)
     if len(targets) != 1 or targets == ["-"]:

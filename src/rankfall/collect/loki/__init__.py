@@ -1,5 +1,4 @@
-"""Takes the lines of an attempt's vanished pods out of Loki into the run directory, each line once.
+"""Copies the lines of an attempt's vanished pods from Loki.
 
-Loaded late: it brings the HTTP client along.
-Imports collect.pods (logs and folders of instances), rundir, loki and model.
+Loaded late: it loads the HTTP client. Imports collect.pods, rundir, loki and model.
 """

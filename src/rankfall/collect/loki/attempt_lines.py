@@ -1,9 +1,6 @@
-"""Takes an attempt's lines out of Loki, once or while the job goes on.
+"""Copies an attempt's lines from Loki, once or while the job runs.
 
-Never asks the API: a pod that may still be there belongs to the API, except in a live follow. A log is
-closed as lost before Loki's first line is stored, so no API tailer continues behind Loki's lines and a
-kill leaves a visible gap, which the wrapper's final record removes. Live polls start a minute behind the
-newest line, every fifth minute an hour behind, for late lines.
+A log is marked lost before Loki's first line is stored, so no API tailer continues it.
 """
 
 from __future__ import annotations
@@ -31,32 +28,19 @@ from rankfall.rundir import RunDir
 from rankfall.rundir.cluster.journal import JournalReader, journal_path
 from rankfall.rundir.cluster.pod_source import PodSource
 
-# How far clocks of nodes may be off, and how far ahead Loki takes stamps.
+# Clock errors of nodes; Loki accepts such future timestamps.
 MARGIN_NS: Final = 900 * SECOND
-# How far behind the newest line a quick look begins; thorough ones begin as far behind as Loki takes late lines.
+# Time before the newest line at which a quick poll starts.
 QUICK_NS: Final = 60 * SECOND
 
 
 def keys_of(settings: LokiSettings) -> tuple[str, ...]:
-    """Labels whose values tell a run's lines apart."""
+    """Returns the labels that identify a run's lines."""
     return (*settings.labels.values(), *IDENTIFYING_LABELS)
 
 
 class LokiCollector:
-    """One attempt's lost pods.
-
-    Args:
-        run_dir: the run; its lease must be held.
-        attempt: counted from 1.
-        source: which pods.
-        loki: gives pages.
-        settings: names of the labels.
-        over: the run has ended, so that nobody will read a log by the API any more.
-        live: its lines are followed out of Loki: pods that may still be there too, look after look. Each thing is said once.
-        since: when the attempt began, nanoseconds since the epoch.
-        until: when it ended, or now.
-        say: takes lines for people.
-    """
+    """Copies the lines of one attempt's lost pods; the caller holds the run's lease."""
 
     def __init__(
         self,
@@ -85,9 +69,9 @@ class LokiCollector:
             run_dir, attempt=attempt, role_of=source.role_of, token=source.token, named=source.named or attempt
         )
         self._takes: dict[str, LokiPodCollector] = {}
-        # Pods of which something could not be stored: they are read anew, but by thorough looks only.
+        # Pods with unstored lines: only thorough polls read them again.
         self._refused: set[str] = set()
-        # Of each pod that was asked for its slot, and whether its wrapper's last word is stored.
+        # Per pod: slot, and True if its wrapper's last record is stored.
         self._ended: dict[str, tuple[int, bool]] = {}
         self._pods = LostPods(
             run_dir,
@@ -104,11 +88,11 @@ class LokiCollector:
         self._blind = False
 
     async def take(self) -> int:
-        """Store what there is; the number of lines that are new.
+        """Stores all lines and returns the number of new ones.
 
         Raises:
-            LokiError: it cannot be asked; what came before is stored.
-            OSError: the run directory cannot be written.
+            LokiError: Loki cannot be queried.
+            OSError: The run directory cannot be written.
         """
         try:
             return await self.look(self._until)
@@ -116,15 +100,11 @@ class LokiCollector:
             self.forget()
 
     async def look(self, until: int, *, quick: bool = False) -> int:
-        """One look of many; the number of lines that are new. :meth:`forget` at the end.
-
-        Args:
-            until: the time now, or when the attempt ended, nanoseconds since the epoch.
-            quick: lines that came later than a minute are left to a thorough look.
+        """Polls once and returns the number of new lines; a quick poll ignores lines over a minute late.
 
         Raises:
-            LokiError: it cannot be asked; what came before is stored, and the next look goes on there.
-            OSError: the run directory cannot be written; after :meth:`forget` the next look takes the same lines.
+            LokiError: Loki cannot be queried; the next poll continues.
+            OSError: The run directory cannot be written.
         """
         self._until = until
         count = 0
@@ -137,18 +117,18 @@ class LokiCollector:
         return count
 
     def forget(self) -> None:
-        """Let go of the files; what was taken is known from them to the next look."""
+        """Closes the files; the next poll reads its state from them."""
         self._takes.clear()
         self._instances.close()
 
     def ended(self, slots: Iterable[int]) -> bool:
-        """Whether the last word of every pod that is known of these slots is stored, of one pod each at least."""
+        """True if the last record of every known pod of these slots is stored."""
         done = {fact.slot for fact in self._journal.values() if fact.log == "complete"}
         done |= {slot for slot, _ in self._ended.values()}
         return done.issuperset(slots) and all(ended for _, ended in self._ended.values())
 
     def trouble(self, error: LokiError) -> None:
-        """Say that it is asked in vain; of a live follow once, until it answers again."""
+        """Reports a failed query, once until Loki answers again."""
         if not (self._live and self._blind):
             self._tell(f"{error.message}; asked again")
         self._blind = self._live
@@ -158,10 +138,9 @@ class LokiCollector:
     async def _take(self, pod: LostPod, *, quick: bool) -> int:
         take = self._takes.get(pod.uid)
         if quick and (pod.uid in self._refused or self._ended.get(pod.uid, (0, False))[1]):
-            # Late lines of one that has ended are rare: they have time.
+            # Late lines of an ended pod are rare.
             return 0
         if take is None:
-            # Nothing is remembered of what came late before: the first look is thorough.
             quick = False
             take = self._takes[pod.uid] = LokiPodCollector(
                 pod,
@@ -177,7 +156,7 @@ class LokiCollector:
         ends = take.ends()
         for number in ends:
             said = ends[number] or self._last_word(pod, take, number)
-            # It may have come by the status of the container, before lines that Loki is still to give.
+            # The container's status may report the end before Loki has all lines.
             ends[number] = (
                 said and self._instances.settle(pod.slot, uid=pod.uid, number=number, changed=True) is not False
             )
@@ -198,7 +177,7 @@ class LokiCollector:
         return lines
 
     def _complete(self, pod: LostPod, take: LokiPodCollector, number: int) -> None:
-        """Say in the record that all of it is there: nobody but its wrapper can know that a line is missing in Loki."""
+        """Marks a log as complete; only the wrapper's record proves that Loki lacks no line."""
         cursor = take.log(number).cursor
         if cursor.closed != "complete":
             self._filled(pod, number, take.after(number))
@@ -206,7 +185,6 @@ class LokiCollector:
             cursor.commit({})
 
     def _filled(self, pod: LostPod, number: int, after: int | None) -> None:
-        """The gap that was said when the pod vanished is none any more."""
         role = self._source.role_of(pod.slot)
         log = LogOf(self._run_dir.id, self._attempt, role, pod.slot, pod.uid, number)
         record = gap_record(log, after=after, before=None)
@@ -214,7 +192,7 @@ class LokiCollector:
             (self._run_dir.records_dir / f"{log.head}{record.id}.json").unlink()
 
     def _last_word(self, pod: LostPod, take: LokiPodCollector, number: int) -> bool:
-        """Whether the slot's end came from this pod, whichever process took it; of a container that never was restarted."""
+        """True if this container, without restarts, wrote the slot's end record."""
         if len(pod.numbers) > 1:
             return False
         role = self._source.role_of(pod.slot)
@@ -228,13 +206,13 @@ class LokiCollector:
                     return True
         return False
 
-    # -- asking
+    # -- queries
 
     def _pages(self, query: str, cursor: Cursor, *, quick: bool) -> AsyncIterator[list[Entry]]:
         def stuck(at: int) -> None:
             self._say(f"Loki has more lines of the nanosecond {at} than it gives at once: some of them are lost")
 
-        # Whoever follows waits by itself, so that one pod's query does not hold up the others.
+        # One pod's query must not delay the others.
         patience_s = 0.0 if self._live else PATIENCE_S
         return Reader(self._loki, query, cursor, trouble=self.trouble, on_stuck=stuck, patience_s=patience_s).read(
             self._until + MARGIN_NS, settled=self._until, overlap_ns=QUICK_NS if quick else None
@@ -246,28 +224,19 @@ class LokiCollector:
             self._tell(text)
 
 
-# Between two looks, seconds.
 POLL_S: Final = 2.0
-# Between two thorough ones, nanoseconds.
+# Between two thorough polls.
 THOROUGH_NS: Final = 300 * SECOND
-# After the end a collector may still hold lines: so long it is waited for the last look, nanoseconds.
+# Between the end and the last poll: a collector may hold lines.
 SETTLE_NS: Final = 10 * SECOND
-# After an answer that waiting may not heal, or a full disk, seconds.
+# Seconds after an answer that waiting may not fix, or a full disk.
 REFUSED_S: Final = 10.0
-# How long after the end a Loki that does not answer is asked for the last look, nanoseconds.
+# After the end, for the last poll of a silent Loki.
 PATIENCE_NS: Final = 60 * SECOND
 
 
 class LokiLive:
-    """One or more attempts, followed.
-
-    Args:
-        takes: theirs, made for a live follow.
-        ended: whether nothing more is to come; asked after each look.
-        say: takes lines for people.
-        clock: nanoseconds since the epoch.
-        pause: waits so many seconds.
-    """
+    """Follows one or more attempts."""
 
     def __init__(
         self,
@@ -285,11 +254,11 @@ class LokiLive:
         self._pause = pause
 
     async def run(self) -> None:
-        """Look until the end.
+        """Polls until the end.
 
         Raises:
-            LokiError: it never answered and waiting will not heal that, or it does not answer any more after the end.
-            OSError: as above, of the run directory.
+            LokiError: Loki does not answer.
+            OSError: The run directory cannot be written.
         """
         try:
             await self._run()
@@ -315,7 +284,7 @@ class LokiLive:
                 await self._pause(max(REFUSED_S, error.retry_after or 0.0))
                 continue
             except OSError as error:
-                # What the files hold is known from them; what is held in memory may be ahead of it.
+                # Memory may be ahead of the files.
                 self._forget()
                 thorough_at = None
                 if ended_at is not None:

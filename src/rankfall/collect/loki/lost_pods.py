@@ -1,7 +1,6 @@
-"""Decides which pods Loki is asked for: gone according to the journal, or never seen.
+"""Selects the pods for Loki queries: gone according to the journal, or never observed.
 
-Never-seen pods are found by the attempt's token in the records of their wrappers. Pods that cannot be told
-apart (two unknown ones of one slot) are left out, with a message.
+Indistinguishable pods (two unknown ones of one slot) are skipped, with a message.
 """
 
 from __future__ import annotations
@@ -21,31 +20,18 @@ from rankfall.rundir.cluster.log_routes import RECORD_MARK
 from rankfall.rundir.cluster.pod_facts import PodFact
 from rankfall.rundir.cluster.pod_source import PodSource
 
-# Pods that one message names.
 _NAMED: Final = 3
 
 
 class Pages(Protocol):
-    """What a query finds from a cursor on, page by page; a quick look leaves out what came very late."""
+    """Returns a query's results page by page; a quick poll omits very late lines."""
 
     def __call__(self, query: str, cursor: Cursor, *, quick: bool) -> AsyncIterator[list[Entry]]:
-        """Read."""
+        """Reads the pages."""
 
 
 class LostPods:
-    """The pods of one attempt.
-
-    Args:
-        run_dir: the run.
-        attempt: counted from 1.
-        source: which pods.
-        journal: what was seen of them, by UID.
-        labels: names of Loki's labels.
-        pages: asks Loki.
-        since: before the attempt's first line, nanoseconds since the epoch.
-        over: nobody will read a log by the API any more, or whoever asks has chosen Loki.
-        say: takes lines for people.
-    """
+    """The lost pods of one attempt."""
 
     def __init__(
         self,
@@ -73,7 +59,7 @@ class LostPods:
         self._finder = Cursor(State.starting_at(since))
 
     def selector(self, pod: LostPod | None = None) -> str:
-        """What asks for the lines of a pod; of None for those of all."""
+        """Returns the query for one pod's lines, or for all."""
         names = self._labels
         container = self._source.container if pod is None else pod.container
         wanted = {names["namespace"]: self._source.namespace}
@@ -82,7 +68,7 @@ class LostPods:
         return logql.selector(wanted if pod is None else {**wanted, names["pod"]: pod.name})
 
     def known(self) -> list[LostPod]:
-        """Those of the journal whose logs the record lacks."""
+        """Returns the journal's pods whose logs the record lacks."""
         return [
             LostPod(
                 name=fact.name,
@@ -96,7 +82,7 @@ class LostPods:
         ]
 
     def left_out(self) -> None:
-        """Say of which pods Loki is not asked: the API may still have them, and one log comes from one of both."""
+        """Reports the pods that are not queried because the API may still have them."""
         if self._over:
             return
         there = [fact.name for fact in self._journal.values() if not fact.gone and fact.log not in {"complete", "none"}]
@@ -107,9 +93,9 @@ class LostPods:
             )
 
     async def unknown(self, *, quick: bool) -> list[LostPod]:
-        """Pods whose wrappers wrote records with this attempt's token, and that nobody saw."""
+        """Returns unobserved pods whose records have this attempt's token."""
         if not self._source.container:
-            # A job that Rankfall did not start: its pods write no records.
+            # A foreign job writes no records.
             return []
         known = {fact.uid for fact in self._journal.values()}
         for other in self._source.apart:
@@ -127,7 +113,7 @@ class LostPods:
         return self._unmistakable(self._found.values())
 
     def _unmistakable(self, pods: Iterable[LostPod]) -> list[LostPod]:
-        """Pods of an attempt that Kubernetes may have started several times are told from its others by a look only."""
+        """Kubernetes may have started an attempt several times."""
         by_slot: dict[int, list[LostPod]] = {}
         for pod in pods:
             by_slot.setdefault(pod.slot, []).append(pod)

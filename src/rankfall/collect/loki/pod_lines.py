@@ -1,9 +1,6 @@
-"""Stores the Loki lines of one pod that the API no longer has, as its log would have been.
+"""Stores the Loki lines of one vanished pod in the form of its log.
 
-A log that was followed until the pod vanished is continued only when Loki's lines carry the runtime's
-timestamps, proved by lines that both have; otherwise it is refused with a message. Lines of a restarted
-container need labels that name the instance. Labels that a collector does not set are unknown, never
-guessed.
+A partly stored log is continued only if common lines prove that Loki has the runtime's timestamps.
 """
 
 from __future__ import annotations
@@ -21,27 +18,25 @@ from rankfall.loki.cursor import SECOND, Cursor, Entry
 from rankfall.model import numbers
 from rankfall.model.patterns import bounded
 
-# The kubelet's own path of a container's log: namespace, pod, UID, container, restart.
+# The kubelet's path of a container log: namespace, pod, UID, container, restart.
 _PATH: Final = bounded(r"/var/log/pods/[^/]+_([^/_]+)/[^/]+/([0-9]{1,9})\.log", limit=1_024)
 _PATHS: Final = ("filename", "log_file_path")
 _UIDS: Final = ("k8s_pod_uid", "pod_uid")
 _RESTARTS: Final = ("k8s_container_restart_count",)
 _OUTPUTS: Final = ("stream", "log_iostream")
-# Of more restarts nobody tells.
 _MAX_DIGITS: Final = 9
-# Beside namespace, pod and container these tell one source from another.
 IDENTIFYING_LABELS: Final = (*_PATHS, *_UIDS, *_RESTARTS, *_OUTPUTS)
 
 
 class Origin(NamedTuple):
-    """Whose line it is, as far as its labels tell."""
+    """Pod and instance of a line, as far as its labels name them."""
 
     uid: str | None
     number: int | None
 
 
 def origin(labels: Mapping[str, str]) -> Origin:
-    """The instance that these labels name."""
+    """Returns the instance that these labels name."""
     uid = next((labels[name] for name in _UIDS if labels.get(name)), None)
     said = (numbers.whole(labels.get(name), digits=_MAX_DIGITS) for name in _RESTARTS)
     number = next((each for each in said if each is not None and each >= 0), None)
@@ -53,13 +48,12 @@ def origin(labels: Mapping[str, str]) -> Origin:
     return Origin(uid, number)
 
 
-# How far before the last stored line lines are looked for that prove whose stamps these are.
+# Range searched for lines that prove the timestamps' source.
 PROOF_NS: Final = 60 * SECOND
-# How late a line may reach Loki and still be found by a later look: as late as Loki takes it by default.
+# Loki's default limit for late lines.
 LATE_NS: Final = 3600 * SECOND
-# Lines of a page, where the server gives so many.
 PAGE: Final = 1000
-# Zones that nodes may have, seconds east of UTC: the API writes stamps in theirs.
+# Zones of nodes in seconds east of UTC; the API uses them.
 _ZONES: Final = (0, *(quarter * 900 for quarter in range(-48, 57) if quarter))
 
 
@@ -67,10 +61,10 @@ class LostPod(msgspec.Struct, frozen=True, kw_only=True):
     """A pod that the API no longer has.
 
     Attributes:
-        name, uid: of it.
-        container: its training container.
-        slot: of the job.
-        numbers: instances of its container that are known to have run; empty = not known.
+        name, uid: Name and UID.
+        container: Its training container.
+        slot: Slot of the job.
+        numbers: Instances that ran; empty if unknown.
     """
 
     name: str
@@ -81,21 +75,10 @@ class LostPod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LokiPodCollector:
-    """One pod's lines out of Loki into the run directory.
-
-    Args:
-        pod: whose.
-        open_log: gives the log of an instance, by its number.
-        state: how far it was taken.
-        start_ns: stamp from which lines are wanted, nanoseconds since the epoch.
-
-    Attributes:
-        cursor: of the query.
-        lines: stored by this object.
-        problems: why lines of some kind were not stored, in words.
+    """Copies one pod's lines from Loki into the run directory.
 
     Raises:
-        OSError: the run directory cannot be read or written.
+        OSError: The run directory is not accessible.
     """
 
     def __init__(
@@ -112,7 +95,7 @@ class LokiPodCollector:
         self._open = open_log
         self._state = state
         self._logs: dict[int, InstanceLog] = {}
-        # Of each instance: until when its lines were stored before Loki was asked; and the zone of its stamps, once that is proved.
+        # Per instance: last timestamp stored before Loki, and its proved zone.
         self._before: dict[int, int | None] = {}
         self._zones: dict[int, int] = {}
         self._last: dict[int, frozenset[int]] = {}
@@ -128,10 +111,10 @@ class LokiPodCollector:
         self.cursor = Cursor(found, limit=PAGE, overlap_ns=LATE_NS)
 
     def take(self, entries: Sequence[Entry]) -> None:
-        """Store a page; the cursor stands behind it.
+        """Stores a page that the cursor has passed.
 
         Raises:
-            OSError: it could not be stored; the same lines come again with the next process.
+            OSError: Not stored; the next process retries.
         """
         pages: dict[int, list[Entry]] = {}
         for entry in entries:
@@ -165,18 +148,18 @@ class LokiPodCollector:
                 self.lines += text.count(b"\n")
 
     def ends(self) -> dict[int, bool]:
-        """Instances of which lines are stored, and whether the wrapper's last word is among them."""
+        """Returns the instances with stored lines; True if the wrapper's last record is included."""
         return {number: log.leave() for number, log in self._logs.items() if log.cursor.lines}
 
     def log(self, number: int) -> InstanceLog:
-        """The log of an instance."""
+        """Returns the log of an instance."""
         return self._log(number)
 
     def claim(self, number: int) -> None:
-        """From here on this log is Loki's: the API's follower leaves it, and what may be missing is said until its last word is stored.
+        """Assigns the log to Loki; a gap remains until its last record is stored.
 
         Raises:
-            OSError: that cannot be written.
+            OSError: That cannot be written.
         """
         log = self._log(number)
         if log.cursor.closed is None:
@@ -185,13 +168,13 @@ class LokiPodCollector:
             log.cursor.commit({})
 
     def after(self, number: int) -> int | None:
-        """Stamp of the last line of an instance that was stored before Loki was asked; None where there was none."""
+        """Returns the last timestamp of an instance stored before Loki was queried."""
         return self._before[number]
 
-    # -- whose
+    # -- source of a line
 
     def _number(self, entry: Entry) -> int | None:
-        """The instance that wrote a line; None where that is not known, or it is of another pod of this name."""
+        """Returns a line's instance; None if unknown or of another pod."""
         uid, number = origin(entry.labels)
         if uid is not None and uid != self.pod.uid:
             return None
@@ -215,7 +198,7 @@ class LokiPodCollector:
     # -- joining
 
     def _joined(self, number: int, rows: list[Entry]) -> list[Entry] | None:
-        """Of lines in order those that are not stored yet; None where that cannot be told."""
+        """Returns the unstored lines; None if they cannot be distinguished."""
         last = self._before[number]
         if last is None:
             return rows
@@ -223,7 +206,7 @@ class LokiPodCollector:
             zone = _zone_of([one for one in rows if one.at <= last], self._last[number])
             if zone is None:
                 if rows[-1].at <= last:
-                    # Of a time that is stored; the proof may come yet.
+                    # Already stored; the proof may follow.
                     return []
                 self._say(
                     f"what is stored of the log of {self.pod.name} ends at {stamp_text(last)}, and Loki has none of its last lines with their stamps: "
@@ -244,7 +227,6 @@ class LokiPodCollector:
 
 
 def _zone_of(rows: Iterable[Entry], known: frozenset[int]) -> int | None:
-    """The zone in which one of these lines with its stamp is among the known ones; None = in none."""
     for one in rows:
         for zone in _ZONES:
             if _among(known, one, east_s=zone):
@@ -257,7 +239,7 @@ def _among(known: frozenset[int], one: Entry, *, east_s: int) -> bool:
 
 
 def _lines(entries: Iterable[Entry], *, east_s: int) -> list[bytes]:
-    """Lines as the API would give them. An entry of several lines (a collector may join them) has one stamp for all."""
+    """Returns lines in the API's form; an entry's lines share one timestamp."""
     return [
         stamp_text(one.at, east_s=east_s).encode() + b" " + line + b"\n"
         for one in entries

@@ -1,7 +1,6 @@
 """Resume state of one pod's lines from Loki: each line once, even after a kill.
 
-A row is written before its page is stored: what the page holds and how many lines each log had before. The
-next process learns from the stored logs which parts of the last page were committed.
+A row precedes its page; the next process compares it with the stored logs.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from rankfall.model import decoding
 from rankfall.rundir.layout import pods_folder
 from rankfall.rundir.lease import make_folder, private, write_file
 
-# Written anew when it has grown to this, bytes.
+# Bytes at which the file is rewritten.
 COMPACT: Final = 16 << 20
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What a page holds of one container instance.
+    """The part of a page from one container instance.
 
     Attributes:
-        number: of the container's restart.
-        base: lines that its log had before.
-        lines: that this part adds.
-        seen: (stamp, id) of each entry.
-        after: newest stamp that its log had before Loki was asked at all; None = it had no lines.
-        east_s: zone of the log's stamps, seconds east of UTC, once lines that both have proved it.
+        number: Restart number of the container.
+        base: Lines in its log before.
+        lines: Lines that this part adds.
+        seen: (timestamp, id) of each entry.
+        after: Newest timestamp before Loki; None without lines.
+        east_s: Proved zone in seconds east of UTC, or None.
     """
 
     number: int
@@ -51,22 +50,14 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LokiState:
-    """The file of one pod.
-
-    Args:
-        run: the run directory.
-        attempt: counted from 1.
-        uid: of the pod.
-
-    Attributes:
-        joins: of each instance that earlier processes stored lines of: ``after`` and ``east_s`` of its newest part.
+    """The state file of one pod.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: It cannot be created.
     """
 
     def __init__(self, run: Path, *, attempt: int, uid: str) -> None:
-        # A UID came from the API or from a label: only its own characters reach the name.
+        # Only safe characters reach the file name.
         name = "".join(char if char.isalnum() or char == "-" else "_" for char in uid)[:80]
         self._path = pods_folder(run, attempt) / "loki" / f"{name}.jsonl"
         make_folder(self._path.parent)
@@ -75,14 +66,10 @@ class LokiState:
         self.joins: dict[int, tuple[int | None, int | None]] = {}
 
     def load(self, *, stored: Callable[[int], int], start_ns: int) -> State:
-        """The cursor's state as the store agrees with it.
-
-        Args:
-            stored: gives the lines that the log of an instance holds now.
-            start_ns: stamp from which lines are wanted, where nothing was read yet.
+        """Returns the cursor's state that agrees with the stored logs.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: It cannot be read.
         """
         rows = self._rows()
         self.joins = {part.number: (part.after, part.east_s) for row in rows for part in row.parts}
@@ -96,7 +83,7 @@ class LokiState:
                 parts.append(part)
             else:
                 whole = False
-        # Of a page that was stored in part the rest is asked for again.
+        # The rest of a partly stored page is queried again.
         held = last if whole or not done else done[-1]
         if not whole and not done:
             held = msgspec.structs.replace(last, mark=start_ns, forgotten=start_ns - 1)
@@ -107,19 +94,15 @@ class LokiState:
             seen=tuple(one for part in parts for one in part.seen),
         )
         if not whole:
-            # Rows before the last one are believed: this one must not become one of them.
+            # Rows before the last one count as stored.
             self._rewrite(found)
         return found
 
     def intend(self, state: State, parts: tuple[Part, ...]) -> None:
-        """Write down what is about to be stored.
-
-        Args:
-            state: of the cursor after the page.
-            parts: of the page.
+        """Writes a row about a page before it is stored.
 
         Raises:
-            OSError: the disk is full or the like; the page must not be stored then.
+            OSError: A write failed; do not store the page.
         """
         row = _Row(mark=state.mark, forgotten=state.forgotten, late=state.late, parts=parts)
         data = msgspec.json.encode(row) + b"\n"
@@ -127,7 +110,6 @@ class LokiState:
             self._rewrite(state, parts)
         fd = private(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
-            # What a killed process left of a row ends here.
             os.ftruncate(fd, self._size)
             if os.write(fd, data) < len(data):
                 os.ftruncate(fd, self._size)
@@ -137,10 +119,10 @@ class LokiState:
         self._size += len(data)
 
     def _rewrite(self, state: State, parts: tuple[Part, ...] = ()) -> None:
-        """One row that says what is remembered but for ``parts``, which are not stored yet, in place of many.
+        """Replaces all rows by one that excludes the unstored ``parts``.
 
         Raises:
-            OSError: it cannot be written; the file is as before.
+            OSError: It cannot be written; the file is unchanged.
         """
         coming = {found for part in parts for _, found in part.seen}
         seen = tuple(one for one in state.seen if one[1] not in coming)
@@ -151,7 +133,7 @@ class LokiState:
         ]
         held = held or [Part(number=0, base=0, lines=0, seen=())]
         held[0] = msgspec.structs.replace(held[0], seen=seen)
-        # The page is not stored yet: the mark must not be beyond it.
+        # The mark must not be beyond the unstored page.
         mark = min([state.mark, *(at for part in parts for at, _ in part.seen)])
         row = _Row(mark=mark, forgotten=min(state.forgotten, mark - 1), late=state.late, parts=tuple(held))
         temporary = self._path.with_suffix(".new")

@@ -1,5 +1,5 @@
-"""Collector of an attempt's pods: watch, tail, split by rank, resume, gaps, context, clocks.
+"""Collects an attempt's pods.
 
-Faces: lazy_collector (what the supervisor starts), log_tailer and instance_folders (used by collect.loki).
-Imports collect.stores, rundir, kube and model.
+Entry points: ``lazy_collector``, ``log_tailer`` and ``instance_folders``. Imports collect.stores, rundir, kube and
+model.
 """

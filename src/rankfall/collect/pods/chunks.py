@@ -1,12 +1,7 @@
-"""Takes a chunk of lines apart with a few operations on all of them together: stamps off, ranks told, one piece of bytes a stream.
+"""Splits a chunk of lines in bulk: strips timestamps and finds ranks.
 
-It takes only what is as nearly every chunk is: whole lines of one day, each with a stamp in UTC and none older than the one before it, none
-of them a record. For any other it says no, and the chunk is gone through line by line with the same outcome. A chunk that one busy rank
-printed within two seconds is taken in half of the time: what stands in front of its lines differs in nine digits only, so nothing has to be
-kept of them.
-
-Stamps are kept of the first and the last line of each tenth of a second. They are taken for the oldest and the newest ones: a clock that is set
-back within a tenth of a second is not noticed.
+Accepts only whole lines of one UTC day with sorted timestamps and without records. The caller splits other chunks line
+by line.
 """
 
 from __future__ import annotations
@@ -22,38 +17,29 @@ from rankfall.model.patterns import Bounded, anchored, bounded
 from rankfall.rundir.streams.files import MOST_APART_NS
 from rankfall.rundir.streams.writer import Mark
 
-# Below this a chunk is not worth it, bytes.
+# Bytes; smaller chunks are not worth it.
 LEAST: Final = 2048
 _DAY: Final = anchored(rb"\d{4}-\d\d-\d\dT", limit=16)
 _DATE_LENGTH: Final = 11
-# A stamp to its point, and to the tenth of the second; of the latter the time of the day.
+# Up to a timestamp's point.
 _SECOND_LENGTH: Final = 20
 _TENTH_LENGTH: Final = 21
 _TIME_LENGTH: Final = _TENTH_LENGTH - _DATE_LENGTH
-# "hh:mm:ss".
 _SECONDS_LENGTH: Final = 8
-# What stands in front of a rank's line.
+# Head of a rank's line.
 _HEAD: Final = anchored(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z (\[rank (\d{1,7}|\?)\] )", limit=64)
-# What stands in front of a line where no wrapper of ours is.
+# Head of a line without wrapper.
 _STAMP: Final = anchored(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z (())", limit=64)
-# Patterns that are kept, one a rank.
+# Cached patterns, one a rank.
 _MOST: Final = 64
 _RECORD: Final = b"\x1e"
 _NS: Final = 1_000_000_000
-# A chunk of one rank is cut into at most so many tenths of a second.
+# Tenths of a second that a chunk of one rank may span.
 _MOST_TENTHS: Final = 20
 
 
 class SplitChunk(NamedTuple):
-    """A chunk in pieces.
-
-    Attributes:
-        lines: how many it held.
-        pieces: bytes of each rank's lines, by the digits as they stood in the prefix; None or ``b"?"`` = of no rank.
-        counts, marks: lines of each piece, and their stamps.
-        last: stamp of the last line, nanoseconds.
-        high, low: newest and oldest whole second of all stamps.
-    """
+    """A split chunk; ``pieces`` has the key None or ``b"?"`` for lines without rank."""
 
     lines: int
     pieces: dict[bytes | None, bytes]
@@ -65,47 +51,36 @@ class SplitChunk(NamedTuple):
 
 
 class Splitter:
-    """Takes chunks of one log apart.
-
-    Args:
-        stamps: the log's parser of stamps.
-        foreign: no wrapper of ours is in the container: what looks like its prefix is the job's own text.
-    """
+    """Splits chunks of one log; ``foreign`` means without Rankfall's wrapper."""
 
     def __init__(self, stamps: StampParser, *, foreign: bool = False) -> None:
         self._stamps = stamps
         self._foreign = foreign
         self._date = b""
-        # The second of this day that was asked for last, and when it begins.
         self._second = b""
         self._second_ns = 0
         self._heads: Bounded[bytes] | None = None
         self._of_rank: dict[bytes, Bounded[bytes]] = {}
 
     def split(self, data: bytes) -> SplitChunk | None:
-        """Take apart; None when it must be gone through line by line.
-
-        Args:
-            data: whole lines, the last one with its newline.
-        """
+        """Splits a chunk of whole lines; None if it must be split line by line."""
         if _RECORD in data:
             return None
         return self._alike(data) or self._mixed(data)
 
     def _alike(self, data: bytes) -> SplitChunk | None:
-        """Of lines that all are of one rank, and of few tenths of a second."""
+        """Splits lines of one rank within few tenths of a second."""
         end = data.rfind(b"\n", 0, -1) + 1
         pattern = _STAMP if self._foreign else _HEAD
         head, tail = pattern.match(data), pattern.match(data, end)
         if head is None or tail is None or head[1] != tail[1]:
             return None
-        # Split at each newline; behind it the head goes too, where it is one of this rank.
         parts = self._heads_of(head[1]).split(data)
         count = len(parts) - 1
         length = head.end()
         parts[0] = parts[0][length:]
         text = b"\n".join(parts)
-        # All heads have the same length: so many bytes are gone only when each line had one.
+        # All heads have the same length: proves that each line had one.
         if len(text) != len(data) - count * length:
             return None
         marks = self._tenths(data, count, length)
@@ -115,13 +90,13 @@ class Splitter:
         return SplitChunk(count, {rank: text}, {rank: count}, {rank: marks}, marks[-1][3], max(seconds), min(seconds))
 
     def _tenths(self, data: bytes, count: int, head: int) -> list[Mark] | None:
-        """Stamps of ``count`` lines whose heads have this length, cut where the tenth of a second changes; None = there are too many."""
+        """Returns timestamps cut at each tenth of a second; None if too many."""
         marks: list[Mark] = []
         at = line = 0
         while at < len(data):
             end = _end_of_tenth(data, at)
             sign = b"\n" + data[at : at + _TENTH_LENGTH]
-            # The first line of all has no newline before it.
+            # The first line has no newline before it.
             lines = data.count(sign, max(0, at - 1), end) + (not at)
             first = self._stamps.split(data[at : at + head])[0]
             newest = data.rfind(b"\n", at, end - 1) + 1 or at
@@ -130,11 +105,10 @@ class Splitter:
                 return None
             marks.append((at - line * head, line, first, last))
             at, line = end, line + lines
-        # Each line is counted in one tenth at most: all of them were only when each stands in its own.
+        # Complete only if each line is in its tenth.
         return marks if line == count else None
 
     def _mixed(self, data: bytes) -> SplitChunk | None:
-        """Of any lines of one day."""
         heads = self._of_day(data[:_DATE_LENGTH])
         if heads is None:
             return None
@@ -145,7 +119,7 @@ class Splitter:
         if count != data.count(b"\n"):
             return None
         if sorted(stamps) != stamps or self._stamps.split(self._date + stamps[0] + b"Z ")[0] is None:
-            # A clock was set back, or there is no such day.
+            # A clock was set back, or the day is invalid.
             return None
         last, begin = self._ns(stamps[-1]), self._ns(stamps[0])
         high, low = last // _NS, begin // _NS
@@ -160,7 +134,7 @@ class Splitter:
             return SplitChunk(count, {one: b"\n".join(texts)}, {one: count}, {one: marks}, last, high, low)
         pieces: dict[bytes | None, list[bytes]] = {rank: [] for rank in dict.fromkeys(ranks)}
         if len({rank_of(rank) for rank in pieces}) < len(pieces):
-            # One stream under two spellings: their lines would change places.
+            # Two spellings of one rank: its lines would change order.
             return None
         found: dict[bytes | None, list[Mark]] = {rank: [] for rank in pieces}
         sizes = dict.fromkeys(pieces, 0)
@@ -182,7 +156,7 @@ class Splitter:
         return SplitChunk(count, joined, counts, found, last, high, low)
 
     def _by_tenths(self, stamps: Sequence[bytes]) -> list[tuple[int, int, int, int]]:
-        """Lines of each tenth of a second: the first one, the one behind the last, and the stamps of both ends. No stamp is older than the one before it."""
+        """Returns first line, end and both timestamps of each tenth; timestamps must be sorted."""
         found = []
         line, count = 0, len(stamps)
         while line < count:
@@ -190,7 +164,7 @@ class Splitter:
             tenth, end = stamp[:_TIME_LENGTH], line + 1
             first = last = self._ns(stamp)
             if end < count and stamps[end][:_TIME_LENGTH] == tenth:
-                # Nothing that begins with these digits is greater.
+                # No greater value begins with these digits.
                 end = bisect_right(stamps, tenth + b":", end)
                 last = self._ns(stamps[end - 1])
             found.append((line, end, first, last))
@@ -198,7 +172,6 @@ class Splitter:
         return found
 
     def _of_day(self, date: bytes) -> Bounded[bytes] | None:
-        """What stands in front of each line of this day."""
         if date != self._date:
             if _DAY.fullmatch(date) is None:
                 return None
@@ -214,7 +187,7 @@ class Splitter:
         return self._heads
 
     def _heads_of(self, tag: bytes) -> Bounded[bytes]:
-        """A line's end, and the head of a line of this rank behind it. Only its first byte is sure, which is what is searched for fastest."""
+        """Returns the pattern of a rank's head; a fixed first byte is fastest."""
         found = self._of_rank.get(tag)
         if found is None:
             if len(self._of_rank) >= _MOST:
@@ -225,31 +198,24 @@ class Splitter:
         return found
 
     def _ns(self, time: bytes) -> int:
-        """Nanoseconds since the epoch of a time of this day that the pattern has seen."""
         if time[:_SECONDS_LENGTH] != self._second:
             self._second = time[:_SECONDS_LENGTH]
             self._second_ns = self._stamps.split(self._date + self._second + b".000000000Z ")[0] or 0
-        # foreign-text: nine digits, seen by the pattern; each tenth of a second of each rank comes here
+        # foreign-text: nine digits, matched by the pattern
         return self._second_ns + int(time[_SECONDS_LENGTH + 1 :])
 
 
 def rank_of(digits: bytes | None) -> int | None:
-    """The rank that a prefix tells; None = a line of no rank."""
+    """Returns the rank in a prefix; None for no rank."""
     return None if not digits or digits == b"?" else numbers.matched(digits)
 
 
 def marks_of(texts: Sequence[bytes], stamps: list[int], after: int | None) -> list[Mark]:
-    """Stamps of the lines of one stream, cut where the tenth of a second changes.
-
-    Args:
-        texts: the lines without their newlines.
-        stamps: of each; 0 = it has none, so that it is only known to lie between its neighbours.
-        after: the newest stamp before all of them.
-    """
+    """Returns the timestamps of one stream's lines, cut at each tenth; 0 marks a missing one."""
     found: list[Mark] = []
     at = line = 0
     count, newest = len(stamps), after or 0
-    # Where a clock was set back, or a line has no stamp, each line is looked at.
+    # After a clock step, or without a timestamp, each line is checked.
     rising = sorted(stamps) == stamps and stamps[0] > 0
     while line < count:
         first, end = stamps[line], line + 1
@@ -268,10 +234,9 @@ def marks_of(texts: Sequence[bytes], stamps: list[int], after: int | None) -> li
 
 
 def _end_of_tenth(data: bytes, at: int) -> int:
-    """Where the first line of another tenth of a second begins behind the line at ``at``, in lines whose stamps do not fall."""
+    """Timestamps must not decrease."""
     tenth, end = data[at : at + _TENTH_LENGTH], len(data)
     low, high = at, end
-    # ``low`` is a line of this tenth, ``high`` one of another or the end.
     while True:
         half = (low + high) // 2
         middle = data.find(b"\n", half, high - 1) + 1 or data.rfind(b"\n", low, half) + 1

@@ -1,8 +1,6 @@
-"""Collects what is around an attempt's pods: Events, Nodes, workload objects, kubelet Leases.
+"""Collects the context of an attempt's pods: Events, Nodes, workload objects, kubelet Leases.
 
-Writes facts and concludes nothing. A missing right is recorded and tried again now and then; pods and logs
-never wait for it. At most 2 * (5 + MAX_NODE_WATCHES) requests are open, whatever the number of pods.
-Leases, read twice per node and then every ten minutes, bound node clocks.
+A missing right is recorded and retried occasionally. At most 2 * (5 + MAX_NODE_WATCHES) requests are open.
 """
 
 from __future__ import annotations
@@ -48,35 +46,25 @@ _LOOK_S: Final = 1.0
 
 
 class LeasePoller:
-    """One attempt's.
-
-    Args:
-        kube: an open client.
-        nodes: names of the nodes that pods are on, at any moment.
-        on_lease: takes a node's name and how far its clock is ahead.
-    """
+    """Reads the nodes' Leases, which bound their clocks: twice, then every ten minutes."""
 
     def __init__(
         self, kube: Kube, *, nodes: Callable[[], Collection[str]], on_lease: Callable[[str, Bound], None]
     ) -> None:
         self._kube, self._nodes, self._on_lease = kube, nodes, on_lease
         self._snapshots: dict[str, LeaseSnapshot] = {}
-        # When each node is due, on the monotonic clock.
+        # Next read on the monotonic clock.
         self._due: dict[str, float] = {}
         self._refused_until = 0.0
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Polls until canceled."""
         while True:
             await self.step(time.monotonic())
             await asyncio.sleep(_LOOK_S)
 
     async def step(self, now: float) -> None:
-        """Look at the nodes that are due.
-
-        Args:
-            now: seconds on a clock that never runs backward.
-        """
+        """Reads the Leases due at this monotonic time in seconds."""
         if now < self._refused_until:
             return
         for name in sorted(self._nodes())[:MOST]:
@@ -95,37 +83,29 @@ class LeasePoller:
                 self._snapshots[name] = look
 
 
-# Nodes that are watched one by one; more of them are watched together with all others of the cluster.
+# With more nodes, all nodes of the cluster are watched.
 MAX_NODE_WATCHES: Final = 16
-# Between two tries of what was refused; of what failed otherwise; between two looks at which nodes are meant, seconds.
+# Seconds to a retry: after a refusal, after another failure; and between checks of node names.
 REFUSED_S: Final = 60.0
 AGAIN_S: Final = 5.0
 POLL_INTERVAL_S: Final = 0.5
-# Events kept of one attempt, and of objects that are not known to be its own yet.
+# Stored Events of an attempt, and of unknown objects.
 MOST_EVENTS: Final = 20_000
 _MOST_STRANGE: Final = 2_000
-# What every pod says when all is well.
+# Events of every healthy pod.
 _USUAL: Final = ("Scheduled", "Pulled", "Created", "Started", "SuccessfulCreate")
 _NO_USUAL: Final = ",".join(f"reason!={reason}" for reason in _USUAL)
-# Events of objects without a namespace are kept here.
+# Namespace of Events of cluster-wide objects.
 _OF_NODES: Final = "default"
 
 Take = Callable[[dict[str, Any], bool], None]
 
 
 class ContextCollector:
-    """Writer of that file.
-
-    Args:
-        kube: an open client.
-        path: as :func:`rankfall.rundir.layout.context_path` has it.
-        source: whose pods.
-        pods: the pods that are known, at any moment.
-        full: told when something could not be written.
-        workload: takes the states of the workload; None = nobody does.
+    """Writes the context file of one attempt.
 
     Raises:
-        OSError: the file cannot be opened.
+        OSError: The file cannot be opened.
     """
 
     def __init__(
@@ -145,20 +125,20 @@ class ContextCollector:
         self._workload = workload
         self._file: SnapshotWriter[ContextFact] = SnapshotWriter(path, ContextFact)
         self._events = sum(isinstance(fact, EventFact) for fact in self._file.newest.values())
-        # Events of objects that are not known yet, the newest of each: a pod's first Events may come before the pod.
+        # Newest Event of each unknown object: Events may precede their pod.
         self._strange: dict[str, EventFact] = {}
-        # All nodes of a cluster, where all are watched: a pod may come to any of them later.
+        # If all nodes are watched: a pod may use them later.
         self._others: dict[str, NodeFact] = {}
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Watches until canceled."""
         async with asyncio.TaskGroup() as group:
             for what, resource, namespace, selectors, take in self._watched():
                 group.create_task(self._follow(what, resource, namespace, selectors, take))
             group.create_task(self._nodes(group))
 
     async def take(self) -> None:
-        """Take what is there now, once."""
+        """Reads the current state once."""
         for what, resource, namespace, selectors, take in self._watched():
             await self._once(what, resource, namespace, selectors, take)
         names = self._names()
@@ -170,7 +150,7 @@ class ContextCollector:
         self._settle()
 
     def statements(self) -> dict[str, EventFact | NodeFact]:
-        """What stands in the file about nodes, their Events included, without the times of the looks."""
+        """Returns facts about nodes and their Events, without observation times."""
         return {
             uid: msgspec.structs.replace(fact, seen_ns=0)
             for uid, fact in self._file.newest.items()
@@ -178,10 +158,10 @@ class ContextCollector:
         }
 
     def close(self) -> None:
-        """Let go of the file; may be called again."""
+        """Closes the file; may be called again."""
         self._file.close()
 
-    # -- what is watched
+    # -- watched objects
 
     def _watched(self) -> list[tuple[str, Resource, str | None, dict[str, str], Take]]:
         here, source = self._source.namespace, self._source
@@ -220,7 +200,7 @@ class ContextCollector:
             except KubeError as error:
                 pause = REFUSED_S if isinstance(error, ApiError) else AGAIN_S
                 self._unseen(what, resource, error.message if not isinstance(error, Forbidden) else None)
-            except Exception as error:  # noqa: BLE001 - of one kind of object; the others are followed on
+            except Exception as error:  # noqa: BLE001 - concerns one kind of object; the others continue
                 self._unseen(what, resource, error_text(error))
             self._listed(resource, refused=True)
             await asyncio.sleep(pause)
@@ -239,7 +219,6 @@ class ContextCollector:
         self._listed(resource)
 
     async def _nodes(self, group: asyncio.TaskGroup) -> None:
-        """Begin to watch each node as soon as a pod is on it; and join Events to pods that came after them."""
         watched: dict[str, asyncio.Task[None]] = {}
         batched = False
         while True:
@@ -260,7 +239,7 @@ class ContextCollector:
     def _names(self) -> list[str]:
         return sorted({pod.node for pod in self._pods() if pod.node})
 
-    # -- what came
+    # -- new data
 
     def _event(self, item: dict[str, Any], gone: bool) -> None:  # noqa: FBT001 - as the watch has it
         if gone:
@@ -283,7 +262,7 @@ class ContextCollector:
     def _ours(self, fact: EventFact, pods: Collection[str]) -> bool:
         if fact.kind == "Pod":
             return fact.about in pods
-        # What makes the pods, and what that made: a set's Jobs bear its name as their beginning.
+        # Makers of the pods and their children: a set's Jobs share its name as prefix.
         return any(
             fact.name == name or (fact.kind in {"Job", "JobSet"} and fact.name.startswith(f"{name}-"))
             for name in self._source.workloads
@@ -291,7 +270,7 @@ class ContextCollector:
         )
 
     def _settle(self) -> None:
-        """Events whose objects have come to be known, and nodes that a pod has come to."""
+        """Stores Events of objects and nodes that became relevant."""
         pods = {pod.uid for pod in self._pods()} if self._strange else set()
         for uid, fact in tuple(self._strange.items()):
             if fact.about in pods:
@@ -326,7 +305,7 @@ class ContextCollector:
                 self._workload.saw(resource, item, gone=gone)
             fact = work_fact(item, kind=resource.kind, seen_ns=time.time_ns(), gone=gone)
             held = self._file.newest.get(fact.uid)
-            # Of an object that vanished unseen only its name is left.
+            # Only the name remains of an object that vanished unobserved.
             self._write(msgspec.structs.replace(held, gone=True, seen_ns=fact.seen_ns) if gone and held else fact)
 
         return take
@@ -341,7 +320,7 @@ class ContextCollector:
             self._write(msgspec.structs.replace(held, seen_ns=time.time_ns(), over=True))
 
     def _unseen(self, what: str, resource: Resource, why: str | None) -> None:
-        """Write down that something cannot be had; ``why`` is None where the right is missing."""
+        """Records unreadable data; ``why`` is None if the right is missing."""
         if what:
             said = why or f"the right to list and watch {resource.plural} is missing"
             text = f"{_WORDS.get(what, what)}: {said}"[:500]
@@ -365,6 +344,6 @@ def _given(selectors: Mapping[str, str]) -> dict[str, Any]:
 
 
 def name_only(item: dict[str, Any]) -> dict[str, Any]:
-    """What a watch remembers of an object for the day it vanishes unseen; the rest is known elsewhere."""
+    """Returns the part of an object that a watch remembers."""
     meta = item["metadata"]
     return {"metadata": {name: meta.get(name) for name in ("name", "uid")}}

@@ -1,9 +1,7 @@
-"""Collects an attempt's pods in a thread: watches them, tails logs, writes the run directory.
+"""Collects an attempt's pods in a thread with an event loop: watches them and tails logs.
 
-Runs its own event loop, so a slow disk or a busy supervisor does not stop it from reading; it decides
-nothing. Two collectors of one attempt must not run at once (the run's lease guards that); the next one
-continues what this one wrote. Errors are reported and retried until stop is called. A pod that vanished
-while nobody watched is noticed by the first list.
+Two collectors of one attempt must not run simultaneously; the run's lease prevents that. Errors are retried until a
+stop.
 """
 
 from __future__ import annotations
@@ -36,30 +34,20 @@ from rankfall.rundir.cluster.pod_facts import PodFact, pod_fact
 from rankfall.rundir.cluster.pod_source import PodSource
 from rankfall.rundir.layout import context_path
 
-# Between two writings of clocks, and of what could not be written before.
+# Seconds between writes of clocks and of failed data.
 KEEP_S: Final = 1.0
-# How long nobody may say that a pod has ended after it was to, seconds: the kubelet's own margin many times over.
+# Seconds after a pod's due end, well above the kubelet's margin.
 OVERDUE_S: Final = 60.0
 _GRACE_S: Final = 30
-# A connection that breaks and stands again at once is no difficulty.
+# A connection that recovers immediately is no problem.
 _MIN_REPORTED: Final = 3
 
 
 class Session:
-    """One connection's work.
-
-    Args:
-        kube: an open client.
-        run_dir: where everything goes.
-        attempt: counted from 1.
-        source: which pods.
-        troubles: takes difficulties.
-        once: :meth:`take` will be called: what is there now, and no more.
-        gather_s: how long lines are left to gather.
-        stir: called when there is more to see than further lines: a pod that changed, a stream's first bytes.
+    """The work of one connection; ``once`` allows only :meth:`take`.
 
     Raises:
-        OSError: the journal cannot be opened.
+        OSError: The journal cannot be opened.
     """
 
     def __init__(
@@ -116,23 +104,23 @@ class Session:
         self._leases = LeasePoller(
             kube, nodes=lambda: {fact.node for fact in self._pods.facts() if fact.node}, on_lease=self._clocks.node
         )
-        # When pods that are to end are overdue, on the monotonic clock.
+        # By UID: monotonic time at which a terminating pod is overdue.
         self._due: dict[str, float] = {}
         self._watch_failures = 0
         self._listed = False
 
     @property
     def following(self) -> bool:
-        """Whether all pods are known and the log of each container that runs is open, or was tried in vain. May be asked from any thread."""
+        """True if all pods were listed and every running log was tried. Thread-safe."""
         return self._listed and self._logs.tried
 
     @property
     def blind(self) -> bool:
-        """Whether the pods cannot be watched at present. May be asked from any thread."""
+        """True if the pods cannot be watched. Thread-safe."""
         return not self._listed or self._watch_failures > 0
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Works until canceled."""
         keepers = [
             asyncio.create_task(work)
             for work in (
@@ -154,11 +142,11 @@ class Session:
             await self._close(keepers)
 
     async def take(self) -> None:
-        """Take all that is there now: the pods as they are, and of each log what it holds.
+        """Reads all pods and the present content of each log.
 
         Raises:
-            KubeError: the pods cannot be listed.
-            OSError: what came could not be stored.
+            KubeError: The pods cannot be listed.
+            OSError: Data could not be stored.
         """
         source = self._source
         try:
@@ -167,7 +155,7 @@ class Session:
                 PODS, namespace=source.namespace, labels=source.selector or None, fields=source.fields or None
             )
             unseen = self._pods.there()
-            # In the order in which they were made, for those that are numbered by it.
+            # In order of creation, for pods numbered by it.
             for item in sorted(found.items, key=lambda item: str(item["metadata"].get("creationTimestamp"))):
                 await self._saw(item, gone=False, unseen=unseen)
             self._vanished(unseen)
@@ -214,7 +202,6 @@ class Session:
                 await self._saw(event.object, gone=event.type == "deleted", unseen=unseen)
 
     async def _saw(self, pod: dict[str, Any], *, gone: bool, unseen: set[str] | None) -> None:
-        """Take one pod of the API in, where it is this attempt's."""
         fact = pod_fact(pod, source=self._source, seen_ns=time.time_ns(), gone=gone)
         if unseen is not None:
             unseen.discard(fact.uid)
@@ -233,7 +220,6 @@ class Session:
             self._troubles.say("watch", f"pods cannot be watched: {error.message}")
 
     def _vanished(self, unseen: set[str]) -> None:
-        """These were there when somebody looked last, and are not in the list."""
         for uid in unseen:
             self._see(msgspec.structs.replace(self._pods.by_uid[uid].fact, gone=True, seen_ns=time.time_ns()))
 
@@ -250,7 +236,7 @@ class Session:
                 one.tailer.look()
 
     async def _refresh(self, pod: Followed) -> bool:
-        """Look at a pod now: the watch may be behind, or broken. Whether it is there, by the server's own word."""
+        """Reads a pod because the watch may lag. Returns True if it exists."""
         try:
             found = await self._kube.get(PODS, pod.fact.name, namespace=self._source.namespace)
         except KubeError:
@@ -261,10 +247,10 @@ class Session:
         self._see(fact)
         return True
 
-    # -- keeping
+    # -- periodic work
 
     async def _check_overdue_pods(self) -> None:
-        """Notice pods of which nobody says that they have ended. Looked at once more each: we may have been blind meanwhile."""
+        """Reads each again first, because the watch may have been down."""
         while True:
             await asyncio.sleep(KEEP_S)
             for uid in [uid for uid, due in self._due.items() if time.monotonic() >= due]:
@@ -295,18 +281,7 @@ _JOIN_S: Final = 10.0
 
 
 class PodCollector:
-    """Feed of one attempt.
-
-    Args:
-        run_dir: where everything goes.
-        attempt: counted from 1.
-        source: which pods.
-        connect: makes a client; called in the feed's thread.
-        trouble: told of difficulties in words, from the feed's thread: what lasts once, what comes and goes once a minute at most.
-        once: take what is there now and end.
-        gather_s: how long lines are left to gather.
-        stir: called from its thread when there is more to see than further lines.
-    """
+    """The collector thread of one attempt; callbacks run in it."""
 
     def __init__(
         self,
@@ -333,28 +308,28 @@ class PodCollector:
         self._session: Session | None = None
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Starts the thread; does not wait."""
         self._thread.start()
 
     @property
     def done(self) -> bool:
-        """Whether it has come to its end by itself: only one that was to look once does."""
+        """True if it ended by itself; only with ``once``."""
         return self._thread.ident is not None and not self._thread.is_alive()
 
     @property
     def following(self) -> bool:
-        """Whether all pods are known and the log of each container that runs is open, or was tried in vain."""
+        """True if all pods were listed and every running log was tried."""
         session = self._session
         return session is not None and session.following
 
     @property
     def blind(self) -> bool:
-        """Whether the pods cannot be watched at present."""
+        """True if the pods cannot be watched."""
         session = self._session
         return session is None or session.blind
 
     def stop(self) -> None:
-        """End; what is in flight is dropped and comes again with the next feed. May be called again."""
+        """Ends the thread; the next collector reads unfinished data. Idempotent."""
         self._cancellable.end()
         if self._thread.ident is not None:
             self._thread.join(_JOIN_S)
@@ -380,7 +355,7 @@ class PodCollector:
                         stir=self._stir,
                     )
                     await (session.take() if self._once else session.run())
-            except Exception as error:  # noqa: BLE001 - a feed that dies without a word would leave the run waiting for ever
+            except Exception as error:  # noqa: BLE001 - a silently dead collector would leave the run waiting forever
                 self._troubles.say(
                     f"feed {type(error).__name__}",
                     f"the pods of attempt {self._attempt} are not followed: {error_text(error)}",

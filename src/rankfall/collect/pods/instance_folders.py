@@ -1,10 +1,9 @@
 """Log folders and record intake of an attempt's container instances.
 
-Maps each container instance of a slot to its folder, so that the next collector finds it again. Records
-that come as log lines are written to the records folder as if their writer shared our disk; the token
-proves the attempt. Damaged, oversized or foreign records stay ordinary lines.
+The token proves a record's attempt. Damaged, oversized or foreign records stay ordinary lines.
 
-Cost: time linear in the bytes of a record line, at most ``MAX_LINE``; memory one record, and the newest progress of each process.
+Cost: time linear in the bytes of a record line, at most ``MAX_LINE``; memory one record, and the newest progress of
+each process.
 """
 
 from __future__ import annotations
@@ -41,31 +40,20 @@ from rankfall.rundir.cluster.pod_facts import PodFact
 from rankfall.rundir.layout import replace_file
 from rankfall.rundir.lease import make_folder, write_file
 
-# rankfall_inside.records.MAX_LINE is 8 KiB; a little more costs nothing.
+# Above ``rankfall_inside.records.MAX_LINE``, 8 KiB.
 MAX_LINE: Final = 16 << 10
-# Records of one container instance; a job that found the token must not fill the disk with them.
+# Per instance: a job that found the token must not fill the disk.
 MAX_RECORDS: Final = 20_000
 _ID: Final = anchored(r"[0-9a-zA-Z-]{8,64}", limit=64)
-# What the termination message holds (rankfall_inside.delivery.exit_reports).
+# Records in the termination message (``rankfall_inside.delivery.exit_reports``).
 _LAST_WORDS: Final = frozenset({"error", "slot_end"})
 
 
 class RecordIntake:
-    """Takes the records of one container instance.
+    """Stores the records of one container instance.
 
-    Args:
-        folder: the run's records folder.
-        token: of the attempt.
-        run, attempt, role, slot: whose log it is; a record that names others is refused.
-        named: the attempt that records name instead, and are kept without; None = this one.
-        uid: of its pod; a record is of this pod, whatever it says itself.
-        on_printed: takes the wrapper's counts of what it printed.
-        on_store: takes the folder of a log store that the wrapper names for its ranks' lines.
-        on_progress: takes the newest record of progress of each process, once for all that came together; they are not kept as files.
-
-    Attributes:
-        refused: lines that bore the mark and were no record of this slot.
-        ended: the slot's end came; only the wrapper writes that, after everything else.
+    Progress records are not stored as files; ``on_progress`` receives the newest of each process. ``ended`` is True
+    after the slot's end record.
     """
 
     def __init__(
@@ -97,14 +85,10 @@ class RecordIntake:
         self._taken = 0
 
     def take(self, line: bytes, at: int | None) -> bool:
-        """Take one line; False when it is none of ours.
-
-        Args:
-            line: without its stamp and newline.
-            at: its stamp, nanoseconds since the epoch by the node's clock.
+        """Stores one line without timestamp; False if it is no record of this slot.
 
         Raises:
-            OSError: it could not be written.
+            OSError: It could not be written.
         """
         record = self._decode(line) if line.startswith(self._head) and len(line) <= MAX_LINE else None
         if record is None or self._taken >= MAX_RECORDS:
@@ -115,7 +99,7 @@ class RecordIntake:
             return True
         self._taken += 1
         if record.log_store is not None and record.writer == "wrapper" and self._on_store is not None:
-            # Before the record: a process that is killed in between takes it again.
+            # Before the record, so that a kill in between repeats it.
             self._on_store(record.log_store)
         self.keep(record, at)
         self.ended = self.ended or record.kind == "slot_end"
@@ -123,26 +107,20 @@ class RecordIntake:
         return True
 
     def tell_progress(self) -> None:
-        """What came together was taken: its newest progress is told. A log that is replayed holds that of hours.
+        """Reports the batch's newest progress: a replayed log holds hours of it.
 
         Raises:
-            OSError: it could not be written; it is told the next time.
+            OSError: A write failed; the next call retries.
         """
         for ordinal, record in [*self._progress.items()]:
             self._on_progress(record)
             del self._progress[ordinal]
 
     def take_message(self, text: str) -> int:
-        """Take the records of a container's termination message: its first error and its end, where the log that held them is lost.
-
-        Args:
-            text: of the container's status; another program's message holds none.
-
-        Returns:
-            How many there were.
+        """Stores a termination message's records and returns their number.
 
         Raises:
-            OSError: one could not be written.
+            OSError: One could not be written.
         """
         found = [record for line in text.encode().split(b"\n") if (record := self._read(line)) is not None]
         found = [record for record in found if record.kind in _LAST_WORDS][: len(_LAST_WORDS)]
@@ -163,7 +141,6 @@ class RecordIntake:
         return self._read(data)
 
     def _read(self, data: bytes) -> Record | None:
-        """A record of this slot, with what it left out about its place."""
         try:
             record = self._decoder.decode(data)
         except ValueError:
@@ -181,24 +158,20 @@ class RecordIntake:
         )
 
     def keep(self, record: Record, at: int | None) -> None:
-        """Write a record of this slot as a file, once.
-
-        Args:
-            record: its id names it.
-            at: nanoseconds since the epoch by the clock that its own times are of.
+        """Writes a record of this slot as a file, once; ``at`` is by the clock of its times.
 
         Raises:
-            OSError: it could not be written.
+            OSError: It could not be written.
         """
         path = self._folder / f"{record.kind}-a{self._attempt}-{self._role}-{self._slot}-{record.id}.json"
         if path.exists():
-            # It came before, by this channel or another one.
+            # Already received.
             return
         temporary = path.with_suffix(".new")
         try:
             write_file(temporary, msgspec.json.encode(record))
             if at is not None:
-                # A reader tells from this how far the writer's clock is off; both stamps here are of the node's one clock.
+                # A reader derives the writer's clock offset from this.
                 os.utime(temporary, ns=(at, at))
             temporary.rename(path)
         except OSError:
@@ -211,18 +184,7 @@ _MANIFEST: Final = "the manifest's static node rank"
 
 
 class Instances:
-    """The open logs of one attempt.
-
-    Args:
-        run_dir: the run.
-        attempt: counted from 1.
-        role_of: gives the role of a slot.
-        token: of the log channel.
-        named: the attempt that its pods' own records name; None = this one.
-        stores: told which of them store their ranks' lines elsewhere.
-        on_stream: called when the first bytes of a stream are stored.
-        foreign: Rankfall did not start the job.
-    """
+    """The open logs of one attempt."""
 
     def __init__(
         self,
@@ -247,10 +209,10 @@ class Instances:
         self._open: dict[tuple[int, str, int], InstanceLog] = {}
 
     def open(self, slot: int, *, uid: str, number: int) -> InstanceLog:
-        """The log of an instance; its folder is found again or made, in the order in which instances of a slot were first seen.
+        """Returns the log of an instance; creates its folder if missing.
 
         Raises:
-            OSError: it cannot be made or read.
+            OSError: It cannot be created or read.
         """
         key = (slot, uid, number)
         held = self._open.get(key)
@@ -281,17 +243,10 @@ class Instances:
         return log
 
     def prove(self, slot: int, *, uid: str, number: int, fact: PodFact, probes: bool) -> None:
-        """Write down what the manifest of a foreign pod proves of one instance and its lines; it holds for all of it.
-
-        Args:
-            slot: whose.
-            uid: of the pod.
-            number: of the container's restart.
-            fact: the pod.
-            probes: its processes may prove more.
+        """Stores facts that a foreign pod's manifest proves about one instance.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: It cannot be written.
         """
         if not self._foreign:
             return
@@ -308,10 +263,10 @@ class Instances:
         rank_map.route(self._open[slot, uid, number].routes)
 
     def take_message(self, slot: int, text: str, *, uid: str, number: int) -> int:
-        """Take the records of a container's termination message, as ``RecordIntake.take_message``; its log may be open.
+        """Stores a container's termination message; its log may be open.
 
         Raises:
-            OSError: one could not be written.
+            OSError: One could not be written.
         """
         folder = self._folder(slot, Identity(uid=uid, number=number))
         log = self._open.get((slot, uid, number))
@@ -325,19 +280,12 @@ class Instances:
         )
 
     def settle(self, slot: int, *, uid: str, number: int, changed: bool = False) -> bool | None:
-        """Compare what is stored of an open log with what its wrapper printed, and write down what is missing.
+        """Records lines missing from an open log by the wrapper's counts.
 
-        Args:
-            slot: whose.
-            uid: of the pod.
-            number: of the container's restart.
-            changed: its lines came through something that changes bytes and gives more of them later: only lines are compared, each time.
-
-        Returns:
-            Whether all of it is stored; None where that cannot be told, or was told before.
+        Returns True if all is stored; None if unknown or reported before. With ``changed`` only lines are compared.
 
         Raises:
-            OSError: streams cannot be read, or records not written.
+            OSError: A stream or record is not accessible.
         """
         log = self._open[slot, uid, number]
         cursor = log.cursor
@@ -366,13 +314,13 @@ class Instances:
         return found.whole
 
     def drop(self, slot: int, *, uid: str, number: int) -> None:
-        """Close one."""
+        """Closes one log."""
         held = self._open.pop((slot, uid, number), None)
         if held is not None:
             held.close()
 
     def close(self) -> None:
-        """Close all."""
+        """Closes all logs."""
         for log in self._open.values():
             log.close()
         self._open.clear()
@@ -380,7 +328,7 @@ class Instances:
     def _intake(
         self, slot: int, *, uid: str, instance: int, on_printed: Callable[[Mapping[str, tuple[int, int]]], None]
     ) -> RecordIntake:
-        # Of slots that are not started again alone all instances share one folder.
+        # One folder if the slot does not restart alone.
         own = instance if self._run_dir.spec.restarts_alone(slot) else 0
         slot_dir = self._run_dir.slot_dir(self._attempt, self._role_of(slot), slot, own)
         make_folder(self._run_dir.records_dir)
@@ -399,10 +347,10 @@ class Instances:
         )
 
     def folder(self, slot: int, *, uid: str, number: int) -> Path:
-        """Where the streams of an instance are, made when missing.
+        """Returns the stream folder of an instance, created if missing.
 
         Raises:
-            OSError: it cannot be made or read.
+            OSError: It cannot be created or read.
         """
         return self._folder(slot, Identity(uid=uid, number=number))
 
@@ -430,7 +378,7 @@ class Instances:
         try:
             replace_file(folder / OWNER_NAME, msgspec.json.encode(identity))
         except OSError:
-            # Tried again soon: a full disk must not leave a folder each time.
+            # Retries follow: a full disk must not leave folders.
             with contextlib.suppress(OSError):
                 folder.rmdir()
             raise
@@ -438,10 +386,10 @@ class Instances:
 
 
 def write_progress(folder: Path, record: Record) -> None:
-    """Keep the newest step of a rank's process where a hook on this machine would have kept it.
+    """Stores the newest step where a local hook's file would be.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: It cannot be written.
     """
     if record.ordinal is None:
         return

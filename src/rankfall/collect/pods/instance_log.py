@@ -1,7 +1,6 @@
 """Stores the log of one container instance: API bytes in, one stream per rank out, each line once.
 
-Lines prefixed by the wrapper go to their rank's stream, records to the record intake, everything else to
-the slot's stream. Files are opened when their first bytes come.
+Records go to the record intake, lines without rank to the slot's stream.
 """
 
 from __future__ import annotations
@@ -22,12 +21,7 @@ from rankfall.rundir.streams.writer import Mark
 
 
 class StreamFiles:
-    """Files by the name of the stream, as ``r3.out``.
-
-    Args:
-        folder: of the instance.
-        on_stream: called when the first bytes of a stream are stored.
-    """
+    """Files by stream name, as ``r3.out``; ``on_stream`` is called after a stream's first bytes."""
 
     def __init__(self, folder: Path, on_stream: Callable[[], None]) -> None:
         self._folder = folder
@@ -35,19 +29,10 @@ class StreamFiles:
         self._files: dict[str, StreamAppender] = {}
 
     def append(self, name: str, data: bytes, marks: Iterable[Mark], *, lines: int | None = None) -> dict[str, int]:
-        """Append to a stream.
-
-        Args:
-            name: of the stream.
-            data: may be nothing.
-            marks: stamps of its lines.
-            lines: newlines in it, where they were counted already.
-
-        Returns:
-            Length of each file of the stream, by the file's name.
+        """Appends to a stream and returns the length of each file. ``lines`` avoids a second count.
 
         Raises:
-            OSError: it was not stored as a whole; the files are as before.
+            OSError: Nothing was stored.
         """
         file = self.file(name)
         if data:
@@ -58,10 +43,10 @@ class StreamFiles:
         return {f"{name}.log": file.size, f"{name}.idx": file.index_size}
 
     def file(self, name: str) -> StreamAppender:
-        """The files of a stream, opened or made.
+        """Returns the files of a stream, opened or created.
 
         Raises:
-            OSError: that cannot be.
+            OSError: That failed.
         """
         file = self._files.get(name)
         if file is None:
@@ -69,18 +54,18 @@ class StreamFiles:
         return file
 
     def close(self) -> None:
-        """Let go of all; may be called again."""
+        """Closes all files; may be called again."""
         for file in self._files.values():
             file.close()
 
 
-# A line without an end is stored in parts of this size, so that memory stays bounded.
+# Bytes of a part of an unfinished line, which bound memory.
 MAX_PART: Final = 1 << 20
 _NS: Final = 1_000_000_000
 
 
 class Standing(NamedTuple):
-    """Whole lines that are stored, and behind them a line without its end: checksum of what is stored of it, and the rest."""
+    """Whole lines, checksum of a stored unfinished line, unstored remainder."""
 
     lines: int
     part: int
@@ -90,30 +75,11 @@ class Standing(NamedTuple):
 class InstanceLog:
     """Streams of one container instance.
 
-    Args:
-        folder: of the instance's streams.
-        on_record: takes a record's line (without its newline) and its stamp; False when it is none of ours after all.
-        now: clock of this machine, nanoseconds.
-        on_records: called after the records that came together, before what came is committed.
-        on_gap: told of lines that could not be had: stamp of the last line before them and of the first one after them; None = from the
-            beginning, to the end, or not known.
-        ended: whether a record was taken that the wrapper writes last of all.
-        on_stream: called when the first bytes of a stream are stored.
-        foreign: no wrapper of ours is in the container: what looks like its words is the job's own text. Lines that torchrun gave the number of
-            a local rank go to streams of these numbers, as they are.
-
-    Attributes:
-        cursor: where to resume; its totals count lines.
-        bytes: taken from the API by this object.
-        routes: which line goes where.
-        at_end: the newest stream was read to an end that the server gave it; set by whoever reads.
-        live: what comes now was written just now; set by whoever reads.
-        delay_ns: least difference between arrival here and the stamp of the node, of what came live; negative: that node's clock is ahead,
-            which anything that arrives proves.
-        why: what kept lines from being read, of the gap that is told.
+    ``on_record`` returns False for no record; ``on_gap`` receives the timestamps around missing lines. ``delay_ns`` is
+    negative if the node's clock is ahead.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: The folder cannot be written.
     """
 
     def __init__(
@@ -145,15 +111,11 @@ class InstanceLog:
         self._splitter = Splitter(self._stamps, foreign=foreign)
         self._rest = b""
         self._part: _Part | None = None
-        # Of the newest stream no whole line has come yet.
+        # True until the newest stream has a whole line.
         self._fresh = False
 
     def opened(self, newest: array[int] | None = None) -> None:
-        """The log was opened anew from the cursor; an unfinished line of before comes again as a whole.
-
-        Args:
-            newest: it was opened from one of these lines on, of ``Cursor.newest``; None = from the cursor's second.
-        """
+        """Prepares for a reopened log, which begins with one of ``newest``, or at the cursor's second."""
         self._rest = b""
         self._fresh = True
         self.at_end = False
@@ -165,15 +127,15 @@ class InstanceLog:
         self.cursor.expect_overlap(newest)
 
     def push(self, data: bytes) -> None:
-        """Take bytes as they came.
+        """Stores new bytes.
 
         Raises:
-            OSError: they could not be stored; what was not committed comes again when the log is opened anew.
+            OSError: Not stored; uncommitted bytes arrive again.
         """
         self.bytes += len(data)
         end = data.rfind(b"\n") + 1
         if end:
-            # Copied once, whatever is before and behind: what comes here is a hundred thousand bytes.
+            # Copied once for speed.
             whole = data if end == len(data) and not self._rest else b"".join((self._rest, memoryview(data)[:end]))
             self._rest = data[end:]
             self._take(whole)
@@ -184,31 +146,24 @@ class InstanceLog:
             self._rest = b""
 
     def continues(self, data: bytes) -> bool | None:
-        """Whether the log that was opened anew begins with a line that was taken before. Asked before these bytes are fed.
-
-        Returns:
-            None while no whole line has come.
-        """
+        """True if the reopened log begins with a known line; None until a line arrived. Call before ``push``."""
         line, newline, _ = (self._rest + data).partition(b"\n")
         return self.cursor.expects(line) if newline else None
 
     def joins(self, data: bytes) -> bool | None:
-        """As ``continues``, of a log that was opened from one of its newest lines on."""
+        """Checks the same as ``continues``, for a log reopened at one of its newest lines."""
         known = self.continues(data)
         if not known:
             return known
         stamp, last = self._stamps.split(self._rest + data)[0], self.cursor.last
-        # One of the newest moment may be a new line that only looks like one that was taken.
+        # A new line may equal a known one of the newest moment.
         return stamp is not None and last is not None and stamp < last
 
     def finish(self) -> Complaint | None:
-        """Nothing more comes of this stream: a last line without newline is stored as it is.
-
-        Returns:
-            What the kubelet says in its place: that is no line.
+        """Stores a last line without newline; returns the kubelet's message in its place.
 
         Raises:
-            OSError: it could not be stored.
+            OSError: It could not be stored.
         """
         found = self.complaint()
         if found is None and (self._rest or self._part is not None):
@@ -217,56 +172,53 @@ class InstanceLog:
         return found
 
     def complaint(self) -> Complaint | None:
-        """What the kubelet says at the end of this stream in the place of a line; it is taken off."""
+        """Removes and returns the kubelet's message at the end of this stream."""
         found = complaint(self._rest) if self._part is None else None
         if found is not None:
             self._rest = b""
         return found
 
     def standing(self) -> Standing:
-        """How far the log was read: the same before and after a reading that brought nothing."""
+        """Returns the read position."""
         return Standing(self.cursor.lines, 0 if self._part is None else self._part.sum, self._rest)
 
     def leave(self) -> bool:
-        """The log will not be opened again: what is left of the newest stream is stored, where it can only be new.
+        """Closes the log for good.
 
-        Returns:
-            Whether all of the log is stored: that stream had come to its end, or the wrapper had said its last word.
+        Returns True if all of it is stored: the stream ended, or the wrapper wrote its last record.
 
         Raises:
-            OSError: it could not be stored.
+            OSError: It could not be stored.
         """
         if self._part is not None or (not self.cursor.expecting and self._stamps.split(self._rest)[0] is not None):
             self.finish()
         return self.at_end or self._ended()
 
     def held(self) -> dict[str, tuple[int, int]]:
-        """Lines and bytes that are stored, by stream: ``slot`` or ``r<rank>``.
+        """Returns stored (lines, bytes) by stream: ``slot`` or ``r<rank>``.
 
         Raises:
-            OSError: a stream cannot be read.
+            OSError: A stream cannot be read.
         """
         names = [name.removesuffix(".log") for name in self.cursor.sizes if name.endswith(".log")]
         found = {name.removesuffix(".out"): self._files.file(name).counted for name in names}
         return {stream: (counted.lines, counted.size) for stream, counted in found.items()}
 
     def lose(self, why: str | None = None) -> None:
-        """What comes after the newest line could not be had; ``why`` in the words of whoever refused it."""
+        """Records a gap after the newest line."""
         self.why = why
         self._gap(self.cursor.last, None)
 
     def close(self) -> None:
-        """Let go of the files; may be called again."""
+        """Closes the files; may be called again."""
         self._files.close()
         self.cursor.close()
 
     # -- lines
 
     def _take(self, data: bytes) -> None:
-        """Store whole lines."""
         if not self._foreign and self._plain(data):
-            # Records stand at a log's beginning and at its end, a few among much else: what is before and behind them need not be gone
-            # through for them.
+            # Records are few, at a log's beginning and end.
             begin, end = records_within(data)
             if begin >= LEAST:
                 self._take_alike(data[:begin])
@@ -277,7 +229,6 @@ class InstanceLog:
         self._take_alike(data)
 
     def _take_alike(self, data: bytes) -> None:
-        """Store whole lines: as one chunk where that can be, else line by line."""
         taken = self._splitter.split(data) if self._plain(data) else None
         if taken is not None:
             self._chunk(data, taken)
@@ -285,12 +236,10 @@ class InstanceLog:
             self._lines(data[:-1].split(b"\n"))
 
     def _plain(self, data: bytes) -> bool:
-        """Whether this is a chunk of new lines that may be stored as one."""
         whole = len(data) >= LEAST and self._part is None and not self.cursor.expecting
         return whole and (not self._foreign or self.routes.alike(data))
 
     def _chunk(self, data: bytes, taken: SplitChunk) -> None:
-        """Store a chunk that was taken apart, and commit."""
         self._fresh = False
         cursor = self.cursor
         self._measure(taken.last)
@@ -306,8 +255,6 @@ class InstanceLog:
         cursor.commit(sizes)
 
     def _lines(self, lines: list[bytes], *, whole: bool = True) -> None:
-        """Store lines and commit. ``whole``: the last one ended with a newline."""
-        # Of each stream its lines and their stamps.
         pieces: dict[str, tuple[list[bytes], list[int]]] = {}
         split, cursor = self._stamps.split, self.cursor
         after = newest = cursor.last
@@ -316,7 +263,6 @@ class InstanceLog:
         gap = False
         name = last = None
         if self._part is not None:
-            # The end of a line that was stored in parts.
             part, self._part, begin = self._part, None, 1
             name = part.stream
             pieces[name] = [lines[0]], [part.stamp or 0]
@@ -362,13 +308,13 @@ class InstanceLog:
         cursor.commit(sizes)
 
     def _starts_mid_line(self, lines: list[bytes]) -> bool:
-        """Whether a newly opened log begins with the rest of a line that was taken: the API cuts at a second, also between a line's pieces."""
+        """True if a log begins inside a known line: the API cuts at a second."""
         fresh, self._fresh = self._fresh, False
         expects = self.cursor.expects
         return fresh and len(lines) > 1 and expects(lines[1]) and not expects(lines[0])
 
     def _store_part(self, data: bytes) -> None:
-        """Store a part of a line that has no end yet. It is committed with the line's end only: until then it may come again."""
+        """Its end commits the line; until then it may arrive again."""
         if self._part is None:
             stamp, start = self._stamps.split(data)
             route = self.routes.of(data, start, stamp) or (SLOT_STREAM, start)
@@ -392,7 +338,7 @@ class InstanceLog:
 
 
 class _Part:
-    """A line that was stored in part: its stream, what the stream's files were before it, and the checksum so far."""
+    """A partly stored line: stream, former file sizes, checksum so far."""
 
     __slots__ = ("index_size", "size", "stamp", "stream", "sum")
 

@@ -1,7 +1,6 @@
-"""Pods of one attempt as the collector knows them: newest snapshot, log state, journal entry.
+"""Pods of one attempt as the collector knows them, resumed from the journal.
 
-Takes up from the journal what an earlier process saw. Snapshots that cannot be written (full disk) are
-written later.
+Snapshots that cannot be written (full disk) are written later.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _CLOSED: Final[dict[LogState, End]] = {"complete": "complete", "lost": "lost"}
 
 
 class FollowedInstance:
-    """One container instance: who follows it, and how that ended."""
+    """One container instance and its tailer."""
 
     __slots__ = ("end", "tailer", "task")
 
@@ -34,23 +33,19 @@ class FollowedInstance:
 
     @property
     def tried(self) -> bool:
-        """Whether its log is, or was, open, or was asked for in vain for a while."""
+        """True if its log was open, or could not be opened for a while."""
         return self.end is not None or (self.tailer is not None and self.tailer.tried)
 
 
 class Followed:
-    """One pod: the newest look at it, and its logs by number of the container's restart.
-
-    Args:
-        fact: as an earlier session or process wrote it down, or the first look.
-    """
+    """One pod: newest snapshot, and logs by restart number."""
 
     __slots__ = ("fact", "idle", "logs")
 
     def __init__(self, fact: PodFact) -> None:
         self.fact = fact
         self.logs: dict[int, FollowedInstance] = {}
-        # Instances that were seen and never ran: they have no log.
+        # Instances that never ran.
         self.idle: set[int] = set()
         end = _CLOSED.get(fact.log)
         if end is not None:
@@ -58,7 +53,7 @@ class Followed:
 
     @property
     def log_state(self) -> LogState:
-        """Whether all of its log is stored."""
+        """State of the stored log."""
         if not self.fact.over:
             return "open"
         ends = [log.end for log in self.logs.values()]
@@ -68,7 +63,7 @@ class Followed:
 
 
 def instance_state(fact: PodFact, number: int) -> State:
-    """State of one instance of a pod's training container by the newest look at the pod."""
+    """Returns the state of one instance by the newest snapshot."""
     main = fact.main
     if fact.gone or (main is not None and main.restarts > number + 1):
         return "gone"
@@ -83,17 +78,12 @@ def instance_state(fact: PodFact, number: int) -> State:
 
 
 def instances_of(fact: PodFact) -> tuple[int, ...]:
-    """Instances that have a log, by this look."""
+    """Returns the instances with a log in this snapshot."""
     return tuple(sorted({one.restarts for one in (fact.last, fact.main) if one is not None and _ran(one)}))
 
 
 def missed(fact: PodFact, known: Collection[int]) -> tuple[int, ...]:
-    """Instances that came and went while nobody looked, in order: their logs can hardly be had any more.
-
-    Args:
-        fact: the newest look.
-        known: instances that were seen before.
-    """
+    """Returns instances that ended unobserved, in order; their logs are hardly available."""
     if fact.main is None:
         return ()
     restarts = fact.last.restarts if fact.last is not None else None
@@ -101,32 +91,22 @@ def missed(fact: PodFact, known: Collection[int]) -> tuple[int, ...]:
 
 
 def idle_of(fact: PodFact) -> set[int]:
-    """Instances that have ended without having run, by this look."""
+    """Returns instances that ended without having run."""
     ends = (one for one in (fact.last, fact.main) if one is not None and one.state == "terminated")
     return {one.restarts for one in ends if not _ran(one)}
 
 
 def _ran(container: ContainerFact) -> bool:
-    """Whether an instance runs or ran. The kubelet also calls one terminated that it never started: that one has neither an id nor a beginning."""
+    """True if an instance ran; the kubelet reports never-started ones as terminated, without id."""
     ended = container.state == "terminated" and (container.id is not None or container.started is not None)
     return container.state == "running" or ended
 
 
 class KnownPods:
-    """Pods of one attempt.
-
-    Args:
-        run_dir: where the journal lies.
-        attempt: counted from 1.
-        source: which pods.
-        troubles: takes difficulties.
-        stir: called when a pod has changed.
-
-    Attributes:
-        by_uid: all that were seen, those that are gone too.
+    """Pods of one attempt; ``by_uid`` includes removed ones.
 
     Raises:
-        OSError: the journal cannot be opened.
+        OSError: The journal cannot be opened.
     """
 
     def __init__(
@@ -140,15 +120,15 @@ class KnownPods:
         self.by_uid = {uid: Followed(fact) for uid, fact in self._journal.pods.items()}
 
     def facts(self) -> list[PodFact]:
-        """The newest look at each."""
+        """Returns the newest snapshot of each pod."""
         return [pod.fact for pod in self.by_uid.values()]
 
     def there(self) -> set[str]:
-        """UIDs of those that were there when somebody looked last."""
+        """Returns the UIDs of pods that existed at the last observation."""
         return {uid for uid, pod in self.by_uid.items() if not pod.fact.gone}
 
     def take(self, fact: PodFact) -> Followed:
-        """Take one look at a pod; it is not written yet."""
+        """Records a snapshot without writing it."""
         pod = self.by_uid.get(fact.uid)
         if pod is not None:
             pod.fact = later(pod.fact, fact)
@@ -161,7 +141,7 @@ class KnownPods:
         return pod
 
     def write(self, pod: Followed) -> None:
-        """Write a pod down as it is; where that cannot be done, :meth:`write_left` does it later."""
+        """Writes a pod; :meth:`write_left` retries a failure."""
         try:
             self._add(pod)
         except OSError as error:
@@ -171,10 +151,10 @@ class KnownPods:
             self._stir()
 
     def write_left(self) -> bool:
-        """Write what could not be written before; whether there was any.
+        """Writes pods that failed before. Returns True if there were any.
 
         Raises:
-            OSError: it still cannot be written.
+            OSError: They still cannot be written.
         """
         left = tuple(self._unwritten)
         for uid in left:
@@ -183,14 +163,14 @@ class KnownPods:
         return bool(left)
 
     def close(self) -> None:
-        """Close the journal."""
+        """Closes the journal."""
         self._journal.close()
 
     def _add(self, pod: Followed) -> None:
         self._journal.add(msgspec.structs.replace(pod.fact, log=pod.log_state))
 
     def _placed(self, fact: PodFact) -> PodFact:
-        """A pod that bears no place gets one that none has had, else that of one that has ended; written down with it, so it stays."""
+        """Assigns a pod without a slot a new one, else an ended pod's."""
         marks = self._marks
         if marks is None or marks.index or fact.slot is not None:
             return fact

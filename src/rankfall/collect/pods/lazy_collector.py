@@ -1,6 +1,6 @@
-"""Starts the pod collector of an attempt that has pods; does nothing for a local run.
+"""Starts the pod collector of an attempt that has pods.
 
-Loads the Kubernetes client on start only, so a local run never imports it.
+A local run never imports the Kubernetes client.
 """
 
 from __future__ import annotations
@@ -16,30 +16,23 @@ from rankfall.rundir.cluster.pod_source import PodSource
 if TYPE_CHECKING:
     from rankfall.collect.pods.collector import PodCollector
 
-# Nearly all requests of a feed open logs, which an API server does not count against anybody's share: a thousand in half a minute.
+# Requests a second; log requests count against no client's share.
 _RATE: Final = 50.0
 _BURST: Final = 100
 _MAX_TROUBLES: Final = 100
-# A look at what is around an attempt that has ended may take so long, seconds.
+# Time-out in seconds for the context of an ended attempt.
 _LATE_S: Final = 10.0
 
 
 def get_context(run: Path, attempt: int, source: PodSource, *, into: Path) -> bool:
-    """Take what the cluster says by now of the nodes, Events and workload of an attempt that nobody follows any more.
+    """Appends the cluster's current facts on nodes, Events and workload to ``into``.
 
-    Args:
-        run: the run's directory.
-        attempt: counted from 1.
-        source: its pods; those that were seen are not asked for again.
-        into: a file of looks; what is new is added to it.
-
-    Returns:
-        Whether anything about a node is new, its Events included.
+    Returns True if a fact about a node is new.
 
     Raises:
-        InfrastructureError: the cluster cannot be asked.
-        OSError: the file cannot be written.
-        TimeoutError: the cluster did not answer in time.
+        InfrastructureError: The cluster cannot be queried.
+        OSError: The file cannot be written.
+        TimeoutError: The cluster did not answer.
     """
     import asyncio  # noqa: PLC0415 - a run on this machine needs none of it
 
@@ -67,14 +60,9 @@ def get_context(run: Path, attempt: int, source: PodSource, *, into: Path) -> bo
 
 
 class LazyCollector:
-    """The feed of one attempt's pods; on this machine there is none.
+    """Collector of one attempt's pods; ``source`` is None for a local run.
 
-    Args:
-        run_dir: where it writes.
-        attempt: counted from 1.
-        source: which pods; None = there are none.
-        unseen: this process shows the lines to nobody.
-        stir: called from another thread when there is more to see than further lines: a pod that changed, a stream's first bytes.
+    ``stir`` is called from another thread on new data.
     """
 
     def __init__(
@@ -95,7 +83,7 @@ class LazyCollector:
         self._collector: PodCollector | None = None
 
     def start(self, *, once: bool = False) -> None:
-        """Begin to watch; returns at once. ``once``: only take what is there now."""
+        """Starts watching without waiting. ``once``: reads only the current state."""
         source = self._source
         if source is None:
             return
@@ -118,26 +106,26 @@ class LazyCollector:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is watched: it has taken what was there, or there is nothing to watch."""
+        """True if it has read the current state, or without pods."""
         return self._collector is None or self._collector.done
 
     @property
     def following(self) -> bool:
-        """Whether the log of each container that runs is open, or was tried in vain; true where there is nothing to watch."""
+        """True if every running log was tried, or without pods."""
         return self._source is None or (self._collector is not None and self._collector.following)
 
     @property
     def blind(self) -> bool:
-        """Whether pods that are to be watched cannot be watched at present: what is not seen then proves nothing."""
+        """True if the pods cannot be watched; missing ones then prove nothing."""
         return self._collector is not None and self._collector.blind
 
     def troubles(self) -> Iterator[str]:
-        """Difficulties that came since the last call, in words: the feed runs in a thread of its own."""
+        """Yields problems since the last call."""
         while self._troubles:
             yield self._troubles.popleft()
 
     def stop(self) -> None:
-        """End it; may be called again."""
+        """Stops it; may be called again."""
         if self._collector is not None:
             self._collector.stop()
             self._collector = None

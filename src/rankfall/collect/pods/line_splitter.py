@@ -1,9 +1,6 @@
-"""Splits pod log lines: runtime timestamp, rank prefix, target stream.
+"""Splits pod log lines: runtime timestamp, rank prefix, stream.
 
-The API sends RFC 3339 stamps in the node's zone; a line without one is legal (the kubelet glues fragments)
-and its time is unknown. The wrapper prefixes [rank N], and [rank ?] to text that only looks like a prefix
-or a record. Chunks of whole UTC lines of one day are split with a few bulk operations; any other chunk
-goes line by line with the same result.
+Timestamps are RFC 3339 in the node's zone. The kubelet glues fragments, so a line may have none.
 """
 
 from __future__ import annotations
@@ -18,19 +15,19 @@ _NS: Final = 1_000_000_000
 _UTC_LENGTH: Final = 30
 _DATE_LENGTH: Final = 19
 _LONGEST: Final = 35
-# Not strptime, which takes ten times as long and a blank for a digit.
+# strptime takes ten times as long and accepts a blank for a digit.
 _MOMENT: Final = anchored(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", limit=32)
 
 
 class StampParser:
-    """Splits stamps off lines. Remembers the last second, because most lines of a stream share it."""
+    """Splits timestamps off lines; caches the last second."""
 
     def __init__(self) -> None:
         self._second = b""
         self._epoch = 0
 
     def split(self, line: bytes) -> tuple[int | None, int]:
-        """Nanoseconds since the epoch, and where the line's own bytes begin; (None, 0) when there is no stamp."""
+        """Returns nanoseconds since the epoch and the text's begin; (None, 0) without timestamp."""
         if line[_UTC_LENGTH - 1 : _UTC_LENGTH + 1] == b"Z " and line[_DATE_LENGTH : _DATE_LENGTH + 1] == b".":
             second, fraction = line[:_DATE_LENGTH], line[_DATE_LENGTH + 1 : _UTC_LENGTH - 1]
             if fraction.isdigit():
@@ -39,18 +36,13 @@ class StampParser:
                     if epoch is None:
                         return None, 0
                     self._second, self._epoch = second, epoch
-                # foreign-text: at most nine digits, seen above; each line comes here
+                # foreign-text: at most nine digits, checked above; runs for each line
                 return self._epoch * _NS + int(fraction), _UTC_LENGTH + 1
         return _slow(line)
 
 
 def stamp_text(ns: int, *, east_s: int = 0) -> str:
-    """A stamp as the API writes it.
-
-    Args:
-        ns: nanoseconds since the epoch.
-        east_s: seconds east of UTC of the node's zone; 0 is written as ``Z``.
-    """
+    """Returns a timestamp in the API's form; ``east_s`` is the zone in seconds."""
     zone = timezone(timedelta(seconds=east_s))
     moment = datetime.fromtimestamp(ns // _NS, zone).strftime("%Y-%m-%dT%H:%M:%S")
     sign, minutes = ("-" if east_s < 0 else "+"), abs(east_s) // 60
@@ -59,7 +51,7 @@ def stamp_text(ns: int, *, east_s: int = 0) -> str:
 
 
 def _slow(line: bytes) -> tuple[int | None, int]:
-    """Any other fraction and zone that RFC 3339 allows."""
+    """Parses all other RFC 3339 forms."""
     blank = line.find(b" ", 0, _LONGEST + 1)
     text = line[:blank] if blank > 0 else line if len(line) <= _LONGEST else b""
     if len(text) <= _DATE_LENGTH or not text.isascii():
@@ -78,7 +70,7 @@ def _slow(line: bytes) -> tuple[int | None, int]:
 
 
 def _zone(text: bytes) -> tuple[int, int] | None:
-    """Seconds east of UTC, and how many bytes say so."""
+    """Returns seconds east of UTC, and the zone's length."""
     if text.endswith(b"Z"):
         return 0, 1
     tail = text[-6:]
@@ -88,7 +80,7 @@ def _zone(text: bytes) -> tuple[int, int] | None:
     return (-seconds if tail[:1] == b"-" else seconds), 6
 
 
-# foreign-text: two or four digits each, which the pattern has seen
+# foreign-text: two or four digits each, matched by the pattern
 def _epoch(text: bytes, offset: int) -> int | None:
     if _MOMENT.fullmatch(text) is None:
         return None

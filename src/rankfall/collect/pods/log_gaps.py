@@ -1,8 +1,6 @@
-"""Finds missing lines of a container log and writes gap records that say where and how much.
+"""Finds missing lines of a container log and writes gap records.
 
-Compares stored lines and bytes with what the wrapper counted when it printed them: a kubelet that cannot
-keep up drops pieces silently. Where all is there, earlier gap records are removed. Without counts (no
-wrapper, an old or killed one) nothing is compared.
+Compares stored data with the wrapper's counts, because a slow kubelet drops pieces silently.
 """
 
 from __future__ import annotations
@@ -22,17 +20,17 @@ from rankfall.model.record import Lost
 from rankfall.rundir.lease import write_file
 from rankfall.rundir.streams.content import content_size, read_bytes
 
-# Any constant: the same gap has the same id, however often it is written down.
+# The same gap has the same id in each write.
 _SPACE: Final = uuid.UUID("5d0c5b8e-7a4f-4b0c-9d5e-52616e6b6661")
 
 
 class LogOf(NamedTuple):
-    """Whose log it is: of one container instance.
+    """Source of a log: one container instance.
 
     Attributes:
-        run, attempt, role, slot: of its pod.
-        uid: of the pod.
-        number: of the container's restart.
+        run, attempt, role, slot: Place of its pod.
+        uid: UID of the pod.
+        number: Restart number of the container.
     """
 
     run: str
@@ -44,24 +42,17 @@ class LogOf(NamedTuple):
 
     @property
     def head(self) -> str:
-        """How the names of the files of its gap records begin."""
+        """Prefix of its gap records' file names."""
         return f"gap-a{self.attempt}-{self.role}-{self.slot}-"
 
     @property
     def restart(self) -> str:
-        """Which of the container's starts, in words; nothing of the first one."""
+        """Text of the restart; empty for the first start."""
         return f", restart {self.number}" if self.number else ""
 
 
 def gap_record(log: LogOf, *, after: int | None, before: int | None, why: str | None = None) -> Record:
-    """The record of one gap.
-
-    Args:
-        log: in which it is.
-        after: stamp of the line before it, nanoseconds since the epoch by the node's clock; None = the beginning.
-        before: stamp of the line after it; None = the end.
-        why: what kept them from being read, where that is known.
-    """
+    """Returns a gap's record; ``after`` and ``before`` are the neighbors' timestamps, None at the log's ends."""
     since = "its beginning" if after is None else stamp_text(after)
     until = "its end" if before is None else stamp_text(before)
     note = f"lines of slot {log.slot}{log.restart} may be missing: between {since} and {until} of its log"
@@ -70,14 +61,7 @@ def gap_record(log: LogOf, *, after: int | None, before: int | None, why: str | 
 
 
 def short_record(log: LogOf, *, stream: str, lines: int, size: int) -> Record:
-    """The record of what one stream has less than its container printed.
-
-    Args:
-        log: of the container.
-        stream: ``r<rank>``, ``slot`` or ``all``.
-        lines: how many are missing.
-        size: bytes that are missing.
-    """
+    """Returns the record of lines that a stream lacks; ``stream`` is ``r<rank>``, ``slot`` or ``all``."""
     rank = numbers.whole(stream[1:])
     whose = {"slot": f"slot {log.slot} (of no rank)", "all": f"slot {log.slot} and its ranks"}.get(
         stream, f"rank {rank}"
@@ -113,12 +97,12 @@ SUM: Final = "all"
 _BLOCK: Final = 1 << 20
 _STREAM: Final = anchored(r"slot|all|r\d{1,7}", limit=16)
 _RETURNS: Final = bounded(rb"(?<!\r)\r+(?=\n)", limit=1 << 30)
-# A container has so many ranks at most; a forged record must not cost more.
+# Ranks per container; bounds a forged record.
 _MAX_STREAMS: Final = 4096
 
 
 class Short(NamedTuple):
-    """What a stream has less than was printed: lines, bytes."""
+    """Lines and bytes that a stream lacks."""
 
     stream: str
     lines: int
@@ -126,7 +110,7 @@ class Short(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a comparison gave: streams that are short, and whether all have exactly what was printed."""
+    """Streams that lack data; True if all equal the printed data."""
 
     short: tuple[Short, ...]
     whole: bool
@@ -138,13 +122,9 @@ def compare(
     *,
     returns: Callable[[], Mapping[str, int]] | None,
 ) -> Outcome:
-    """Compare.
+    """Compares printed and stored (lines, bytes) by stream.
 
-    Args:
-        printed: (lines, bytes) by stream, or one sum of all, ``all``.
-        held: the same of what is stored; streams that hold nothing may be left out.
-        returns: gives the carriage returns before line feeds of each stream that is stored, which were not counted; asked only where the
-            bytes differ. None = bytes are not compared, because they came through something that changes them.
+    ``returns`` counts carriage returns; None skips bytes, because their source changes them.
     """
     if SUM in printed:
         held = {SUM: (sum(lines for lines, _ in held.values()), sum(size for _, size in held.values()))}
@@ -164,25 +144,17 @@ def compare(
 
 
 def returns_of(folder: Path, streams: Mapping[str, object]) -> dict[str, int]:
-    """Carriage returns right before line feeds in each stream of an instance."""
+    """Counts carriage returns before line feeds in each stream."""
     return {stream: _returns(folder / f"{stream}.out.log") for stream in streams}
 
 
 def write_down(
     outcome: Outcome, *, folder: Path, head: str, uid: str, number: int, record_of: Callable[[Short], Record]
 ) -> None:
-    """Have the records say what was found, however often it is found: those of before that no longer hold go.
-
-    Args:
-        outcome: of the comparison.
-        folder: of records.
-        head: how the names of this slot's gap records begin.
-        uid: of the pod.
-        number: restart number of the container.
-        record_of: makes the record of a stream that is short.
+    """Writes the gap records of a comparison and removes outdated ones; idempotent.
 
     Raises:
-        OSError: one could not be written.
+        OSError: One could not be written.
     """
     said = {f"{head}{(record := record_of(short)).id}.json": record for short in outcome.short}
     for path, record in _gaps(folder, head, uid=uid, number=number):
@@ -197,7 +169,7 @@ def write_down(
 
 
 def clean(printed: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]] | None:
-    """Counts as a wrapper tells them; None where these are none."""
+    """Returns a wrapper's counts; None if they are invalid."""
     good = len(printed) <= _MAX_STREAMS and all(
         min(counts) >= 0 and _STREAM.fullmatch(stream) for stream, counts in printed.items()
     )
@@ -205,7 +177,6 @@ def clean(printed: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]] 
 
 
 def _gaps(folder: Path, head: str, *, uid: str, number: int) -> Iterator[tuple[Path, Record]]:
-    """Gap records of one container instance that the recorder wrote."""
     for path in sorted(folder.glob(f"{head}*.json")):
         with contextlib.suppress(OSError, msgspec.DecodeError, ValueError):
             record = decoding.decode(path.read_bytes(), kind=Record)
@@ -221,7 +192,7 @@ def _returns(path: Path) -> int:
         while at < end:
             data = rest + (new := read_bytes(path, at, min(_BLOCK, end - at)))
             at += len(new)
-            # A run of them may go on in the next block.
+            # They may continue in the next block.
             body = data.rstrip(b"\r") if at < end else data
             rest = data[len(body) :]
             if b"\r" in body:

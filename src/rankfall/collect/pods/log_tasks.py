@@ -1,7 +1,6 @@
 """Runs one task per container instance that tails its log.
 
-A failure of one log is retried and affects no other. A log is complete when it is stored, compared with
-the wrapper's counts, and its copy from a log store has ended.
+A log is complete when stored, compared with the wrapper's counts, and copied from its log store.
 """
 
 from __future__ import annotations
@@ -33,30 +32,17 @@ from rankfall.rundir.cluster.clock_bounds import ClockFile
 from rankfall.rundir.cluster.pod_facts import PodFact, stamp_ns
 from rankfall.rundir.cluster.pod_source import PodSource
 
-#: Between two tries after an error that the client itself does not repeat (rights, credentials, a full disk), seconds.
+#: Seconds before errors that the client does not retry.
 AGAIN_S: Final = 5.0
-# A log whose container has run for so long has a past, nanoseconds. Where there are more pods than this their requests are what counts.
+# Run time after which a log counts as having content.
 _PAST_NS: Final = 10 * 10**9
 _FEW: Final = 64
-# Of a container that was restarted in vain for days there is no use in a record for each time.
+# Gap records of a container that restarted for days.
 _MAX_MISSED: Final = 20
 
 
 class LogTasks:
-    """The logs of one session.
-
-    Args:
-        kube: an open client.
-        source: which pods.
-        pods: of the attempt; that a log has ended is written there.
-        instances: take what the logs hold.
-        stores: copies of what does not come by the logs.
-        clocks: take the delays of lines.
-        troubles: takes difficulties.
-        once: read what each log holds now, and no more.
-        gather_s: how long lines are left to gather.
-        refresh: looks at a pod now; whether it is there, by the server's own word.
-    """
+    """The logs of one session; ``once`` reads only their current content."""
 
     def __init__(
         self,
@@ -82,28 +68,28 @@ class LogTasks:
         self._once = once
         self._gather_s = gather_s
         self._refresh = refresh
-        # Logs of which something could not be stored, and where each stands since it was opened again.
+        # Logs that could not be stored, with their position.
         self._unstored: dict[tuple[int, str, int], tuple[InstanceLog | None, int]] = {}
         self._identifier = RankProber(kube, namespace=source.namespace, trouble=troubles.say)
 
     @property
     def tried(self) -> bool:
-        """Whether the log of each container that runs is open, or was tried in vain. May be asked from any thread."""
+        """True if every running log was tried. Thread-safe."""
         return all(log.tried for pod in tuple(self._pods.by_uid.values()) for log in tuple(pod.logs.values()))
 
     def storing(self) -> bool:
-        """Whether every log goes on that could not be stored before."""
+        """True if all failed logs continue."""
         for key, (stored, lines) in list(self._unstored.items()):
             if stored is not None and stored.cursor.lines > lines:
                 del self._unstored[key]
         return not self._unstored
 
     def tasks(self) -> list[asyncio.Task[None]]:
-        """All there are, those that are done too."""
+        """Returns all tasks, including finished ones."""
         return [one.task for pod in self._pods.by_uid.values() for one in pod.logs.values() if one.task]
 
     def follow(self, pod: Followed, slot: int) -> None:
-        """Follow each instance that is not followed yet, those that are gone too: it is written down that their lines are missing."""
+        """Starts a task for each new instance, including gone ones."""
         pod.idle |= idle_of(pod.fact)
         gone = missed(pod.fact, pod.logs.keys() | pod.idle)
         if len(gone) > _MAX_MISSED:
@@ -116,7 +102,6 @@ class LogTasks:
             if number not in pod.logs:
                 log = pod.logs[number] = FollowedInstance()
                 log.task = asyncio.create_task(self._read_all(pod, log, slot, number))
-        # The rest is not asked about again.
         pod.idle.update(gone[:-_MAX_MISSED])
 
     async def _read_all(self, pod: Followed, log: FollowedInstance, slot: int, number: int) -> None:
@@ -145,7 +130,7 @@ class LogTasks:
                 if end is not None:
                     self._instances.prove(slot, uid=uid, number=number, fact=pod.fact, probes=False)
                     end = await self._settled(pod, stored, end, slot=slot, number=number)
-                # Of one that runs on there may come more.
+                # A running one may deliver more.
                 elsewhere = end is None or await self._stores.ended(
                     self._instances.folder(slot, uid=uid, number=number)
                 )
@@ -154,7 +139,7 @@ class LogTasks:
             except OSError as error:
                 self._unstored[slot, uid, number] = (None, 0)
                 self._troubles.full(error)
-            except Exception as error:  # noqa: BLE001 - of one log; the others go on, and its reader must not wait for ever without a word
+            except Exception as error:  # noqa: BLE001 - concerns one log; the others continue, and it is retried
                 self._troubles.say(
                     f"log {type(error).__name__}",
                     f"the log of {pod.fact.name} is opened again after {error_text(error)}",
@@ -169,7 +154,7 @@ class LogTasks:
         self._pods.write(pod)
 
     def _past(self, fact: PodFact, stored: InstanceLog) -> bool:
-        """Whether a log is worth a reading before it is followed: nothing is stored of it, and there may be much."""
+        """True if the log may be long and none of it is stored."""
         if stored.cursor.last is not None or len(self._pods.by_uid) > _FEW:
             return False
         started = stamp_ns(fact.main.started) if fact.main is not None else None
@@ -178,7 +163,7 @@ class LogTasks:
     async def _read(
         self, pod: Followed, tailer: LogTailer, stored: InstanceLog, *, slot: int, number: int
     ) -> End | None:
-        """Read a log, and look meanwhile which ranks write it where nothing proves that yet."""
+        """Reads a log and finds its ranks meanwhile, unless they are proved."""
         source, fact = self._source, pod.fact
         if source.marks is None or fact.ranks or fact.prefixes == () or not source.look_inside:
             return await (tailer.take() if self._once else tailer.run())
@@ -202,21 +187,21 @@ class LogTasks:
             await asyncio.gather(looking, return_exceptions=True)
 
     async def _settled(self, pod: Followed, stored: InstanceLog, end: End, *, slot: int, number: int) -> End:
-        """Compare what came with what was printed: what a kubelet leaves out nobody sees in the log. All is stored: no end was lost."""
+        """Compares the log with the wrapper's counts: a kubelet drops lines silently."""
         if end == "lost" or stored.cursor.printed is None:
             self._last_words(pod.fact, slot, number)
-        # Of a long log whose lines end in two bytes each is looked at.
+        # Long logs with two-byte line ends are read again.
         work = asyncio.ensure_future(asyncio.to_thread(self._instances.settle, slot, uid=pod.fact.uid, number=number))
         try:
             whole = await asyncio.shield(work)
         except asyncio.CancelledError:
-            # The log is closed behind whoever cancels: the thread must have let go of it before.
+            # The caller closes the log after a cancel: the thread must release it first.
             await asyncio.gather(work, return_exceptions=True)
             raise
         return "complete" if whole else end
 
     def _last_words(self, fact: PodFact, slot: int, number: int) -> None:
-        """What an instance left in its status is all there is of what its log did not give."""
+        """Stores the records in an instance's status if its log lacks them."""
         for one in (fact.last, fact.main):
             if one is not None and one.restarts == number and one.message:
                 self._instances.take_message(slot, one.message, uid=fact.uid, number=number)

@@ -1,8 +1,6 @@
-"""Finds which ranks run in a container of a foreign job, by exec every 10 s.
+"""Finds the ranks in a foreign job's container, by exec every 10 s.
 
-Needs the right to exec and a shell in the image; without either the ranks stay unknown, which is reported
-once. Only the variables that name a rank leave the container. A proof holds for the processes that were
-seen, so for one round.
+Needs the right to exec and a shell. A proof is valid for one round.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from rankfall.rundir.cluster.log_routes import USUAL_ROLES
 from rankfall.rundir.cluster.marks import ROUND, RankMap, RankMapEntry, read_rank_map, write_rank_map
 from rankfall.rundir.streams.files import IndexReader
 
-# Plain POSIX with tr and grep, as busybox has them. First the clock: seconds since the epoch, and since the boot.
+# POSIX with tr and grep, as in busybox. First the clock: seconds since epoch and boot.
 _SCRIPT: Final = r"""
 echo "@clock $(date +%s) $(cut -d' ' -f1 /proc/uptime)"
 for d in /proc/[0-9]*; do
@@ -45,27 +43,27 @@ done
 echo "@end"
 """
 COMMAND: Final = ("sh", "-c", _SCRIPT)
-# The exit code proves nothing: the API server reports 0 when it loses the kubelet. Without this last line the answer is incomplete.
+# The API server reports exit code 0 when it loses the kubelet: only this line proves completeness.
 END: Final = "@end\n"
 MAX_OUTPUT: Final = 1 << 20
 _TICKS: Final = 100
-# After the name in ``/proc/PID/stat`` come state, parent, ..., and as the 20th the start in ticks since the boot.
+# Fields of ``/proc/PID/stat`` after the name; start in ticks since the boot.
 _PARENT, _START = 1, 19
 _HIGHEST: Final = 999
 _VARIABLE: Final = anchored(r"(RANK|LOCAL_RANK|WORLD_SIZE)=(\d{1,7})", limit=64)
 _ROLE: Final = anchored(r"ROLE_NAME=(.{1,60})", limit=80)
-# Seconds after which torchrun has opened what its ranks write.
+# Seconds until torchrun has opened its ranks' outputs.
 _OPENED_S: Final = 3.0
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's process.
+    """The process of one rank.
 
     Attributes:
-        pid, ticks: of its container's own counting; name the process.
-        started: when it started, nanoseconds since the epoch by the node's clock, a second more or less.
-        role: name of its role; None = its torchrun does not say.
-        marked: whether torchrun puts its prefix before each of its lines; None = it starts just now.
+        pid, ticks: Identify the process in its container.
+        started: Start by the node's clock, nanoseconds, within a second.
+        role: Name of its role, or None.
+        marked: True if torchrun prefixes its lines; None while starting.
     """
 
     rank: int
@@ -78,7 +76,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Process(msgspec.Struct, kw_only=True):
-    """What the answer says of one process that has any of the variables."""
+    """One process with any of the variables, as in the answer."""
 
     parent: int = 0
     ticks: int = 0
@@ -88,7 +86,7 @@ class _Process(msgspec.Struct, kw_only=True):
 
 
 def read_ranks(text: str) -> dict[int, Seen]:
-    """The ranks by local rank; empty if the answer is incomplete or proves none."""
+    """Returns the ranks by local rank; empty if the answer is incomplete."""
     if not text.endswith(f"\n{END}"):
         return {}
     now = uptime = None
@@ -141,26 +139,20 @@ def read_ranks(text: str) -> dict[int, Seen]:
 
 
 def _is_rank(variables: dict[str, int]) -> bool:
-    """Whether a launcher made it a rank: RANK alone may be of the whole container, as the training operator sets it."""
+    """True if a launcher made it a rank; RANK alone may belong to the container (training operator)."""
     return variables.keys() >= {"RANK", "LOCAL_RANK"}
 
 
 _FIRST_S: Final = 1.0
 _EVERY_S: Final = 10.0
 _LIMIT_S: Final = 15.0
-# The clock of a container is read in whole seconds.
+# A container's clock has whole seconds.
 _SLACK_NS: Final = 1_000_000_000
 _AT_ONCE: Final = 8
 
 
 class RankProber:
-    """Looks into the containers of one session.
-
-    Args:
-        kube: an open client.
-        namespace: of the pods.
-        trouble: told why ranks stay unknown: name of the kind, words.
-    """
+    """Probes the containers of one session."""
 
     def __init__(self, kube: Kube, *, namespace: str, trouble: Callable[[str, str], None]) -> None:
         self._kube = kube
@@ -172,14 +164,14 @@ class RankProber:
     async def watch(
         self, pod: str, *, container: str, log: InstanceLog, folder: Path, running: Callable[[], bool]
     ) -> None:
-        """Look until the container has ended, or nothing can be seen."""
+        """Probes until the container ends or no probe can succeed."""
         pause = _FIRST_S
         while running():
             if self._denied:
                 _settle(read_rank_map(folder), log=log, folder=folder)
                 return
             if not log.routes.tagged:
-                # There is no line that a rank could be told of.
+                # Without a line there is nothing to assign.
                 await asyncio.sleep(_FIRST_S)
                 continue
             if await self.look(pod, container=container, log=log, folder=folder):
@@ -188,12 +180,12 @@ class RankProber:
             pause = min(_EVERY_S, 2 * pause)
 
     async def look(self, pod: str, *, container: str, log: InstanceLog, folder: Path) -> bool:
-        """Look once, and write down what that proves; whether another look could prove nothing more.
+        """Probes once and stores the result. Returns True if another probe is useless.
 
         Raises:
-            OSError: it could not be written.
+            OSError: It could not be written.
         """
-        # What is stored by now was written before the processes are looked at.
+        # Bytes stored by now precede the probe.
         sizes = dict(log.cursor.sizes)
         try:
             async with self._gate:
@@ -213,7 +205,7 @@ class RankProber:
             )
             return False
         except KubeError as error:
-            # Not running any more, not yet, or without a shell.
+            # The container does not run, or has no shell.
             self._trouble("ranks", f"which ranks run in {pod} cannot be seen: {error.message}")
             return False
         seen = read_ranks(done.stdout.decode("utf-8", "replace"))
@@ -236,21 +228,14 @@ def _settle(rank_map: RankMap, *, log: InstanceLog, folder: Path) -> None:
 
 
 def update_rank_map(rank_map: RankMap, seen: Mapping[int, Seen], *, sizes: Mapping[str, int], folder: Path) -> RankMap:
-    """What is proved after one more look.
-
-    Args:
-        rank_map: what was proved before.
-        seen: the ranks' processes by local rank.
-        sizes: bytes of each stream, by its file, that were stored before the look.
-        folder: of the streams.
-    """
+    """Returns the proofs after one more probe; ``sizes`` were stored before it."""
     now = {local: (one.pid, one.ticks) for local, one in seen.items()}
     base = rank_map.base
-    # Where some have ended and no other has come, the round goes on.
+    # The round continues if ranks only ended.
     if not rank_map.processes or not now.items() <= rank_map.processes.items():
         ranks = dict(rank_map.ranks)
         if rank_map.processes:
-            # Another round: of the old one only what was stored before it was seen last is proved.
+            # Of the old round, only bytes stored before its last probe are proved.
             for number, one in rank_map.ranks.items():
                 if one.until is None:
                     ranks[number] = msgspec.structs.replace(one, until=rank_map.confirmed.get(number, one.since))
@@ -264,7 +249,7 @@ def update_rank_map(rank_map: RankMap, seen: Mapping[int, Seen], *, sizes: Mappi
 
 
 def _of_process(process: Seen, stream: Path) -> RankMapEntry:
-    """The rank of a stream, from the first piece on that came after its process had started; a round before it may have written the rest."""
+    """Returns the rank of a stream after its process started."""
     since = 0
     if stream.exists():
         found = IndexReader(stream).offset_since(process.started - _SLACK_NS)

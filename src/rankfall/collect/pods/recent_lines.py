@@ -1,7 +1,6 @@
-"""Remembers the lines taken last from a log, to recognise them when the log is opened again.
+"""Remembers the checksums of a log's last lines, to recognize them when it is reopened.
 
-Lines are remembered by checksum; large chunks are kept as they came in taken-<n>.raw and taken apart only
-when the log is reopened inside one. A chunk whose file cannot be read counts as forgotten.
+Large chunks are stored in ``taken-<n>.raw`` and split only when needed.
 """
 
 from __future__ import annotations
@@ -20,30 +19,22 @@ from rankfall.model import numbers
 from rankfall.rundir.cluster.cursor_rows import Chunk
 from rankfall.rundir.lease import private
 
-# Lines remembered at most: a container that prints more in one second repeats the excess when its log is resumed inside that second.
+# Remembered lines; a resume inside a second with more repeats the excess.
 MAX_OVERLAP: Final = 1 << 20
-# Bytes of chunks kept at most, with the same consequence.
+# Bytes of chunks, with the same consequence.
 MAX_BYTES: Final = 64 << 20
-# Lines remembered at least, whatever their second.
+# Minimum of remembered lines.
 KEEP: Final = 4096
-# Lines that are remembered together.
 _BLOCK: Final = 256
-# A file of chunks is ended at this size, bytes. Whole files are removed, so that nothing is ever copied; to make one costs more
-# than to write a chunk.
+# Bytes of a chunk file: creating one costs more than writing a chunk.
 SEGMENT: Final = 4 << 20
-# So many of a process keep their newest file open; the others open it for each chunk: a thousand streams have no descriptors to spare.
+# Open newest files of a process: a thousand streams have no spare descriptors.
 MOST_OPEN: Final = 64
 _NS: Final = 1_000_000_000
 
 
 class Run:
-    """Lines in a row.
-
-    Attributes:
-        seconds: whole second of each.
-        sums: their checksums, of the lines as the API gave them.
-        high: the newest second.
-    """
+    """Consecutive lines: seconds and checksums as from the API."""
 
     __slots__ = ("high", "seconds", "sums")
 
@@ -54,28 +45,23 @@ class Run:
 
     @property
     def lines(self) -> int:
-        """How many."""
+        """Number of lines."""
         return len(self.sums)
 
     def extend(self, other: Run) -> None:
-        """Take these behind its own."""
+        """Appends other lines."""
         self.seconds += other.seconds
         self.sums += other.sums
         self.high = max(self.high, other.high)
 
 
 class Overlap:
-    """The lines taken last, in order.
+    """The last lines of a log, in order.
 
-    Args:
-        folder: of the instance's streams.
-
-    Attributes:
-        forgotten: newest second of which not all lines are remembered; None = nothing is forgotten.
-        top: newest second of all that was taken; None = nothing was.
+    ``forgotten`` and ``top`` are the newest forgotten and the newest second, or None.
     """
 
-    # How many keep a file open.
+    # Objects with an open file.
     _open = 0
 
     def __init__(self, folder: Path) -> None:
@@ -88,16 +74,16 @@ class Overlap:
         self.top: int | None = None
         self._segment = -1
         self._offset = SEGMENT
-        # The oldest file there may be, and the newest one's path: made once, not for each chunk.
+        # Computed once, not for each chunk.
         self._oldest = 0
         self._newest = ""
 
     def held(self) -> Sequence[Run | Chunk]:
-        """All that is remembered, in order."""
+        """Returns all remembered lines."""
         return self._held
 
     def add(self, one: Run | Chunk) -> None:
-        """Remember lines, or a chunk that is in its file."""
+        """Remembers lines, or a stored chunk."""
         if not one.lines:
             return
         last = self._held[-1] if self._held else None
@@ -107,16 +93,16 @@ class Overlap:
         elif isinstance(last, Run) and last.lines + one.lines <= _BLOCK:
             last.extend(one)
         else:
-            # A copy: what is remembered together grows.
+            # The block grows.
             self._held.append(Run(one.seconds, one.sums))
         self._lines += one.lines
         self.top = one.high if self.top is None else max(self.top, one.high)
 
     def store(self, data: bytes, *, lines: int, high: int, low: int) -> Chunk:
-        """Put a chunk into its file and remember it.
+        """Stores a chunk and remembers it.
 
         Raises:
-            OSError: it could not be written as a whole.
+            OSError: It was not completely written.
         """
         if self._offset >= SEGMENT:
             self.close()
@@ -138,11 +124,9 @@ class Overlap:
         return chunk
 
     def forget(self, *, before: int, newest: int) -> None:
-        """Let go of what is of an older second than ``before`` and not among the last ``KEEP`` lines, and of what is too much.
+        """Forgets lines before a second, except the last ``KEEP``, and any excess.
 
-        Args:
-            before: seconds since the epoch.
-            newest: second of the newest line: the log is never asked for from a later one.
+        The log is never requested from a second after ``newest``.
         """
         held = self._held
         gone: int | None = None
@@ -162,7 +146,7 @@ class Overlap:
             self._remove_before(next((one.segment for one in held if isinstance(one, Chunk)), self._segment))
 
     def since(self, second: int) -> array[int]:
-        """Checksums of the remembered lines of this second and later."""
+        """Returns checksums since this second."""
         found = array("I")
         for one in self._held:
             if isinstance(one, Chunk):
@@ -172,7 +156,7 @@ class Overlap:
         return found
 
     def newest(self, count: int) -> array[int]:
-        """Checksums of the lines taken last, at most so many."""
+        """Returns checksums of the last lines."""
         found = array("I")
         for one in reversed(self._held):
             if len(found) >= count:
@@ -181,7 +165,7 @@ class Overlap:
         return found[-count:]
 
     def check(self) -> None:
-        """After loading: chunks whose bytes are not there are forgotten; files that nothing speaks of are removed."""
+        """Forgets chunks without bytes and removes unused files, after loading."""
         sizes = {number: path.stat().st_size for number, path in self._segments()}
         while any(isinstance(one, Chunk) and sizes.get(one.segment, 0) < one.offset + one.size for one in self._held):
             first = self._held.popleft()
@@ -191,18 +175,18 @@ class Overlap:
         used = {one.segment for one in self._held if isinstance(one, Chunk)}
         for number in sizes.keys() - used:
             self._unlink(number)
-        # What a killed process wrote behind the last commit is never read: the next chunk begins a new file.
+        # Uncommitted bytes of a killed process are never read.
         self._segment = max(sizes, default=-1)
 
     def close(self) -> None:
-        """Let go of the newest file; the next chunk opens it again. May be called again."""
+        """Closes the newest file; the next chunk reopens it. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
             Overlap._open -= 1
 
     def clear(self) -> None:
-        """Nothing will come again."""
+        """Forgets everything, because no line will repeat."""
         self.close()
         self._held.clear()
         self._lines = self._bytes = 0
@@ -225,7 +209,7 @@ class Overlap:
         if chunk.low >= second:
             return map(zlib.crc32, lines)
         split = StampParser().split
-        # Each has a stamp: chunks with other lines are not kept as chunks.
+        # Chunks with lines without timestamp are stored as lines.
         return (zlib.crc32(line) for line in lines if (split(line)[0] or 0) // _NS >= second)
 
     def _remove_before(self, segment: int) -> None:
@@ -240,7 +224,7 @@ class Overlap:
         return [(number, path) for number, path in found if number is not None]
 
     def _unlink(self, number: int) -> None:
-        # A file too many costs space and is removed by the next one who looks.
+        # The next process removes it.
         with contextlib.suppress(OSError):
             self._path(number).unlink()
 

@@ -1,9 +1,6 @@
-"""Resume cursor of one container log: stores each line exactly once, even when this process is killed.
+"""Resume cursor of one container log: each line is stored once, even after a kill.
 
-The API resumes by whole seconds and leaves out older stamps, so a log is reopened some seconds before its
-newest stamp and lines taken in that time are skipped once. cursor.jsonl is a log of commits, one after
-each appended chunk: lengths of the streams and what was taken. Bytes behind the last commit are cut off at
-the next start and come again.
+``cursor.jsonl`` logs commits; bytes after the last are cut off and arrive again.
 """
 
 from __future__ import annotations
@@ -27,36 +24,24 @@ from rankfall.model.patterns import anchored
 from rankfall.rundir.cluster.cursor_rows import CURSOR_NAME, Chunk, CursorRow
 from rankfall.rundir.lease import make_folder, private, write_file
 
-# Streams that are taken out of a container's log.
+# Streams from a container's log.
 _OURS: Final = anchored(r"(?:slot|r[0-9]+)\.out\.(?:log|idx)", limit=256)
-# A row is small; the file is written anew when it has grown to this, bytes.
+# Bytes at which the file is rewritten.
 _COMPACT: Final = 4 << 20
-# How far a node's clock may be set back, seconds; while the log is open that may be more. Less where that many seconds hold more lines or bytes
-# than are remembered, which takes 2 MB a second.
+# Seconds by which a node's clock may be set back; less above 2 MB a second.
 MARGIN_S: Final = 30
-# Streams in a row that end inside what was taken before, until less of that is asked for: each one more halves the margin. Ends that come by
-# chance stay far below.
+# Consecutive streams inside known lines before the margin halves each time.
 PATIENCE: Final = 6
 _NS: Final = 1_000_000_000
 
 
 class Cursor:
-    """The cursor of one instance.
+    """Cursor of one instance; its streams are cut to the last commit.
 
-    Args:
-        folder: of the instance's streams; made when missing. Streams in it are cut to the last commit.
-
-    Attributes:
-        sizes: committed length of each stream by file name.
-        last: stamp of the newest line, nanoseconds since the epoch by the node's clock.
-        closed: why nothing more will come; None while more may.
-        lines, repeated, gaps: lines taken, lines passed over because they came again, places where lines are missing.
-        printed: (lines, bytes) of each stream that its wrapper counted; None while it has not said so.
-        settled: what is stored was compared with that, and what is missing written down.
-        lost_track: the log was opened anew, and the newest line that was taken did not come again: lines after it may be missing.
+    ``closed`` is None while lines may follow; ``lost_track`` means that later lines may be missing.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: The folder cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -72,7 +57,7 @@ class Cursor:
         self._overlap = Overlap(folder)
         self._unwritten: list[Run | Chunk] = []
         self.lost_track = False
-        # What comes again, and how much of it has.
+        # Expected lines, and how many arrived.
         self._expected = array("I")
         self._at = 0
         self._fruitless = self._before = 0
@@ -85,7 +70,7 @@ class Cursor:
 
     @property
     def since(self) -> int | None:
-        """The second from which the log is to be asked for, seconds since the epoch; None = from the beginning."""
+        """Second to request the log from; None for the beginning."""
         if self._second is None:
             return None
         forgotten = self._overlap.forgotten
@@ -95,22 +80,18 @@ class Cursor:
 
     @property
     def _stuck(self) -> int:
-        """How many streams ended inside what was taken before, less those that brought new lines."""
+        """Streams that ended inside known lines, less those with new lines."""
         if self.expecting:
             return self._fruitless + 1
         return max(0, self._fruitless - 1) if self.lines > self._before else self._fruitless
 
     def newest(self, count: int) -> array[int]:
-        """Checksums of the lines taken last, at most so many; none where two of them are alike: they could not tell where a log goes on."""
+        """Returns checksums of the last lines; none if two are equal and so ambiguous."""
         found = self._overlap.newest(count)
         return found if len(set(found)) == len(found) else array("I")
 
     def expect_overlap(self, newest: array[int] | None = None) -> None:
-        """The log was opened anew: what was taken before comes again, in the same order.
-
-        Args:
-            newest: it was opened from one of these lines on, of ``newest``; None = from ``since``.
-        """
+        """Prepares for a reopened log, which begins with one of ``newest``, or at ``since``."""
         self.lost_track = False
         since = self.since or 0
         self._fruitless, self._before = self._stuck, self.lines
@@ -118,28 +99,27 @@ class Cursor:
 
     @property
     def expecting(self) -> bool:
-        """Whether lines that were taken before may still come again."""
+        """True if known lines may arrive again."""
         return self._at < len(self._expected)
 
     def expects(self, line: bytes) -> bool:
-        """Whether this line may come again."""
+        """True if this line may be a known one."""
         return self._next(line, zlib.crc32(line)) is not None
 
     def taken_last(self) -> frozenset[int]:
-        """Checksums of the lines that were taken last, as the API gave them; none of a log that is complete."""
+        """Returns checksums of the last lines as from the API; none of a complete log."""
         return frozenset(self._overlap.since(0))
 
     def repeats(self, line: bytes) -> bool:
-        """Whether this line of the reopened log was taken before. Asked once for each line, in order, while ``expecting``.
+        """True if the reopened log repeats this line; call in order while ``expecting``.
 
-        Where the next expected line does not come, the file was rotated meanwhile: lines from its head are missing from what is served. Those
-        of the rest that were taken before are still passed over.
+        Rotated files lack their first lines; later known ones are still skipped.
         """
         found = zlib.crc32(line)
         if self._expected[self._at] != found:
             at = self._next(line, found)
             if at is None:
-                # None of the rest: this line is new, and with it all that follows.
+                # This line and all following ones are new.
                 self._expected, self._at = array("I"), 0
                 self.lost_track = True
                 return False
@@ -149,10 +129,9 @@ class Cursor:
         return True
 
     def _next(self, line: bytes, found: int) -> int | None:
-        """Where a line with this checksum is among those that are still expected."""
         stamp, _ = StampParser().split(line)
         if stamp is not None and stamp // _NS > (self._overlap.top or 0):
-            # Among a million checksums a foreign one is found now and then; a line that is newer than all of them is none of theirs.
+            # Among a million checksums an accidental match occurs.
             return None
         try:
             return self._expected.index(found, self._at)
@@ -162,7 +141,7 @@ class Cursor:
     # -- committing
 
     def take(self, lines: Sequence[tuple[int, int]]) -> None:
-        """Remember lines that were taken: (whole second, checksum of the line as the API gave it), in order."""
+        """Remembers (second, checksum) of lines in order."""
         if not lines:
             return
         self._second = lines[-1][0]
@@ -172,50 +151,43 @@ class Cursor:
         self._forget(self._second)
 
     def take_chunk(self, data: bytes, *, lines: int, second: int, high: int, low: int) -> None:
-        """Remember a chunk of whole lines as it came, each with a stamp.
-
-        Args:
-            data: the bytes.
-            lines: how many.
-            second: whole second of the last one.
-            high: newest second of all.
-            low: oldest second of all.
+        """Remembers a chunk of whole lines; ``second`` is that of its last line.
 
         Raises:
-            OSError: it could not be kept.
+            OSError: It could not be stored.
         """
         self._unwritten.append(self._overlap.store(data, lines=lines, high=high, low=low))
         self._second = second
         self._forget(second)
 
     def _forget(self, second: int) -> None:
-        # By the newest stamp of all: what the clock is set back by later is counted from there.
+        # The clock may be set back later.
         self._overlap.forget(before=(self._overlap.top or 0) - MARGIN_S, newest=second)
 
     def commit(self, sizes: Mapping[str, int]) -> None:
-        """Write down that the streams have these lengths now and hold all that was taken.
+        """Records the streams' lengths for all remembered lines.
 
         Raises:
-            OSError: the disk is full or the like; the same rows are written with the next commit.
+            OSError: A write failed; the next commit retries.
         """
         self._append(self._rows(self._unwritten, sizes))
         self.sizes.update(sizes)
         self._unwritten.clear()
         if self.closed == "complete":
-            # One whose end was lost may be continued from elsewhere, which these lines then prove.
+            # These lines prove another source that continues a lost log.
             self._overlap.clear()
         if self._size > _COMPACT:
             self._compact()
 
     def close(self) -> None:
-        """Let go of the files; may be called again."""
+        """Closes the files; may be called again."""
         self._overlap.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def _rows(self, taken: Sequence[Run | Chunk], sizes: Mapping[str, int]) -> bytes:
-        """Rows of what was taken, at least one."""
+        """Returns at least one row."""
         groups: list[tuple[Run | None, tuple[Chunk, ...]]] = []
         for chunks, group in groupby(taken, key=lambda one: isinstance(one, Chunk)):
             if chunks:
@@ -254,7 +226,6 @@ class Cursor:
         self._size += written
 
     def _compact(self) -> None:
-        """As few rows as say it all, in place of many."""
         temporary = self._path.with_suffix(".new")
         data = self._rows(self._overlap.held(), self.sizes)
         with contextlib.suppress(OSError):
@@ -265,7 +236,7 @@ class Cursor:
             self._size = len(data)
 
     def _load(self) -> int:
-        """Take in the rows that are whole; the number of their bytes."""
+        """Returns the size of all whole rows."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -297,10 +268,10 @@ def _counted(seconds: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def _cut(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Cut what no commit speaks of: a process was killed between storing and committing."""
+    """Cuts off uncommitted bytes of a killed process."""
     for path in folder.iterdir():
         if not _OURS.fullmatch(path.name):
-            # Not of the container's log: streams of ranks out of a log store bear the ordinals of their processes.
+            # Rank streams from a log store have process ordinals as names.
             continue
         size = sizes.get(path.name, 0)
         if path.stat().st_size > size:

@@ -1,9 +1,6 @@
-"""Keeps the states of the workload of an attempt, and of a TrainJob its JobSet: how each of them ended is known although it is gone a moment later.
+"""Stores the states of an attempt's workload and of a TrainJob's JobSet.
 
-A workload with a time to live of 0 s is removed in the second in which it ends, so a request now and then sees it run and then not at all. The watch
-of what is around the pods brings the last state of what is deleted. The states also say which pods belong together: a TrainJob whose JobSet is
-deleted gets another one of the same name, whose pods bear the same labels. The JobSet that was seen first is the gang of the attempt; pods of
-another one are not its pods.
+A workload with TTL 0 is removed immediately. A deleted JobSet gets a successor of the same name; its pods are excluded.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from rankfall.rundir.cluster.journal import SnapshotWriter
 from rankfall.rundir.cluster.pod_source import PodSource
 from rankfall.rundir.cluster.workload_state import WorkloadFact, first_gang, native_state, workload_path
 
-# How long pods wait for the first list of JobSets, seconds: without it all pods count as one gang.
+# Seconds that pods wait for the first list of JobSets.
 _LISTED_S: Final = 5.0
 _WATCHED: Final[Mapping[str, tuple[Resource, ...]]] = {
     "job": (JOBS,),
@@ -35,22 +32,17 @@ _WATCHED: Final[Mapping[str, tuple[Resource, ...]]] = {
 
 
 async def sets_of_jobs(kube: Kube, name: str, *, namespace: str) -> dict[str, str]:
-    """UID of the JobSet that owns each Job, by UID of the Job, of all Jobs that are there.
+    """Returns the owning JobSet's UID by Job UID.
 
     Raises:
-        KubeError: they cannot be listed.
+        KubeError: They cannot be listed.
     """
     found = await kube.list(JOBS, namespace=namespace, labels=f"{JOBSET_NAME}={name}")
     return {uid: owner for item in found.items if (uid := _uid(item)) and (owner := _owner(item))}
 
 
 def set_of(pod: Mapping[str, Any], sets: Mapping[str, str]) -> str | None:
-    """UID of the JobSet whose pod this is; None where neither its labels nor its Job say so.
-
-    Args:
-        pod: as the API gave it.
-        sets: as :func:`sets_of_jobs` has them.
-    """
+    """Returns the UID of a pod's JobSet, or None; ``sets`` is by Job UID."""
     labels = mapping(mapping(pod, "metadata"), "labels")
     return word(labels.get(JOBSET_UID)) or sets.get(word(labels.get(JOB_UID)) or "")
 
@@ -58,17 +50,10 @@ def set_of(pod: Mapping[str, Any], sets: Mapping[str, str]) -> str | None:
 async def pods_of_gang(
     kube: Kube, pods: Sequence[dict[str, Any]], gang: str, name: str, *, namespace: str
 ) -> Sequence[dict[str, Any]]:
-    """Those of these pods that are of one JobSet of a TrainJob.
-
-    Args:
-        kube: an open client.
-        pods: as the API gave them.
-        gang: UID of the JobSet; empty = all of them are.
-        name: of the JobSet.
-        namespace: where.
+    """Returns the pods of one JobSet of a TrainJob; an empty ``gang`` selects all.
 
     Raises:
-        KubeError: their Jobs cannot be listed.
+        KubeError: Their Jobs cannot be listed.
     """
     if not gang or not pods:
         return pods
@@ -77,17 +62,10 @@ async def pods_of_gang(
 
 
 class WorkloadStates:
-    """The states of the workload of one attempt.
-
-    Args:
-        kube: an open client.
-        run: the run's directory.
-        attempt: counted from 1.
-        source: names the workload.
-        full: told when what was seen cannot be written.
+    """The states of one attempt's workload.
 
     Raises:
-        OSError: the file cannot be opened.
+        OSError: The file cannot be opened.
     """
 
     def __init__(
@@ -100,24 +78,24 @@ class WorkloadStates:
         self._file: SnapshotWriter[WorkloadFact] = SnapshotWriter(workload_path(run, attempt), WorkloadFact)
         self._facts = dict(self._file.newest)
         self._unwritten: set[str] = set()
-        # Seen by this session; and the JobSet of each Job.
+        # Objects observed now, and the JobSet of each Job.
         self._there: set[str] = set()
         self._sets: dict[str, str] = {}
-        # Jobs that the controller of a set made when that was gone already: a moment later they are gone too.
+        # Jobs created after their set's removal; they vanish soon.
         self._late: set[str] = set()
         self._denied = JOBSETS not in self._resources
         self._listed = asyncio.Event()
 
     @property
     def gang(self) -> str:
-        """UID of the JobSet whose pods are this attempt's; empty = every pod is."""
+        """UID of this attempt's JobSet; empty without one."""
         return self._source.gang or first_gang(self._facts)
 
     async def take(self) -> None:
-        """Read once what tells the gangs of a TrainJob apart; where that is refused or not served, nothing is known of it.
+        """Reads the objects that separate a TrainJob's gangs; ignores a refusal.
 
         Raises:
-            KubeError: the server cannot be asked.
+            KubeError: The server cannot be queried.
         """
         for resource in () if self._denied else self._resources:
             with contextlib.suppress(Forbidden, ObjectNotFound):
@@ -128,7 +106,7 @@ class WorkloadStates:
             self.listed(resource)
 
     def saw(self, resource: Resource, item: Mapping[str, Any], *, gone: bool = False) -> None:
-        """Take in one state of a workload, or of a Job that a set has made."""
+        """Records one state of a workload or Job."""
         uid, owner = _uid(item), _owner(item)
         if resource not in self._resources:
             if resource == JOBS and owner is not None:
@@ -137,7 +115,7 @@ class WorkloadStates:
         self._there.add(uid)
         held = self._facts.get(uid)
         if gone and "spec" not in item:
-            # Of an object that vanished unseen only its name is left.
+            # Only the name remains after an unobserved removal.
             if held is not None:
                 self._write(msgspec.structs.replace(held, gone=True, vanished=True))
         elif uid:
@@ -146,7 +124,7 @@ class WorkloadStates:
                     seen_ns=time.time_ns(),
                     uid=uid,
                     kind=resource.kind,
-                    # An object of a list does not repeat its kind.
+                    # Objects of a list omit their kind.
                     state=native_state({**item, "kind": resource.kind}),
                     created=word(mapping(item, "metadata").get("creationTimestamp")),
                     gone=gone,
@@ -154,12 +132,7 @@ class WorkloadStates:
             )
 
     def listed(self, resource: Resource, *, refused: bool = False) -> None:
-        """All of a kind that are there have been seen: what an earlier session saw and is not among them vanished unseen.
-
-        Args:
-            resource: the kind.
-            refused: they cannot be seen now, and nothing is known of them.
-        """
+        """Marks objects of earlier sessions as vanished after a complete list; ``refused`` proves nothing."""
         if resource not in self._resources:
             return
         for uid, fact in () if refused else tuple(self._facts.items()):
@@ -169,10 +142,10 @@ class WorkloadStates:
             self._listed.set()
 
     async def mine(self, pod: Mapping[str, Any]) -> bool:
-        """Whether a pod that is seen for the first time is of this attempt's gang.
+        """True if a new pod belongs to this attempt's gang.
 
         Raises:
-            KubeError: its Job cannot be asked for now.
+            KubeError: Its Job cannot be queried.
         """
         if self._denied:
             return True
@@ -203,7 +176,7 @@ class WorkloadStates:
         self._sets[job] = owner
 
     def _is_of(self, gang: str, meta: Mapping[str, Any]) -> bool:
-        """Whether a pod whose Job is gone already, and was never seen, was of this gang: it was if the next one was made later."""
+        """True if a pod without observed Job was of this gang, by creation time."""
         known = list(self._facts)
         later = [self._facts[uid] for uid in known[known.index(gang) + 1 :]] if gang in known else []
         after = next((one.created for one in later if one.kind == JOBSETS.kind and one.created), None)
@@ -211,10 +184,10 @@ class WorkloadStates:
         return made is not None and after is not None and made < after
 
     def write_left(self) -> bool:
-        """Write what could not be written before; whether there was any.
+        """Writes facts that failed before. Returns True if there were any.
 
         Raises:
-            OSError: it still cannot be written.
+            OSError: They still cannot be written.
         """
         left = tuple(self._unwritten)
         for uid in left:
@@ -223,10 +196,10 @@ class WorkloadStates:
         return bool(left)
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._file.close()
 
-    # -- what is seen
+    # -- storage
 
     def _write(self, fact: WorkloadFact) -> None:
         self._facts[fact.uid] = fact

@@ -1,9 +1,6 @@
-"""Copies a container's streams from an S3 log store into the run directory: resumable, each byte once.
+"""Copies a container's streams from an S3 log store: resumable, each byte once.
 
-Parts are named by the bytes before them, so the name of the next part is the cursor and nothing is listed.
-Each piece carries its place in its stream, so a half-taken part is taken again without repeats. A
-malformed or oversized part stops the copy, because what follows cannot be placed. end.json gives the final
-length of each stream.
+A part's name is the number of bytes before it. A malformed part stops the copy.
 """
 
 from __future__ import annotations
@@ -29,51 +26,44 @@ MAX_END: Final = 1 << 20
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
-    """What it says.
+    """Content of ``end.json``; ``sizes`` in bytes by stream.
 
     Attributes:
-        sizes: bytes of each stream, by its name.
+        sizes: Bytes by stream.
     """
 
     sizes: dict[str, int]
 
 
 def decode_end(data: bytes) -> End | None:
-    """What it says; None = it is damaged, so nothing is known of the end."""
+    """Decodes ``end.json``; None if damaged."""
     try:
         return decoding.decode(data, kind=End)
     except msgspec.DecodeError:
         return None
 
 
-# A writer makes them of at most 4 MiB and a chunk, with some 40 bytes for each of 16,000 pieces.
+# A part has at most 4 MiB and a chunk, with 40 bytes for each of 16,000 pieces.
 MAX_PART: Final = 8 << 20
 MAX_HEAD: Final = 2 << 20
 MAX_PIECES: Final = 16_000
-# Of one start of a container: two for each process that became a rank.
+# Two for each process that became a rank.
 MAX_STREAMS: Final = 20_000
-# Parts taken at one look, so that a folder that is far behind holds up no other.
+# Parts per poll, so that no folder delays others.
 _AT_ONCE: Final = 64
 _STREAM: Final = anchored(r"[0-9]{1,9}\.(?:out|err)", limit=64)
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
     schema: Literal["rankfall.log-part/1"]
-    # Stream, place in it, bytes, stamp in nanoseconds.
+    # Stream, offset, bytes, timestamp in nanoseconds.
     pieces: list[tuple[str, int, int, int]]
 
 
 class PartsCopy:
-    """One folder of a bucket into the folder of an instance.
+    """Copies one bucket folder into an instance's folder; ``at`` names the next part.
 
-    Args:
-        store: gives the bucket and prefix.
-        name: of the folder below it.
-        target: of the instance's streams.
-        at: bytes of all parts that are here; the name of the next one.
-
-    Attributes:
-        complete: every stream is here to the end that its writer wrote down.
+    ``complete``: every stream has the recorded length.
     """
 
     def __init__(self, store: Callable[[], S3Store], name: str, target: Path, *, at: int = 0) -> None:
@@ -85,10 +75,10 @@ class PartsCopy:
         self._held: dict[str, Counted] = {}
 
     def poll(self) -> int:
-        """Copy what is new; how many bytes that were. More may be there when there were any.
+        """Copies new data and returns its bytes; 0 if none remains.
 
         Raises:
-            OSError: it cannot be read, or not be stored.
+            OSError: It cannot be read or stored.
         """
         copied = 0
         for _ in range(0 if self.complete else _AT_ONCE):
@@ -110,7 +100,7 @@ class PartsCopy:
         return all(size <= (held.size if (held := self._held.get(stream)) else 0) for stream, size in end.sizes.items())
 
     def _take(self, part: bytes) -> int:
-        """Append what is new of a part; how many bytes that were."""
+        """Returns the part's new bytes."""
         head, data = self._taken_apart(part)
         at = 0
         pieces: dict[str, list[tuple[int, int, bytes]]] = {}
@@ -152,7 +142,7 @@ class PartsCopy:
         return appender.size - began
 
     def _get(self, key: str, *, limit: int) -> bytes | None:
-        """An object's bytes; None = it is not there."""
+        """Returns None if it does not exist."""
         try:
             import obstore  # noqa: PLC0415 - an extra, for jobs that name such a store
 
@@ -162,7 +152,7 @@ class PartsCopy:
         except FileNotFoundError:
             return None
         except Exception as error:
-            # The library's own errors have no common kind that says whether they may pass.
+            # The library has no error type for transient errors.
             words = str(error).split("\n", 1)[0][:200]
             raise OSError(errno.EIO, f"the store does not give {key}: {words}", key) from error
         if size > limit:
@@ -174,16 +164,12 @@ class PartsCopy:
 
 
 class Bucket:
-    """The log store of a job, as this machine reaches it.
-
-    Args:
-        url: ``s3://BUCKET/PREFIX``; keys are those of this process's environment.
-    """
+    """A job's log store as an S3 bucket; keys come from the environment."""
 
     at_once: Final = 16
-    # Seconds of pause for each that a look took: it mostly waits for answers.
+    # Pause per second of a poll.
     rest: Final = 1.0
-    # Whoever writes there is in the container, and what is stored is seen at once: seconds without news after its end.
+    # Seconds without new data after the end; S3 data is visible immediately.
     patience_s: Final = 15.0
 
     def __init__(self, url: str) -> None:
@@ -192,7 +178,7 @@ class Bucket:
 
     @property
     def visible(self) -> bool:
-        """Whether it can be looked at; that it does not answer shows then."""
+        """True if it can be read."""
         return has_reader()
 
     def _open(self) -> S3Store:
@@ -201,5 +187,5 @@ class Bucket:
         return self._opened
 
     def copy(self, name: str, target: Path, *, at: int) -> PartsCopy:
-        """The copy of one folder."""
+        """Returns the copy of one folder."""
         return PartsCopy(self._open, name, target, at=at)

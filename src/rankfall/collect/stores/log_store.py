@@ -1,9 +1,6 @@
 """Copies streams from a job's log store (volume or bucket) into the run directory.
 
-A folder belongs to one start of one container; its name came in that start's own record. The length of the
-copy is the cursor, so a killed copy continues; without end.json nobody knows whether more comes. Names
-that lead out of the store, links and pipes are not followed. StoreWatch copies in threads while pods are
-collected, and reports a store that this machine does not see.
+The copy's length is the cursor. Names outside the store, links and pipes are not followed.
 """
 
 from __future__ import annotations
@@ -30,9 +27,9 @@ from rankfall.rundir.streams.content import open_regular
 from rankfall.rundir.streams.files import IndexReader
 from rankfall.rundir.streams.writer import Counted, StreamAppender
 
-# Beside the streams of an instance: which folder of the store is its.
+# Names the store folder of an instance.
 MARK: Final = "log-store.json"
-# As an environment variable: where this machine sees the store, when that is another path than the pods'.
+# Path of the store on this machine, if it differs.
 AT: Final = "RANKFALL_LOG_STORE_AT"
 _NAME: Final = anchored(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*){3}", limit=1_024)
 _MAX_NAME: Final = 400
@@ -43,21 +40,13 @@ _BLOCK: Final = 1 << 20
 class _Mark(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     done: bool = False
-    # Of a bucket: the next part.
     at: int = 0
 
 
 class StoreCopy:
-    """One folder of a store into the folder of an instance.
+    """Copies one store folder into an instance's folder.
 
-    Args:
-        root: of the store, as this machine sees it.
-        name: of the folder below the root.
-        target: of the instance's streams.
-
-    Attributes:
-        at: always 0: the copy's own length is the cursor.
-        complete: every stream is here to the end that its writer wrote down.
+    ``complete``: every stream has the recorded length.
     """
 
     def __init__(self, root: Path, name: str, target: Path) -> None:
@@ -69,15 +58,15 @@ class StoreCopy:
         self._held: dict[str, Counted] = {}
 
     def poll(self) -> int:
-        """Copy what is new; how many bytes that were.
+        """Copies new data and returns its bytes.
 
         Raises:
-            OSError: it cannot be read, or not be stored.
+            OSError: It cannot be read or stored.
         """
         source = self._source()
         if source is None or self.complete:
             return 0
-        # Looked for first: what it speaks of was written before it.
+        # First: the data that it names was written before it.
         end = _end_of(source)
         copied = sum(self._stream(stream, parts) for stream, parts in _streams(source).items())
         if end is not None and all(self._size(stream) >= size for stream, size in end.sizes.items()):
@@ -85,7 +74,7 @@ class StoreCopy:
         return copied
 
     def _source(self) -> Path | None:
-        """The folder, where it is there and lies in the store."""
+        """Returns the folder; None if it is not inside the store."""
         root = Path(os.path.realpath(self._root))
         found = Path(os.path.realpath(root / self.name))
         return found if found.is_dir() and found.is_relative_to(root) else None
@@ -99,7 +88,7 @@ class StoreCopy:
         try:
             for start in sorted(parts):
                 if start > appender.size:
-                    # A file between is not to be seen yet.
+                    # A file in between is not visible yet.
                     break
                 _copy(parts[start], start, appender)
         finally:
@@ -113,7 +102,6 @@ class StoreCopy:
 
 
 def _copy(path: Path, start: int, appender: StreamAppender) -> None:
-    """What a file has behind the end of the copy, chunk by chunk with their stamps."""
     fd = open_regular(path, links=False)
     try:
         index = IndexReader(path)
@@ -125,7 +113,6 @@ def _copy(path: Path, start: int, appender: StreamAppender) -> None:
 
 
 def _stamped(index: IndexReader, offset: int, data: bytes) -> Iterator[tuple[int | None, bytes]]:
-    """Pieces of a block with the stamp of the chunk that each is of."""
     number = max(0, index.find(offset))
     rows = index.rows(number)
     at, stamp = offset, rows[0].stamp if rows and rows[0].offset <= offset else None
@@ -167,16 +154,12 @@ def _end_of(source: Path) -> End | None:
 
 
 class Volume:
-    """The log store of a job, where this machine mounts it.
-
-    Args:
-        root: a folder.
-    """
+    """The log store of a job as a mounted folder."""
 
     at_once: Final = 1
-    # Seconds of pause for each that a look took.
+    # Pause per second of a poll.
     rest: Final = 9.0
-    # NFS shows what is new after a minute: seconds without news after a container's end.
+    # Seconds without new data after the end: NFS shows it after a minute.
     patience_s: Final = 75.0
 
     def __init__(self, root: Path) -> None:
@@ -184,11 +167,11 @@ class Volume:
 
     @property
     def visible(self) -> bool:
-        """Whether it is there."""
+        """True if it exists."""
         return self._root.is_dir()
 
     def copy(self, name: str, target: Path, *, at: int) -> StoreCopy:  # noqa: ARG002 - as of a bucket
-        """The copy of one folder."""
+        """Returns the copy of one folder."""
         return StoreCopy(self._root, name, target)
 
 
@@ -197,7 +180,7 @@ Copy = StoreCopy | PartsCopy
 
 
 def source_of(spec: JobSpec) -> Source | None:
-    """The job's log store as this machine sees it; None = the job has none, or only its pods see it."""
+    """Returns the job's log store on this machine, or None."""
     if spec.kubernetes.log_store is None:
         return None
     place = log_store_place(spec.kubernetes.log_store)
@@ -210,19 +193,14 @@ def source_of(spec: JobSpec) -> Source | None:
 
 
 def how_to_see(spec: JobSpec) -> str:
-    """What makes a store visible that this machine does not see."""
+    """Returns a hint that makes an invisible store visible."""
     if (spec.kubernetes.log_store or "").startswith("s3://"):
         return "install rankfall[obstore]"
     return f"mount the volume and give {AT}=DIR; or run this where it is mounted"
 
 
 class StoreCopies:
-    """All copies of one attempt.
-
-    Args:
-        logs: folder of the attempt's streams.
-        source: the store, as this machine sees it; None = it does not.
-    """
+    """All copies of one attempt; ``source`` is None if the store is not visible."""
 
     def __init__(self, logs: Path, source: Source | None) -> None:
         self.visible = source is not None and source.visible
@@ -230,11 +208,11 @@ class StoreCopies:
         self._logs = logs
         self._copies: dict[Path, Copy] = {}
         self._unseen: set[Path] = set()
-        # The next part of each, as it is written down.
+        # Next part of each.
         self._kept: dict[Path, int] = {}
 
     def load(self) -> None:
-        """Take up what earlier processes began."""
+        """Resumes the copies of earlier processes."""
         for path in self._logs.glob(f"*/*/{MARK}"):
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 mark = decoding.decode(path.read_bytes(), kind=_Mark)
@@ -242,10 +220,10 @@ class StoreCopies:
                     self._open(path.parent, mark)
 
     def add(self, target: Path, name: str) -> None:
-        """The lines of an instance's ranks are in this folder of the store, as its own record says.
+        """Records the store folder of an instance's lines.
 
         Raises:
-            OSError: that cannot be written down.
+            OSError: That cannot be written.
         """
         if target in self._copies or target in self._unseen or not is_store_folder_name(name):
             return
@@ -263,18 +241,18 @@ class StoreCopies:
         self._kept[target] = mark.at
 
     def of(self, target: Path) -> Copy | None:
-        """The copy into this folder; None = its lines are in no store that this machine sees."""
+        """Returns the copy into this folder, or None."""
         return self._copies.get(target)
 
     def unseen(self, target: Path) -> bool:
-        """Whether lines of this folder are in a store that this machine does not see."""
+        """True if its lines are in an invisible store."""
         return target in self._unseen
 
     def poll_one(self, copy: Copy) -> int:
-        """Copy what is new of one, and write down how far that is; how many bytes that were.
+        """Copies new data of one folder and returns its bytes.
 
         Raises:
-            OSError: it cannot be copied.
+            OSError: It cannot be copied.
         """
         try:
             return copy.poll()
@@ -287,50 +265,44 @@ class StoreCopies:
 
     @property
     def open(self) -> list[Copy]:
-        """Those that are not complete."""
+        """Incomplete copies."""
         return [copy for copy in self._copies.values() if not copy.complete]
 
 
 def is_store_folder_name(name: str) -> bool:
-    """Whether a folder's name is one that a wrapper gives."""
+    """True if a wrapper may have given this name."""
     return len(name) <= _MAX_NAME and _NAME.fullmatch(name) is not None
 
 
-# Between two looks at all folders, seconds; more where a look takes long.
+# Least seconds between two polls.
 POLL_INTERVAL_S: Final = 1.0
-# How long an ended container's folder may stand still without an end, or give no answer, before it is given up, seconds.
+# Seconds that an ended container's folder may stay unchanged or unreadable.
 PATIENCE_S: Final = 75.0
 
 
 class StoreWatch:
-    """The copies of one attempt.
-
-    Args:
-        run_dir: the run.
-        attempt: counted from 1.
-        troubles: takes difficulties.
-    """
+    """Polls the copies of one attempt."""
 
     def __init__(self, run_dir: RunDir, *, attempt: int, troubles: ProblemReporter) -> None:
         self.copies = StoreCopies(run_dir.logs_dir / f"attempt-{attempt}", source_of(run_dir.spec))
         self._how = how_to_see(run_dir.spec)
         self._where = run_dir.spec.kubernetes.log_store
         self._troubles = troubles
-        # When each grew, and when the newest look at it that got an answer began.
+        # Last growth, and start of the last successful poll.
         self._grew: dict[Path, float] = {}
         self._looked: dict[Path, float] = {}
-        # Since when each look at it has got none.
+        # Time since which all polls fail.
         self._deaf: dict[Path, float] = {}
         if self._where is not None:
             self.copies.load()
 
     @property
     def accepting(self) -> StoreCopies | None:
-        """Takes the folders that records name; None for a job without a store, whatever its records say."""
+        """Receives the folders that records name; None without a store."""
         return None if self._where is None else self.copies
 
     async def run(self) -> None:
-        """Copy until cancelled."""
+        """Copies until canceled."""
         source = self.copies.source
         if self._where is None or source is None:
             return
@@ -343,7 +315,7 @@ class StoreWatch:
                 await asyncio.sleep(max(POLL_INTERVAL_S, source.rest * (time.monotonic() - began)))
 
     async def _look(self, copy: Copy, pool: ThreadPoolExecutor) -> bool:
-        """Copy what is new of one; false = it could not be had."""
+        """Returns False if the folder is not available."""
 
         def look() -> tuple[float, int]:
             return time.monotonic(), self.copies.poll_one(copy)
@@ -362,7 +334,7 @@ class StoreWatch:
         return True
 
     async def ended(self, folder: Path) -> bool:
-        """Wait for the copy of an instance whose container has ended; false = it is not all here."""
+        """Waits for the copy of an ended instance. Returns False if incomplete."""
         if self.copies.unseen(folder):
             self._troubles.say(
                 "log store",

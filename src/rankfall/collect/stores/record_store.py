@@ -1,8 +1,6 @@
-"""Fetches a run's records from a shared directory or object store into the run directory, each once.
+"""Fetches a run's records from a directory or object store, each once.
 
-A record is kept under its own name before it is read, so the answer stays when the store is gone; a record
-that came another way is the same one by its id. Refuses foreign names (reported), records of other
-attempts, and oversized objects. An unreachable store is a line under missing.
+A record is stored before it is read. Foreign names and oversized objects are refused and reported.
 """
 
 from __future__ import annotations
@@ -31,29 +29,24 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 PAGE: Final = 1000
-# A name has at most 1,024 bytes, three times that encoded; what else is said of an object is some hundred bytes.
+# A name has at most 1,024 bytes, three times that encoded.
 _MAX_ANSWER: Final = PAGE * 4096
 _MAX_DIGITS: Final = 18
 _TIMEOUT_S: Final = 5.0
-# Before a question that got no answer is asked again, seconds.
+# Seconds before retries.
 _PAUSES: Final = (0.3, 1.0)
-# What XML 1.0 has no way to say, as it is and as a reference.
+# Characters that XML 1.0 cannot express.
 _NO_XML: Final = bounded(
     rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|&#(?:x0*1?[0-9a-f]|0*[12]?[0-9]|0*3[01]);", limit=1 << 24, flags=re.IGNORECASE
 )
 
 
 def names_in(url: str, folder: str, *, until: float) -> Iterator[list[tuple[str, int]]]:
-    """Names below a folder of a bucket with their sizes in bytes, a page after the other.
-
-    Args:
-        url: ``s3://bucket/prefix``; keys, region and endpoint are those of this process's environment.
-        folder: below the prefix, without a slash at its end.
-        until: by ``time.monotonic``: a question that got no answer is asked again before this only.
+    """Yields names and sizes in a bucket folder, page by page; retries until ``until`` (monotonic).
 
     Raises:
-        RefusedError: there are no keys, or the store said no.
-        OSError: it cannot be reached, or its answer is none.
+        RefusedError: No keys, or the store refused.
+        OSError: The store is unreachable or answers invalidly.
     """
     name, _, prefix = url.removeprefix("s3://").strip("/").partition("/")
     bucket = Bucket(name, os.environ, timeout_s=_TIMEOUT_S)
@@ -81,9 +74,8 @@ def _asked(bucket: Bucket, query: Mapping[str, str], until: float) -> bytes:
 
 
 def _page(answer: bytes) -> tuple[list[tuple[str, int]], bool, str]:
-    """Keys and sizes of one answer, whether there are more, and where the next page begins."""
     try:
-        # The server's own answer, bounded in size; the parser itself bounds what entities may grow to.
+        # Bounded in size; the parser bounds entity expansion.
         root = ET.fromstring(_NO_XML.sub(b"?", answer))  # noqa: S314
     except ET.ParseError as error:
         raise OSError(f"its list of names is no XML: {error}") from error
@@ -106,48 +98,42 @@ def _number(text: str) -> int:
 
 FOLDER: Final = "errors"
 MAX_OBJECTS: Final = 100_000
-# One look at the store, seconds: a verdict must not wait for one that is gone. And the least time between two looks.
+# Seconds for one read, and between reads: no verdict waits for the store.
 LIMIT_S: Final = 10.0
 _BETWEEN_S: Final = 2.0
 _NAME: Final = anchored(r"[a-z_]{3,16}-a\d{1,6}-[\w.-]{1,140}\.json", limit=256, flags=re.ASCII)
 _MAX_PROBLEMS: Final = 8
 _MAX_LISTED: Final = 60
 _AT_ONCE: Final = 16
-# What a verdict needs most comes first.
+# The most important records first.
 _FIRST: Final = ("error-", "end-", "slot_end-", "start-")
 
 
 class RecordStore:
-    """One attempt's records in the store of its job.
-
-    Args:
-        url: ``file:///path`` or ``s3://bucket/prefix``, as the job names it; keys for S3 are those of the environment.
-        run, attempt: whose records.
-        into: the run's folder of records.
-    """
+    """One attempt's records in the store of its job."""
 
     def __init__(self, url: str, *, run: str, attempt: int, into: Path) -> None:
         self._named: list[str] = []
-        # What kept the newest look from its end.
+        # Reason of an incomplete read.
         self._stopped = ""
         self._url = url
         self._run = run
         self._attempt = attempt
         self._into = into
         self._seen: set[str] = set()
-        # Names of others: how many the newest look met, and the first of them.
+        # Foreign names: number, and the first.
         self._strange = (0, "")
         self._next = self._until = 0.0
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What could not be had, in words."""
+        """Texts about missing data."""
         count, first = self._strange
         strange = f"{count} in {self._url} with no name of a record, not read; the first is {first}"
         return (*self._named, *([strange] if count else ()), *([self._stopped] if self._stopped else ()))
 
     def fetch(self) -> None:
-        """Bring what is new; never raises. What the time does not suffice for comes with the next look."""
+        """Fetches new records; never raises. Continues after a time-out."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -166,7 +152,7 @@ class RecordStore:
         self._next = time.monotonic() + _BETWEEN_S
 
     def _late(self) -> bool:
-        """Whether this look has taken its time, which is then said."""
+        """Returns True, with a message, after the time-out."""
         late = time.monotonic() > self._until
         if late:
             self._stopped = f"the rest of the records in {self._url}: reading them took more than {LIMIT_S:.0f} s"
@@ -180,7 +166,7 @@ class RecordStore:
 
     def _wanted(self, name: str, size: int) -> bool:
         if not _NAME.fullmatch(name):
-            # A writer's own file that is not finished begins with a dot.
+            # A writer's unfinished file.
             if not name.startswith("."):
                 count, first = self._strange
                 self._strange = (count + 1, first or ascii(name[:_MAX_LISTED]))
@@ -210,14 +196,14 @@ class RecordStore:
         for page in names_in(self._url, folder, until=self._until):
             found.extend(name for name, size in page if self._wanted(name, size))
             if self._late():
-                # A million names of somebody else's are not waited for; what was found is read.
+                # Does not wait for a million foreign names.
                 break
         found.sort(key=_order)
 
         def one(name: str) -> tuple[str, bytes | None]:
             return name, self._read(store, folder, name)
 
-        # Each costs a round trip, and a thousand of them in a row would be a wait of its own.
+        # A thousand round trips in sequence would take long.
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="rankfall-store") as pool:
             for start in range(0, len(found), 4 * _AT_ONCE):
                 for name, data in pool.map(one, found[start : start + 4 * _AT_ONCE]):
@@ -225,7 +211,7 @@ class RecordStore:
                         yield name, data
 
     def _read(self, store: S3Store, folder: str, name: str) -> bytes | None:
-        """One object; None = it is not there any more, or not the one that was listed."""
+        """Returns one object; None if it was removed or replaced."""
         import obstore  # noqa: PLC0415 - an extra, for jobs that name such a store
 
         try:
@@ -234,7 +220,7 @@ class RecordStore:
             self._problem(f"record {name} in {self._url} is listed and not there")
             return None
         if found.meta["size"] > MAX_RECORD:
-            # Somebody put another object there since it was listed; nothing of it has been read yet.
+            # Replaced since the list; nothing is read yet.
             self._problem(_too_large(name, self._url))
             return None
         return bytes(found.bytes())
@@ -254,7 +240,7 @@ class RecordStore:
         temporary = self._into / f".{name}.{os.getpid()}.tmp"
         write_file(temporary, data)
         if record.at_ns is not None and record.at_ns > 0:
-            # When it came says nothing of the writer's clock.
+            # The arrival time is unrelated to the writer's clock.
             os.utime(temporary, ns=(record.at_ns, record.at_ns))
         temporary.rename(self._into / name)
 
@@ -273,10 +259,10 @@ def _order(name: str) -> tuple[int, str]:
 
 
 def open_bucket(url: str) -> S3Store:
-    """The bucket and prefix of an ``s3://`` address; keys, region and endpoint are those of the environment.
+    """Returns the bucket and prefix of an ``s3://`` address.
 
     Raises:
-        ImportError: the extra ``obstore`` is not installed.
+        ImportError: The extra ``obstore`` is missing.
     """
     from obstore.store import S3Store  # noqa: PLC0415 - an extra
 
@@ -293,14 +279,10 @@ def open_bucket(url: str) -> S3Store:
 
 
 def require_reader(url: str | None, *, field: str = "$.record_store") -> None:
-    """Refuse a store that could not be read from here.
-
-    Args:
-        url: of the job; None = it has no such store.
-        field: where it stands.
+    """Refuses a store that this machine cannot read.
 
     Raises:
-        SpecError: it is an object store, and the extra ``obstore`` is not installed.
+        SpecError: The extra ``obstore`` is missing.
     """
     if url is not None and url.startswith("s3://") and not has_reader():
         raise SpecError(
@@ -311,7 +293,7 @@ def require_reader(url: str | None, *, field: str = "$.record_store") -> None:
 
 
 def has_reader() -> bool:
-    """Whether the extra ``obstore`` is installed."""
+    """True if the extra ``obstore`` is installed."""
     try:
         import obstore  # noqa: F401, PLC0415 - only whether it is there
     except ImportError:
@@ -320,7 +302,7 @@ def has_reader() -> bool:
 
 
 def record_store_of(run_dir: RunDir, spec: JobSpec, *, attempt: int) -> RecordStore | None:
-    """The store to which the ranks of an attempt write records; None where the job names none."""
+    """Returns the store for an attempt's records, or None."""
     if spec.record_store is None:
         return None
     return RecordStore(spec.record_store, run=run_dir.id, attempt=attempt, into=run_dir.records_dir)

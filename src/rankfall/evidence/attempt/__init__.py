@@ -1,5 +1,4 @@
-"""Observes one attempt of a run from its directory: records, streams, activity, evidence, case.
+"""Observes one attempt of a run from its directory.
 
-Face: observer.AttemptObserver; case.present_case for gangs of MIN:MAX nodes.
-Imports evidence.facts, builders and readers, rundir, verdict and model; evidence.cluster late.
+Entries: ``observer.AttemptObserver``, and ``case.present_case`` for gangs of MIN:MAX nodes.
 """

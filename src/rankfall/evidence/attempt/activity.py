@@ -1,9 +1,8 @@
-"""Tracks when an attempt last showed activity: output, steps, records, bounded CPU use.
+"""Tracks the latest activity of an attempt: output, steps, records, CPU use.
 
-Steps come from files of the hook or of the pod collector, CPU time from /proc. CPU use of all ranks counts
-for BUSY_LIMIT_S after the last output: a spin inside a collective looks like work.
+CPU use of all ranks counts for BUSY_LIMIT_S after the last output: a busy loop resembles work.
 
-Cost: at most ``_MAX_FILE`` bytes of each step file a poll; nothing is kept but the newest steps.
+Cost: at most ``_MAX_FILE`` bytes of each step file a poll; only the newest steps are stored.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """The last step that a rank reported.
 
     Attributes:
-        at: nanoseconds since the epoch (by the file's time).
-        cpu_s: CPU seconds since the process began, where it came with the step; ``cpu_at`` is when, by the process's own clock.
+        at: Nanoseconds since the epoch (by the file's time).
+        cpu_s: Process's CPU seconds, if reported; ``cpu_at`` is its clock's time.
     """
 
     ordinal: int
@@ -47,19 +46,19 @@ class _File(msgspec.Struct):
 
 
 def read_steps(slot_dir: Path) -> list[Step]:
-    """The newest step of each process ordinal of a slot; damaged files are passed over, the next one comes soon."""
+    """Returns each process's newest step; skips damaged files, which are soon rewritten."""
     return list(_steps(f"{slot_dir}/progress"))
 
 
 class StepFolders:
-    """The same of slots whose step files are replaced and never written to, as the feed of slots elsewhere does: read again when one was."""
+    """Reads steps of remote slots, again only after a file's replacement."""
 
     def __init__(self) -> None:
         self._standing = Standing()
         self._held: dict[Path, tuple[str, list[Step]]] = {}
 
     def read(self, slot_dir: Path) -> list[Step]:
-        """As :func:`read_steps`."""
+        """Returns the result of :func:`read_steps`."""
         held = self._held.get(slot_dir)
         folder = held[0] if held is not None else f"{slot_dir}/progress"
         if held is None or not self._standing.stands(folder):
@@ -88,7 +87,7 @@ def _steps(folder: str) -> Iterator[Step]:
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """CPU time of a process with all its threads, seconds; None when it is gone."""
+    """Returns a process's CPU seconds with all threads; None if it ended."""
     try:
         data = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -100,27 +99,27 @@ def cpu_seconds(pid: int) -> float | None:
     return (user + system) / os.sysconf("SC_CLK_TCK")
 
 
-# How long all ranks may burn CPU without a line or a step before that counts as standing still too.
+# Seconds that CPU use alone counts as activity.
 BUSY_LIMIT_S: Final = 3600.0
-# A rank that works takes at least this share of a core.
+# Least share of a core of a working rank.
 _BUSY_SHARE: Final = 0.3
 _LOOK_S: Final = 2
-# A rank elsewhere that works says so every 10 s (rankfall_inside.wrapper.liveness.EVERY_S): what it said longer ago says nothing of now.
+# Working remote ranks report every 10 s (rankfall_inside.wrapper.liveness.EVERY_S).
 _WORD_S: Final = 30.0
 _NS: Final = 1_000_000_000
 
 
 class Life:
-    """Signs of life of one attempt; times are nanoseconds since the epoch.
+    """Activity of one attempt; times are nanoseconds since the epoch.
 
-    Args:
-        here: the ranks are processes of this machine: their CPU time is read from /proc. Elsewhere it comes with their steps.
+    ``here``: CPU time is in this machine's /proc, else it comes with steps.
     """
 
     def __init__(self, *, here: bool = True) -> None:
         self._here = here
         self._read = read_steps if here else StepFolders().read
-        # By slot and process: its newest word (its own clock, CPU seconds), whether it worked since the one before, and when that came.
+        # By slot and process: newest report (its clock, CPU seconds), whether it worked since the earlier one, arrival
+        # time.
         self._shares: dict[tuple[int, int], tuple[int, float, bool, int]] = {}
         self._seen = 0
         self._busy_at = 0
@@ -128,15 +127,15 @@ class Life:
 
     @property
     def last(self) -> int:
-        """The newest sign."""
+        """Time of the newest activity."""
         return max(self._seen, self._busy_at)
 
     def saw(self, at: int) -> None:
-        """Take one sign."""
+        """Records one activity."""
         self._seen = max(self._seen, at)
 
     def look(self, facts: Facts, slot_dirs: Iterable[Path], now: int) -> None:
-        """Read the steps of all slots, and now and then the CPU time of all ranks."""
+        """Reads all steps, and at intervals the ranks' CPU time."""
         for slot, folder in zip(facts.slots, slot_dirs, strict=True):
             self._steps(facts, slot, folder)
         if self._here:
@@ -157,7 +156,7 @@ class Life:
             if step.cpu_s is None:
                 self.saw(step.at)
             elif step.cpu_at is not None:
-                # It comes at its own pace, whether the rank does anything or not: only a new step is life.
+                # Even idle ranks report CPU time: only a new step is activity.
                 self._share(slot, step)
             if step.ordinal in processes and step.step is not None:
                 if step.cpu_s is not None and facts.step_of(processes[step.ordinal]) != step.step:
@@ -166,7 +165,6 @@ class Life:
                 facts.add_step(processes[step.ordinal], step.step, step.phase, at=at)
 
     def _share(self, slot: int, step: Step) -> None:
-        """Whether a rank elsewhere worked between its two newest words."""
         at, seconds = step.cpu_at or 0, step.cpu_s or 0.0
         before = self._shares.get((slot, step.ordinal))
         if before is None or at > before[0]:
@@ -188,7 +186,6 @@ class Life:
             self._busy_at = now
 
     def _work(self, facts: Facts, now: int) -> None:
-        """While every rank burns CPU, that is life for ``BUSY_LIMIT_S`` after the last output: a spin in a collective looks so too."""
         running = [r.pid for r in facts.ranks() if r.state == "running" and r.pid is not None]
         if not running or now - min((at for at, _ in self._cpu.values()), default=0) < _LOOK_S * _NS:
             return

@@ -1,8 +1,4 @@
-"""Builds the input of a diagnosis from facts and evidence of one attempt, with what is missing.
-
-Pure. present_case restricts a case to the current gang: without slots that left it, earlier rounds, or
-what torchrun started after the first failure.
-"""
+"""Builds the input of a diagnosis from one attempt's facts and evidence. Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +15,10 @@ from rankfall.model.timestamps import Bound
 
 
 def present_case(case: Case, *, left: Collection[int], fell_at: int | None = None) -> Case:
-    """The case of those that belong to the gang, each slot with its newest round.
+    """Returns the case of the gang's current slots, each with its newest round.
 
-    Args:
-        case: of the whole attempt.
-        left: slots that do not belong to it any more.
-        fell_at: when the fall came that is asked about, nanoseconds since the epoch: what started later is torchrun's own restart, which says
-            nothing of it. None = nothing fell, or its time is not known.
+    Starts after ``fell_at`` (nanoseconds since the epoch, or None) are torchrun's restart and excluded, as are
+    slots that ``left``.
     """
     ranks = tuple(facts for facts in case.ranks if facts.slot not in left)
     before = [facts for facts in ranks if fell_at is None or (facts.started_at or 0) <= fell_at]
@@ -46,16 +39,17 @@ def present_case(case: Case, *, left: Collection[int], fell_at: int | None = Non
 
 
 def _world(case: Case, kept: tuple[RankFacts, ...]) -> int | None:
-    """Ranks of the present round: as many as are known of it, where slots left or others are gone."""
+    """Returns the current round's number of ranks, if slots left or ranks ended."""
     return case.world_size if len(kept) == len(case.ranks) else len({facts.rank for facts in kept}) or case.world_size
 
 
 _SIGKILL: Final = 9
 _NS: Final = 1_000_000_000
-# So many clocks that disagree are named, and so many ranks without a hook.
+# Maximum named clocks that differ, and ranks without a hook.
 _MAX_CLOCKS: Final = 4
 _MAX_RANKS: Final = 16
-# torch 2.15, dynamic_rendezvous: a node is dropped whose last heartbeat is older than 3 intervals of 5 s, by the reader's own wall clock.
+# torch 2.15, dynamic_rendezvous: a node is dropped if its last heartbeat is older than 3 intervals of 5 s, by the
+# reader's wall clock.
 _KEEP_ALIVE_S: Final = 15.0
 
 
@@ -73,26 +67,15 @@ def make_case(
     hung: bool,
     only: int | None,
 ) -> Case:
-    """The case of an attempt as it stands.
+    """Returns the current case of an attempt.
 
-    Args:
-        spec: the job.
-        facts: of the attempt.
-        evidence: everything known.
-        run: id of the run.
-        attempt: counted from 1.
-        missing: what could not be had so far.
-        kernel_note: why the kernel's lines could not be read; named where they would tell something.
-        denied: a worker said that it failed, whatever its exit code says.
-        cancelled: by whom, when the user asked for the end.
-        hung: nothing has moved for the set time.
-        only: leave out all that is not of this slot: it fell alone.
+    ``denied``: a worker reported a failure despite its exit code. ``only``: the slot that failed alone.
     """
     slots = tuple(facts.slots[n] for n in sorted(facts.slots) if only is None or n == only)
     ranks = tuple(sheet for sheet in facts.ranks() if only is None or sheet.slot == only)
     begun = [slot for slot in slots if slot.state != "expected"]
     ended = bool(begun) and all(slot.state in {"ended", "lost"} for slot in begun)
-    # Of an elastic gang those that never came do not count.
+    # In an elastic gang, slots that never appeared do not count.
     counted = begun if spec.elastic else slots
     succeeded = bool(slots) and all(slot.state == "ended" and slot.exit_code == 0 for slot in counted)
     denied = denied and only is None
@@ -117,12 +100,12 @@ def make_case(
 
 
 def explained(evidence: Collection[Evidence]) -> bool:
-    """Whether a rank's own words give a cause, so that what the platform said would add nothing."""
+    """True if a rank's record gives a cause, so platform messages add nothing."""
     return any(piece.role == "primary" and piece.source == "record" for piece in evidence)
 
 
 def _world_size(spec: JobSpec, facts: Facts, ranks: Sequence[RankFacts]) -> int | None:
-    # Of a job that Rankfall did not start only its ranks themselves say how many they are.
+    # Only the ranks of a foreign job report their number.
     if spec.backend == FOREIGN or spec.elastic or not any(part.in_world for part in spec.parts):
         sizes = [s.world_size for r in ranks if (s := facts.start_of(r.slot, r.pid)) and s.world_size]
         return max(sizes, default=None)
@@ -147,7 +130,7 @@ def _clock_notes(facts: Facts) -> list[str]:
 def _clock_note(slot: int, ahead: Bound) -> str:
     if ahead.middle is None:
         return f"a clock that agrees: slot {slot}'s was set while it ran"
-    # Lines come almost at once, so the bound that they give is nearer than the middle.
+    # Lines arrive almost immediately: their bound is better than the middle.
     off = (ahead.middle if ahead.lo is None else ahead.lo) / _NS
     words = f"a clock that agrees: slot {slot}'s is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}"
     late = abs(off) >= _KEEP_ALIVE_S

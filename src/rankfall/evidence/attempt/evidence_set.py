@@ -1,8 +1,6 @@
-"""Evidence of one attempt by identity, rebuilt where it depends on facts that come later.
+"""Evidence of one attempt by identity, derived again when later facts change it.
 
-Errors, signals and stacks are kept as they came, because whose they are is known only later. A signal that
-may come from our own stop is nobody else's. OOM counters, kernel lines, flight recorders and error files
-confirm deaths; the last three are read only when a case is made.
+Kernel lines, flight recorders and error files are read only for a case.
 """
 
 from __future__ import annotations
@@ -33,21 +31,21 @@ from rankfall.verdict.diagnose.subjects import own_failure
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 _SIGKILL: Final = 9
-# How Python's own words about a child that was killed end: of subprocess and of multiprocessing.
+# Python's message about a killed child, of subprocess and multiprocessing.
 _CHILD_KILLED: Final = bounded(r"died with <Signals\.SIGKILL: 9>|non-zero exit status (?:-9|137)\b", limit=8_192)
-# So many dumps that cannot be read are named.
+# Maximum named unreadable dumps.
 _MAX_PROBLEMS: Final = 64
 
 
 def foreign_kills(facts: Facts) -> dict[int, RankFacts]:
-    """Ranks that a foreign signal ended, by process id."""
+    """Returns ranks that a foreign signal ended, by pid."""
     return {r.pid: r for r in facts.ranks() if r.pid is not None and r.signal is not None and r.killed_by == "foreign"}
 
 
 def oom_evidence(facts: Facts, known: Iterable[Evidence], *, attempt: int) -> list[Evidence]:
-    """The slot's OOM counter, at the ranks that a SIGKILL took, or else at those that lost a data worker or another child to one.
+    """Returns the OOM counter's evidence, at ranks that died of a SIGKILL or lost a child.
 
-    Where it took none of them, but what had started them (an agent is as large as a rank while torch is loaded), at the slot itself.
+    A lost child counts only if no rank died itself. If only the ranks' parent was killed, the slot gets it.
     """
     found = []
     counted = [slot for slot in facts.slots.values() if slot.oom_kills]
@@ -63,7 +61,7 @@ def oom_evidence(facts: Facts, known: Iterable[Evidence], *, attempt: int) -> li
 
 
 def _child_was_killed(piece: Evidence) -> bool:
-    """Whether a rank ended because a process of its own was killed. A line may be about one that it could do without: only its record counts."""
+    """True if a killed child ended a rank, by the rank's record."""
     if piece.slug == "dataloader_died":
         return True
     return piece.source == "record" and (piece.signature in CHILD_DEATHS or bool(_CHILD_KILLED.search(piece.line)))
@@ -72,14 +70,14 @@ def _child_was_killed(piece: Evidence) -> bool:
 def kernel_evidence(
     killed: dict[int, RankFacts], catalogue: Catalogue, *, attempt: int
 ) -> tuple[list[Evidence], str | None]:
-    """Kernel lines that name a killed rank, and why the kernel's log could not be had (None when it could)."""
+    """Returns kernel lines about killed ranks, and why the log is unavailable, or None."""
     since = min((r.started_at for r in killed.values() if r.started_at), default=0)
     lines, problem = read_kernel(catalogue, since=since)
     return [make.of_kernel(line, killed[line.pid], attempt=attempt) for line in lines if line.pid in killed], problem
 
 
 def dump_evidence(folders: Iterable[Path], *, relative_to: Path, attempt: int) -> tuple[list[Evidence], list[str]]:
-    """What flight-recorder dumps in these folders say, and what is wrong with some of them."""
+    """Returns the evidence of flight-recorder dumps, and messages about invalid ones."""
     dumps = Dumps()
     problems: list[str] = []
     for folder in folders:
@@ -105,18 +103,13 @@ _NO_TIME: Final = "there was no time to read all {}"
 
 
 class LateEvidence:
-    """Such looks at one attempt.
+    """Evidence that is read only for a case.
 
-    Args:
-        run_dir: the run.
-        attempt: counted from 1.
-        catalogue: the signatures in force.
-        here: the ranks are processes of this machine: the kernel's lines of this machine say nothing of a process elsewhere.
-        guard: takes what a reader fails on.
+    ``here``: ranks run on this machine, so its kernel log is relevant.
 
     Attributes:
-        kernel_note: why the kernel's lines could not be read; None when they could, or were not looked for.
-        left: evidence of the error files of slots that said nothing of a cause: true only until they do, so never kept.
+        kernel_note: Why the kernel log was unreadable, or None.
+        left: Error files' evidence without another cause; never stored.
     """
 
     def __init__(
@@ -140,21 +133,15 @@ class LateEvidence:
 
     @property
     def denied(self) -> bool:
-        """Whether a worker left an error file, and so failed whatever its exit code says."""
+        """True if a worker left an error file, and so failed."""
         return self._left.any
 
     def again(self) -> None:
-        """A slot was started again: the kernel may have more to say."""
+        """Reads the kernel log again, for a restarted slot."""
         self._kernel_done = False
 
     def confirm(self, facts: Facts, folders: Mapping[int, Path], budget: Budget) -> tuple[list[Evidence], list[str]]:
-        """Kernel lines about killed ranks (once) and flight-recorder dumps; and what is wrong with some of these.
-
-        Args:
-            facts: of the attempt.
-            folders: of the slots.
-            budget: what reading may take.
-        """
+        """Returns kernel lines about killed ranks (once), dumps, and problem messages."""
         found: list[Evidence] = []
         killed = foreign_kills(facts) if self._here else {}
         if killed and not self._kernel_done:
@@ -184,14 +171,9 @@ class LateEvidence:
         known: Collection[Evidence],
         shared: bool,
     ) -> tuple[list[Evidence], list[str]]:
-        """The one error file of old, of ranks without recorder; and what is wrong with such files. Sets :attr:`left`.
+        """Returns error files of ranks without a recorder, and problem messages; sets :attr:`left`.
 
-        Args:
-            facts: of the attempt.
-            folders: of the slots.
-            budget: what reading may take.
-            known: what is known so far.
-            shared: look for files of others beside the records too.
+        ``shared``: also other tools' files.
         """
         places = {number: (sheet, folders[number]) for number, sheet in facts.slots.items()}
         ranks = facts.ranks()
@@ -219,10 +201,9 @@ class LateEvidence:
 
 
 class Signals:
-    """Records of such signals, weighed anew each time: the mark of our stop, and how far a clock is off, may be known later.
+    """Records of outside signals, evaluated again each time: later facts may explain them.
 
-    Args:
-        stop: the mark of our own stop; None on this machine, where the wrapper knows who sent a signal.
+    ``stop`` is None on this machine, where the wrapper knows senders.
     """
 
     def __init__(self, stop: StopMark | None) -> None:
@@ -230,15 +211,15 @@ class Signals:
         self._found: list[Found] = []
 
     def add(self, item: Found) -> None:
-        """Take one record of kind ``kill``."""
+        """Adds one record of kind ``kill``."""
         self._found.append(item)
 
     def forget(self, slot: int) -> None:
-        """Drop those of a slot that is started again."""
+        """Drops a restarting slot's records."""
         self._found = [item for item in self._found if item.record.slot != slot]
 
     def weigh(self, facts: Facts) -> tuple[list[Evidence], list[Evidence]]:
-        """Evidence of somebody else's signals, and what only looked like it."""
+        """Returns evidence of foreign signals, and of Rankfall's that resembles it."""
         theirs: list[Evidence] = []
         ours: list[Evidence] = []
         for item in self._found:
@@ -249,7 +230,6 @@ class Signals:
         return theirs, ours
 
     def _after_stop(self, record: Record, facts: Facts) -> bool:
-        """Whether it came after we asked for the end, as far as the slot's clock can tell."""
         stop = self._stop.read() if self._stop is not None else None
         if stop is None or record.at_ns is None:
             return False
@@ -259,12 +239,7 @@ class Signals:
 class EvidenceSet:
     """Evidence of one attempt.
 
-    Args:
-        attempt: counted from 1.
-        catalogue: the signatures in force.
-        stop: the mark of our own stop; None on this machine.
-        guard: takes what a reader fails on.
-        unattended: Kubernetes alone stops slots.
+    ``unattended``: Kubernetes alone stops slots.
     """
 
     def __init__(
@@ -281,30 +256,30 @@ class EvidenceSet:
         self._attempt = attempt
         self._catalogue = catalogue
         self._by_id: dict[str, Evidence] = {}
-        # Whose process may not be known yet.
+        # Their processes may be unknown.
         self._errors: list[Found] = []
         self._stacks: list[Found] = []
-        # What was made of them: with each further stack who is the odd one out may be another.
+        # Each further stack may change which rank differs.
         self._by_stacks: frozenset[str] = frozenset()
-        # Of what they were made: stacks are long, and the same ones say the same.
+        # Its input: equal input gives equal evidence.
         self._stacks_of: object = None
         self._signals = Signals(stop)
 
     @property
     def all(self) -> Collection[Evidence]:
-        """All pieces, in the order in which they came to be known first."""
+        """All pieces, in order of appearance."""
         return self._by_id.values()
 
     def ids(self) -> set[str]:
-        """Of all pieces, as of now."""
+        """Returns all IDs."""
         return set(self._by_id)
 
     def of_slot(self, slot: int) -> tuple[str, ...]:
-        """Ids of all evidence of a slot."""
+        """Returns the IDs of a slot's evidence."""
         return tuple(sorted(key for key, piece in self._by_id.items() if piece.slot == slot))
 
     def importing(self) -> dict[tuple[int | None, int | None], str]:
-        """Ranks that are inside of an import by the stacks that came: by slot and pid, what the stack is known again by."""
+        """Returns ranks inside an import: stack identity by slot and pid."""
         found: dict[tuple[int | None, int | None], str] = self._guard.read(
             lambda: imports(item.record for item in self._stacks),
             otherwise={},
@@ -314,12 +289,12 @@ class EvidenceSet:
         return found
 
     def keep(self, pieces: Iterable[Evidence]) -> None:
-        """Keep these; one whose identity is known already is replaced."""
+        """Stores pieces; a known identity replaces the old one."""
         for piece in pieces:
             self._by_id[piece.id] = piece
 
     def take(self, item: Found) -> None:
-        """Take one record; of kinds that are no evidence nothing is taken."""
+        """Adds one record; kinds without evidence are ignored."""
         kind = item.record.kind
         if kind == "error":
             self._errors.append(item)
@@ -329,18 +304,18 @@ class EvidenceSet:
             self._signals.add(item)
 
     def forget(self, slot: int) -> None:
-        """Forget all of a slot that is started again."""
+        """Drops a restarting slot's evidence."""
         self._signals.forget(slot)
         self._by_id = {key: piece for key, piece in self._by_id.items() if piece.slot != slot}
         self._errors = [item for item in self._errors if item.record.slot != slot]
         self._stacks = [item for item in self._stacks if item.record.slot != slot]
 
     def forget_stacks(self) -> None:
-        """Take the stacks that came for history: whoever stood there has gone on."""
+        """Drops the stacks, because ranks have made progress."""
         self._stacks = []
 
     def derive(self, facts: Facts) -> None:
-        """Make anew what depends on facts, under the same identities."""
+        """Derives again what depends on facts, under the same identities."""
         guard = self._guard
         self._of_errors(facts)
         guard.read(lambda: self._of_signals(facts), otherwise=None, what="records of signals", where="records")

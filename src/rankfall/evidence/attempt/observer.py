@@ -1,8 +1,6 @@
-"""Observes one attempt from its run directory: records, ends, streams, counters; live or afterwards.
+"""Observes one attempt from its run directory, live or afterwards; read-only.
 
-Incremental and read-only. It can be discarded and rebuilt from the directory at any time without losing or
-doubling anything, because every piece of evidence has its own identity. A local slot is lost when its
-wrapper's lock is free and it left no end.
+It can be rebuilt without loss or duplicates. A local slot without end is lost if its wrapper's lock is free.
 """
 
 from __future__ import annotations
@@ -38,18 +36,12 @@ if TYPE_CHECKING:
 
 
 def unrecorded_end(folder: Path, *, run: str, attempt: int) -> Found | None:
-    """The end that a wrapper left in its slot's own folder; None where there is none of this attempt.
-
-    Args:
-        folder: of the slot.
-        run: id of the run.
-        attempt: counted from 1.
-    """
+    """Returns the end in a slot's folder; None without one of this attempt."""
     try:
         end = read_end(folder)
     except ValueError:
         return None
-    # A directory that was used before may hold the end of another attempt; the wrapper removes it, but it may have come to nothing.
+    # A reused directory may contain another attempt's end.
     if end is None or end.kind != "slot_end" or (end.run, end.attempt) != (run, attempt):
         return None
     return Found(record=end, name="/".join(("..", *folder.parts[-3:], "end.json")), mtime=end.at_ns or 0)
@@ -57,26 +49,26 @@ def unrecorded_end(folder: Path, *, run: str, attempt: int) -> Found | None:
 
 T = TypeVar("T")
 
-# So many gap records are counted, so many that count nothing are named, and so many notes kept in all.
+# Maximum gap records counted, named without counts; of all notes.
 _MAX_GAPS: Final = 4096
 _MAX_NAMED: Final = 16
 _MAX_NOTES: Final = 512
 _MAX_NOTE: Final = 1000
-# Dumps and error files are read for so long when a case is made, seconds.
+# Seconds for dumps and error files of a case.
 _LATE_S: Final = 10.0
 _NO_EVIDENCE: Final[list[Evidence]] = []
 _NOTHING_NEW: Final[tuple[bool, list[Evidence]]] = (False, [])
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """What one poll brought.
+    """Result of one poll.
 
     Attributes:
-        failures: new pieces of evidence of a failure (consequences too), and bad ends of ranks or slots.
-        changed: anything at all that a verdict could depend on.
-        bytes: of streams.
-        new_streams: streams seen for the first time; a viewer waits for whose they are.
-        behind: there is more that this poll had no time for.
+        failures: New failure evidence, and failed ends.
+        changed: Anything that a verdict could depend on.
+        bytes: Bytes of streams.
+        new_streams: A viewer waits for their ranks.
+        behind: Some data remained unread.
     """
 
     records: tuple[Record, ...] = ()
@@ -91,16 +83,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 class AttemptObserver:
     """Observer of one attempt.
 
-    Args:
-        run_dir: the run.
-        spec: its job spec: expected slots and ranks.
-        attempt: counted from 1.
-        catalogue: signatures; the packaged ones and those of the run's home by default.
-        launcher: what started the ranks in each slot, where the plan is known. Roles outside the world have ``exec`` by the spec.
-        spare_listing: do not list the records of a job of one rank while nothing is wrong with it.
-        starts: which start of slots that are started again alone is looked at; the first of those that are not named.
-        context_path: file of what is known around the pods, where it is not the attempt's own.
-        record_store: of the job, where it has one.
+    ``launcher`` None = no plan. ``spare_listing``: list no records of a single-rank job until a problem.
+    ``starts``: observed start of each slot that restarts alone.
     """
 
     def __init__(
@@ -145,7 +129,7 @@ class AttemptObserver:
             store=record_store,
             guard=self._guard,
         )
-        # A command of the user's own that is the whole job may have ranks all the same; one beside a world of ranks has none of them.
+        # A user command next to a world of ranks has none.
         outside = {n for part in spec.parts if spec.several_roles and not part.in_world for n in part.slots}
         self._streams = SlotStreams(
             run_dir,
@@ -166,32 +150,28 @@ class AttemptObserver:
         self._notes: list[str] = [problem] if problem else []
 
     def prepare(self) -> None:
-        """Do now what the first line of a stream would have to wait for otherwise."""
+        """Does slow work in advance of a stream's first line."""
         self._catalogue.prepare(Catalogue.STREAM)
 
     def interrupt_by(self, check: Callable[[], bool]) -> None:
-        """End reading early while ``check`` is true: somebody waits for an answer."""
+        """Ends reading early while ``check`` returns True."""
         self._interrupted = check
 
     def take_time(self) -> None:
-        """Read more of costly text than a supervisor could: somebody asks for an explanation. Called before the first poll."""
+        """Allows more reading of costly text; call before the first poll."""
         self._streams.take_time()
 
     def shorten_grace(self) -> None:
-        """Read what is left within a bound from now on, whoever waits: all slots have ended."""
+        """Bounds further reading, because all slots have ended."""
         self._interrupted = lambda: False
         self._streams.shorten_grace()
 
     def take_new_problems(self) -> list[str]:
-        """What readers failed on or left out since the last call."""
+        """Returns new failures and omissions of readers."""
         return self._guard.take_new()
 
     def poll(self, now: int) -> Delta:
-        """Take what is new, for a bounded time.
-
-        Args:
-            now: nanoseconds since the epoch by the caller's clock.
-        """
+        """Reads new data for a bounded time; ``now`` in nanoseconds since the epoch."""
         before = self._evidence_set.ids()
         ends_before = self._bad_ends()
         found = self._record_source.new()
@@ -227,12 +207,7 @@ class AttemptObserver:
         )
 
     def select_start(self, slot: int, number: int) -> None:
-        """Look at this start of a slot from now on, and forget what was known of the one before.
-
-        Args:
-            slot: is started again.
-            number: of the new start.
-        """
+        """Observes this start of a slot from now on, and forgets the one before."""
         self._starts.select_start(slot, number)
         self._facts.renew(slot, number)
         self._streams.forget(slot)
@@ -240,34 +215,34 @@ class AttemptObserver:
         self._late.again()
 
     def evidence_of(self, slot: int) -> tuple[str, ...]:
-        """Ids of all evidence of a slot."""
+        """Returns the IDs of a slot's evidence."""
         return self._evidence_set.of_slot(slot)
 
     def importing(self) -> dict[tuple[int | None, int | None], str]:
-        """Ranks that are inside of an import by the stacks that came: by slot and pid, what the stack is known again by."""
+        """Returns ranks inside an import: stack identity by slot and pid."""
         return self._evidence_set.importing()
 
     def forget_stacks(self) -> None:
-        """Take the stacks that came for history: whoever stood there has gone on."""
+        """Drops the stacks, because ranks have made progress."""
         self._evidence_set.forget_stacks()
 
     def read_records(self) -> None:
-        """Read the records themselves from now on, also of a job of one rank."""
+        """Reads the records themselves from now on."""
         self._record_source.read_all()
 
     def ranks(self) -> tuple[RankFacts, ...]:
-        """Fact sheets of all rank processes, older rounds included; their times are by this machine's clock."""
+        """Returns all rank processes, older rounds included, by this machine's clock."""
         clocks = self._facts.clocks
         return tuple(map(clocks.retimed, self._facts.ranks())) if clocks.off() else self._facts.ranks()
 
     def slots(self) -> tuple[SlotFacts, ...]:
-        """Fact sheets of the slots; their times are by this machine's clock."""
+        """Returns the slots, by this machine's clock."""
         clocks = self._facts.clocks
         own = tuple(self._facts.slots[n] for n in sorted(self._facts.slots))
         return tuple(map(clocks.retimed, own)) if clocks.off() else own
 
     def waits(self) -> str | None:
-        """Why slots do not begin, in the platform's words; None where nothing is known to keep them."""
+        """Returns why slots do not start, or None."""
         platform = self._platform
         nothing: str | None = None
         return (
@@ -277,21 +252,18 @@ class AttemptObserver:
         )
 
     def streams(self) -> tuple[StreamRow, ...]:
-        """Which bytes belong to which rank; what is not known yet has rank None."""
+        """Returns the rank of all bytes; unknown = None."""
         return self._streams.rows(self._facts)
 
     @property
     def last_activity(self) -> int:
-        """Nanoseconds since the epoch of the newest output, step or record; work of all ranks counts for a bounded time."""
+        """Time of the newest activity, nanoseconds since the epoch; CPU use counts for a bounded time."""
         return self._life.last
 
     def case(self, *, cancelled: str | None = None, hung: bool = False, only: int | None = None) -> Case:
-        """Everything known now, as the input of a diagnosis.
+        """Returns the input of a diagnosis.
 
-        Args:
-            cancelled: by whom, when the user asked for the end.
-            hung: nothing has moved for the set time.
-            only: leave out all that is not of this slot: it fell alone.
+        ``hung``: no activity for the configured time. ``only``: the slot that failed alone.
         """
         for item in (*self._record_source.read_skipped_records(), *self._record_source.fetch()):
             self._take_record(item)
@@ -299,7 +271,7 @@ class AttemptObserver:
         evidence = list(self._evidence_set.all)
         platform = self._platform
         if platform is not None:
-            # Why slots do not start, and what is around them: true now, and never kept.
+            # Waiting reasons and context: valid now, never stored.
             waiting = {
                 piece.id: piece for piece in self._read(platform.waiting, _NO_EVIDENCE, "journal of the cluster")
             }
@@ -381,9 +353,9 @@ class AttemptObserver:
         return {slot: self._slot_dir(slot) for slot in self._facts.slots}
 
     def _poll_slots(self) -> None:
-        """A slot whose wrapper holds its lock no longer and left no end, not even in its own directory, is lost."""
+        """Marks a slot as lost if its wrapper's lock is free and no end exists."""
         if self._record_source.behind:
-            # Its end may be among the records that there was no time for.
+            # Its end may be in a record not read yet.
             return
         for number, facts in self._facts.slots.items():
             if facts.state != "running":
@@ -414,7 +386,7 @@ class AttemptObserver:
 
 
 def _expected(spec: JobSpec, launcher: SlotLauncher | None, numbers: Mapping[int, int]) -> dict[int, SlotFacts]:
-    """The slots that the job will have, before anything is known of them; those that are started again alone with the number of their start."""
+    """Returns the planned slots before any observation."""
     here = spec.backend == "local"
     expected = {
         n: SlotFacts(

@@ -1,7 +1,6 @@
-"""Delivers the records of one attempt once each: records folder, record store, or single-rank job.
+"""Delivers the records of one attempt once each.
 
-A job of one slot and one rank is read from its slot directory under known names (claim, end.json), so no
-folder is listed while all goes well; anything unexpected falls back to reading all records.
+A single-rank job is read from known files of its slot directory; any anomaly switches to reading all records.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from rankfall.rundir import RunDir
 from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.rundir.records import Found, RecordFolder, read_end, read_untrusted_file
 
-# A hook that has not claimed for so long is not there, seconds.
+# Seconds until a hook without a claim counts as absent.
 _WAIT_S: Final = 2.0
-# How long after its rank a slot that ends well may take to end, seconds: the wrapper at once, torchrun with torch to unload on a busy machine.
+# Seconds from a rank's end to its slot's; torchrun unloads torch on a busy machine.
 PATIENCE_S: Final[Mapping[SlotLauncher, float]] = MappingProxyType({"plain": 2.0, "torchrun": 5.0})
 _NS: Final = 1_000_000_000
-# pid, start, root's pid and start, then the identity; one number more when the wrapper made the claim for a rank without hook.
+# pid, start, root's pid and start, the identity; one more number if the wrapper created the claim.
 _IDENTITY: Final = ("rank", "local_rank", "group_rank", "world_size", "local_world_size", "restart_count")
 _NUMBERS: Final = 4 + len(_IDENTITY)
 _STATE, _START_TICKS = 0, 19
 
 
 def stands_alone(spec: JobSpec, launcher: SlotLauncher | None) -> bool:
-    """Whether a job is one slot with one rank, and names no strategy that may want more than that.
+    """True if a job is one slot with one rank, and no strategy needs more.
 
-    What ``exec`` starts is not known beforehand, and its exit code need not be its rank's.
+    The ranks of ``exec`` are unknown in advance.
     """
     return (
         spec.world_size == spec.slot_count == 1
@@ -46,17 +45,13 @@ def stands_alone(spec: JobSpec, launcher: SlotLauncher | None) -> bool:
 
 
 class SingleRankSlot:
-    """The slot and the rank of such a job, read from the slot directory alone.
+    """Reads a single-rank job from the slot directory alone.
 
-    Args:
-        slot_dir: need not exist yet.
-        place: run, attempt, role, slot and node, as fields of a record.
-        hook: whether a hook can come at all.
-        patience: seconds that the slot may take to end after its rank.
+    ``place`` has record fields; ``patience`` in seconds.
 
     Attributes:
-        succeeded: the slot ended well, and so did its rank.
-        over: there is more than these few files can tell.
+        succeeded: Slot and rank ended successfully.
+        over: These few files do not suffice.
     """
 
     def __init__(self, slot_dir: Path, *, place: dict[str, object], hook: bool, patience: float) -> None:
@@ -66,24 +61,21 @@ class SingleRankSlot:
         self._patience = patience
         self._slot_seen = False
         self._start: Record | None = None
-        # Of the topmost process of the rank: a shell may stand around its program.
+        # The rank's topmost process: a shell may enclose it.
         self._top = (0, 0)
         self._gone_since: float | None = None
         self.succeeded = False
         self.over = False
 
     def poll(self) -> list[Found]:
-        """What is new, as the records that say the same; with ``over`` set, the records themselves must be read from now on.
-
-        What was found before it was over counts all the same: the records may be gone by now, and who the rank was stands here too.
-        """
+        """Returns new data as records; if ``over``, all records must be read from now on."""
         if self.succeeded or self.over:
             return []
         found = []
         if not self._slot_seen and (at := _written(self._dir / "lock")) is not None:
             self._slot_seen = True
             found.append(self._found("slot_start", "lock", at=at))
-        # Looked for before the claims are read: what was claimed before the end is then surely seen.
+        # First the end, so that all earlier claims are found.
         try:
             end = read_end(self._dir)
             found += self._rank(final=end is not None)
@@ -100,11 +92,7 @@ class SingleRankSlot:
         return [*found, *self._good_end(end, self._start)]
 
     def _rank(self, *, final: bool) -> list[Found]:
-        """The rank's start, and once more when its hook turns out to be there.
-
-        Raises:
-            ValueError: there is more than these few files can tell.
-        """
+        """Returns the rank's start, again when a hook claims it; ValueError: the files do not suffice."""
         claims = self._dir / "claims"
         own, at = _numbers(claims / "o0"), _written(claims / "o0")
         if own is None or at is None:
@@ -129,14 +117,14 @@ class SingleRankSlot:
 
     def _good_end(self, end: Record, start: Record) -> list[Found]:
         at = end.at_ns or time.time_ns()
-        # plain ends with its rank's own code, torchrun with 0 only when its one worker did.
+        # ``plain`` ends with its rank's exit code; torchrun with 0 only if its worker did.
         code = {"code": 0, "how": "wait"}
         rank = self._found("end", "end.json", at=at, pid=start.pid, rank=start.rank, ordinal=0, exit=code)
         name = f"slot_end-a{end.attempt}-{end.role}-{end.slot}-{end.id}.json"
         return [rank, Found(record=end, name=name, mtime=at)]
 
     def _slot_outlives_rank(self) -> bool:
-        """Whether the rank ended and its slot goes on for longer than a launcher needs to leave."""
+        """True if the slot outlives its rank longer than a launcher needs."""
         if self._start is None or _lives(*self._top):
             self._gone_since = None
             return False
@@ -151,7 +139,7 @@ class SingleRankSlot:
 
 
 def _numbers(path: Path) -> tuple[int, ...] | None:
-    """The numbers of a claim; None when it is missing or not whole."""
+    """Returns the numbers of a complete claim, or None."""
     try:
         said = [numbers.whole(word) for word in read_untrusted_file(path, limit=256)[0].split()]
     except OSError:
@@ -161,7 +149,7 @@ def _numbers(path: Path) -> tuple[int, ...] | None:
 
 
 def _written(path: Path) -> int | None:
-    """When a file got its content, nanoseconds since the epoch; None while it has none."""
+    """Returns a non-empty file's modification time (nanoseconds), or None."""
     try:
         found = path.stat()
     except OSError:
@@ -181,28 +169,21 @@ _MAX_NOTES: Final = 64
 
 
 class RecordStore(Protocol):
-    """A place outside of the run directory to which ranks write records."""
+    """A place outside the run directory to which ranks write records."""
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What could not be read, in words."""
+        """Messages about unreadable data."""
 
     def fetch(self) -> None:
-        """Bring what has come since into the folder of records."""
+        """Copies new records into the folder of records."""
 
 
 class RecordSource:
-    """Where the records of one attempt come from; each is given once.
+    """Source of the records of one attempt, each once.
 
-    Args:
-        run_dir: the run.
-        spec: its job spec: which slots there are, and whether a record store is configured.
-        attempt: counted from 1.
-        facts: of the attempt: slots that joined count too.
-        starts: which start of a slot is looked at; records of later ones wait.
-        single: what started the one rank of a job whose records are not listed while nothing is wrong; None = they are read as they come.
-        store: brings records of ranks that reach no folder of ours; None = the job has none.
-        guard: takes what a reader fails on.
+    ``starts``: observed starts; later records wait. ``single``: launcher of a single-rank job whose records are not
+    listed; None = read all.
     """
 
     def __init__(
@@ -224,31 +205,31 @@ class RecordSource:
         )
         self._store = store
         self._single = self._single_rank_slot(run_dir.id, attempt, single) if single is not None else None
-        # Records of starts that are not looked at yet.
+        # Records of unobserved starts.
         self._later: list[Found] = []
         self._notes: list[str] = []
 
     @property
     def settled(self) -> bool:
-        """The records are read as they come, or the job of one rank whose records are not read has succeeded."""
+        """True if all records are read, or a single-rank job has succeeded."""
         return self._single is None or self._single.succeeded
 
     @property
     def behind(self) -> bool:
-        """There are records that the newest look had no time for."""
+        """True if the last poll skipped records for lack of time."""
         return self._folder.behind
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What could not be read or was not used, in words."""
+        """Messages about unreadable and unused data."""
         return (*self._folder.problems, *(self._store.problems if self._store else ()), *self._notes)
 
     def new(self) -> list[Found]:
-        """What has come since."""
+        """Returns the new records."""
         collected: list[Found] = []
         if self._single is not None:
             single = self._single
-            # None: it failed, so the records themselves are read.
+            # None: it failed, so the records are read.
             from_files = self._guard.read(single.poll, otherwise=None, what="slot directory", where="slots")
             collected = from_files or []
             if from_files is not None and not single.over:
@@ -260,27 +241,27 @@ class RecordSource:
         return [*collected, *(item for item, one in zip(found, when, strict=True) if one == "now")]
 
     def read_all(self) -> None:
-        """Read the records themselves from now on, also of a job of one rank."""
+        """Reads the records themselves from now on."""
         self._single = None
 
     def read_skipped_records(self) -> list[Found]:
-        """What the records say of a job of one rank that is not known to have succeeded; nothing where they are read anyway."""
+        """Returns the unread records of a single-rank job, unless it succeeded."""
         if self.settled:
             return []
         self._single = None
         return self.new()
 
     def fetch(self) -> list[Found]:
-        """What a record store has beyond what came by itself."""
+        """Returns further records from the record store."""
         if self._store is None or self._single is not None:
             return []
         self._guard.read(self._store.fetch, otherwise=None, what="record store", where="record_store")
         return self.new()
 
     def _is_ours(self, item: Found) -> bool:
-        """Whether the job has the slot that a record names: whoever writes into a shared folder may name any."""
+        """True if the job has the record's slot: shared folders may contain any."""
         slot = item.record.slot
-        # Members of an elastic gang come under new numbers, and of a job that Rankfall did not start only its pods tell.
+        # Elastic members get new numbers; a foreign job's pods define its slots.
         if slot is None or slot in self._facts.slots or self._spec.elastic or self._spec.backend == FOREIGN:
             return True
         note = f"{item.name} names slot {slot}, which this job has not, and was not used"

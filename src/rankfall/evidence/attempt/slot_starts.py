@@ -1,7 +1,6 @@
-"""Selects which start of a slot counts, where slots are restarted alone.
+"""Selects the observed start of each slot, where slots are restarted alone.
 
-Output of an earlier start is ignored; output of a later one (a platform replaces pods when it likes) waits
-until the supervisor is done with its predecessor. Starts count from 0 in order of creation.
+Earlier output is ignored; later output waits for the supervisor. Starts count from 0 by creation.
 """
 
 from __future__ import annotations
@@ -21,39 +20,32 @@ When = Literal["past", "now", "later"]
 
 
 class Starts:
-    """The starts that are looked at in one attempt.
-
-    Args:
-        run_dir: the run.
-        attempt: counted from 1.
-        numbers: by slot.
-        pods: of the attempt: there a start is a pod; None on this machine.
-    """
+    """The observed starts of one attempt; ``pods`` is None on this machine."""
 
     def __init__(self, run_dir: RunDir, *, attempt: int, numbers: Mapping[int, int], pods: PodView | None) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
         self._numbers = dict(numbers)
         self._pods = pods
-        # Folders of container instances and whose they are; that never changes.
+        # Container instance folders and their pods' UIDs, which never change.
         self._owners: dict[Path, str] = {}
-        # By slot, of those that are never started again alone: asked at each look, and always the same.
+        # By slot, for slots never restarted alone: constant, needed at each poll.
         self._dirs: dict[int, Path] = {}
         for slot, number in numbers.items():
             self.select_start(slot, number)
 
     def select_start(self, slot: int, number: int) -> None:
-        """Look at this start of a slot from now on."""
+        """Observes this start of a slot from now on."""
         self._numbers[slot] = number
         if self._pods is not None:
             self._pods.select_start(slot, number)
 
     def number(self, slot: int) -> int:
-        """The start of a slot that is looked at."""
+        """Returns the observed start of a slot."""
         return self._numbers.get(slot, 0)
 
     def of_record(self, record: Record) -> When:
-        """Which start a record is of."""
+        """Returns which start a record belongs to."""
         if record.slot not in self._numbers:
             return "now"
         if self._pods is not None:
@@ -61,7 +53,7 @@ class Starts:
         return self._when(record.slot, numbers.whole(record.instance or "0"))
 
     def of_folder(self, slot: int, folder: Path) -> When:
-        """Which start a folder of streams is of."""
+        """Returns which start a folder of streams belongs to."""
         if slot not in self._numbers:
             return "now"
         if self._pods is None:
@@ -69,7 +61,7 @@ class Starts:
         return self._when(slot, self._pods.number_of(slot, self._owner(folder)))
 
     def slot_dir(self, role: str, slot: int) -> Path:
-        """The slot's folder of the start that is looked at."""
+        """Returns the observed start's slot folder."""
         if slot not in self._numbers:
             held = self._dirs.get(slot)
             if held is None:
@@ -81,7 +73,7 @@ class Starts:
         return self._run_dir.slot_dir(self._attempt, role, slot, number)
 
     def _folder_number(self, role: str, slot: int) -> int:
-        """Number of the container instance; a pod that never ran has none, so that it may differ from the number of the start."""
+        """Returns the container instance number; a pod that never ran has none."""
         number = self.number(slot)
         parent = self._run_dir.stream_dir(self._attempt, role, slot).parent
         candidates: list[int] = [number, *range(number)]
@@ -100,7 +92,7 @@ class Starts:
         return held
 
     def _when(self, slot: int, number: int | None) -> When:
-        """None: a pod that the journal does not know yet."""
+        """Compares a start number with the observed one; None = a pod unknown to the journal."""
         looked_at = self._numbers[slot]
         if number is None or number > looked_at:
             return "later"

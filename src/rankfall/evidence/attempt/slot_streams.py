@@ -1,4 +1,4 @@
-"""Finds and reads all streams of an attempt as they appear, and assigns each to its rank or slot."""
+"""Finds and reads all streams of an attempt, and assigns each to its rank or slot."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from rankfall.rundir.streams.content import PACKED_SUFFIX
 from rankfall.rundir.streams.files import Standing
 from rankfall.verdict.signatures.catalogue import Catalogue
 
-# So many findings of one stream are looked at again, the newest ones.
+# Maximum findings of one stream that are evaluated again.
 _MAX_OPEN: Final = 256
-# Lines of two streams of one process that came nearer to each other are in no order.
+# Two streams of one process have no line order within this time.
 _FLUSH_NS: Final = 200_000_000
 _NS: Final = 1_000_000_000
 
 
 class StreamDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """What one poll of all streams brought.
+    """Result of one poll of all streams.
 
     Attributes:
-        output_at: when the newest byte came, 0 when none did.
-        behind: there are bytes that this poll had no time for.
+        output_at: Arrival of the newest byte; 0 = none.
+        behind: No time for some bytes.
     """
 
     evidence: tuple[Evidence, ...]
@@ -62,10 +62,10 @@ class _Stream:
         self.name = name
         self.local = path.name.partition(".")[0]
         self.ordinal = numbers.whole(self.local)
-        # Streams that were taken apart by the wrapper's prefix are named for their rank.
+        # Streams split by the wrapper's prefix are named after their rank.
         digits = self.local.removeprefix("r")
         self.rank = numbers.whole(digits) if digits != self.local else None
-        # What was found and may turn out to have been survived, with the prefix and the end of its line.
+        # Findings possibly survived, with prefix and line end.
         self.open: dict[str, tuple[Evidence, Prefix, int]] = {}
         self.finished = False
 
@@ -75,10 +75,9 @@ class _Stream:
 
 
 class SlotStreams:
-    """Streams of all slots of one attempt; ``role_of`` gives the role of a slot, slots ``outside`` have no ranks.
+    """Streams of all slots of one attempt.
 
-    Of slots that are started again alone only the streams of the start that is looked at are read. What one poll has no time for comes with
-    the next ones, in turns: no stream waits for another one to be read to its end.
+    Slots ``outside`` have no ranks. Polls read in rotation, so no stream waits for another's end.
     """
 
     def __init__(
@@ -111,13 +110,7 @@ class SlotStreams:
         self._listed: dict[str, list[str]] = {}
 
     def poll(self, facts: Facts, now: int, budget: Budget | None = None) -> StreamDelta:
-        """Read what is new in every stream; statements of the launcher go into ``facts``.
-
-        Args:
-            facts: of the attempt.
-            now: nanoseconds since the epoch.
-            budget: what this poll may take.
-        """
+        """Reads every stream's new data; launcher reports go into ``facts``."""
         before = len(self._streams)
         self._guard.read(lambda: self._discover(facts), otherwise=None, what="folder of streams", where="logs")
         budget = budget or Budget(POLL_S, POLL_BYTES)
@@ -125,7 +118,7 @@ class SlotStreams:
         found: list[Evidence] = []
         fresh = output_at = 0
         again: deque[_Stream] = deque()
-        # Each stream gets one chunk a turn; who is behind comes again, and who had no turn comes first at the next poll.
+        # One chunk a round; a stream that got none is first at the next poll.
         waiting, self._turns = self._turns, deque()
         while waiting and not budget.spent:
             stream = waiting.popleft()
@@ -148,18 +141,18 @@ class SlotStreams:
         )
 
     def take_time(self) -> None:
-        """Give the reader of each stream that is found from now on the time of an explanation."""
+        """Gives new streams the reading time of an explanation."""
         self._allowance = AFTERWARDS
 
     def shorten_grace(self) -> None:
-        """Read what is left within a bound from now on: no stream grows any more, and only the last bytes of each are sure to be classified."""
+        """Bounds further reading, because no stream grows; last bytes are certain to be classified."""
         unread = sum(stream.tail.unread for stream in self._streams.values() if not stream.finished)
         seconds = END_S + unread / LIVE.rate
-        # CPU time: on a machine that others use as well, ordinary text is read whole all the same.
+        # CPU time: ordinary text is read completely on a shared machine, too.
         self._last = Budget(seconds, clock=time.thread_time), Budget(seconds + TAILS_S, clock=time.thread_time)
 
     def _read(self, stream: _Stream, facts: Facts, owners: _Owners, now: int) -> tuple[list[Evidence], int, int]:
-        """Evidence of a stream's next bytes, how many these are, and when the newest of them came (0 = there are none)."""
+        """Returns the next bytes' evidence, their number, and newest arrival (0 = none)."""
         place = facts.slots.get(stream.slot)
         final = place is not None and place.state in {"ended", "lost"}
         whole, tails = self._last if self._last is not None else (None, None)
@@ -171,7 +164,7 @@ class SlotStreams:
         stream.finished = final and not stream.tail.behind
         output_at = 0
         if count:
-            # A node's clock that is ahead must not make a silent job look alive for as long.
+            # A clock ahead must not make a silent job appear active.
             at = facts.clocks.ours(stream.slot, stream.tail.last_at) if stream.tail.last_at else now
             output_at = min(at, now)
             ordinal = owners.ordinal(stream)
@@ -188,21 +181,21 @@ class SlotStreams:
         return found, count, output_at
 
     def forget(self, slot: int) -> None:
-        """Leave what was read of a slot that is started again."""
+        """Drops a restarting slot's data."""
         self._streams = {path: stream for path, stream in self._streams.items() if stream.slot != slot}
         self._known = {str(path) for path in self._streams}
         self._turns = deque(stream for stream in self._turns if stream.slot != slot)
-        # Streams of its next start may lie there already.
+        # Streams of its next start may exist.
         self._standing = Standing()
 
     @property
     def problems(self) -> list[str]:
-        """Streams that cannot be read, or of which lines were passed over."""
+        """Messages about unreadable streams and skipped lines."""
         tails = [(stream.name, stream.tail) for stream in self._streams.values()]
         return [f"{name}: {problem}" for name, tail in tails for problem in (tail.problem, tail.flooded) if problem]
 
     def rows(self, facts: Facts) -> tuple[StreamRow, ...]:
-        """Which bytes belong to which rank; what is not known yet has rank None."""
+        """Returns the rank of all bytes; unknown = None."""
         owners = _Owners(facts)
         return tuple(self._row(stream, owners.of(stream)) for stream in self._streams.values())
 
@@ -235,7 +228,7 @@ class SlotStreams:
         )
 
     def _evidence(self, stream: _Stream, item: Placed, *, owner: RankFacts | None, node: str | None) -> Evidence:
-        """The piece of one finding; the last one of a kind takes the place of the last one before it."""
+        """Returns a finding's evidence; the last of a kind replaces the one before."""
         held = self._rank_maps.of(stream)
         rank = held.ranks.get(stream.ordinal) if stream.ordinal is not None else None
         known = rank is not None and rank.since <= item.byte and (rank.until is None or item.byte < rank.until)
@@ -252,11 +245,11 @@ class SlotStreams:
             round_number=owner.round if owner else None,
         )
         if self._rank_maps.foreign and (stream.ordinal is None or not held.roles):
-            # What looks like torchrun's prefix is text of any rank there.
+            # Text that resembles torchrun's prefix may come from any rank.
             named = item.finding.prefix.local_rank
             piece = msgspec.structs.replace(piece, local_rank=None) if named is not None else piece
         if stream.slot in self._outside:
-            # Numbers that such a slot's programs give each other are none of the job's ranks.
+            # Rank numbers in such a slot are not the job's.
             piece = msgspec.structs.replace(piece, rank=None, local_rank=None)
         if item.finding.last:
             piece = msgspec.structs.replace(piece, id=digest("last", stream.name, *item.finding.kind))
@@ -268,7 +261,7 @@ class SlotStreams:
         return piece
 
     def _survived(self, owners: _Owners) -> Iterator[Evidence]:
-        """What was found before and is context now: its speaker went on with its work. And what the job as a whole went on after."""
+        """Yields earlier findings that are context, because their process continued."""
         waiting = [stream for stream in self._streams.values() if stream.open]
         if not waiting:
             return
@@ -281,7 +274,7 @@ class SlotStreams:
             worked = max((other.tail.worked_at or 0 for other in others), default=0)
             owner = owners.of(stream)
             if owner is not None and owner.ended_at is not None and worked > owner.ended_at - _FLUSH_NS:
-                # What a program had not written yet comes when it ends.
+                # Buffered output is written at the end.
                 worked = 0
             survival = stream.tail.survival
             for key, (piece, prefix, end) in list(stream.open.items()):
@@ -296,7 +289,7 @@ class SlotStreams:
                     yield passed
 
     def _discover(self, facts: Facts) -> None:
-        # At each look, of every slot: paths are made of texts only where something is new, which is ten times as fast.
+        # For every slot at each poll: only new entries become Path objects, which is ten times as fast.
         for slot in facts.slots:
             folder = self._folders.get(slot)
             if folder is None:
@@ -314,7 +307,7 @@ class SlotStreams:
                         continue
                     self._known.add(text)
                     if not _readable(text):
-                        # No stream of ours has such a name, and no table takes it.
+                        # No stream of Rankfall has such a name.
                         self._guard.skipped(ascii(text), 0, 0, because="its name is no UTF-8")
                         continue
                     path = Path(text)
@@ -324,14 +317,14 @@ class SlotStreams:
                     self._turns.append(made)
 
     def _entries(self, folder: str) -> list[str]:
-        """Paths in a folder, in order, as it was listed last where it has not changed."""
+        """Returns a folder's sorted paths, cached while unchanged."""
         if not self._standing.stands(folder):
             self._listed[folder] = _entries(folder)
         return self._listed[folder]
 
 
 class _Owners:
-    """Whose the streams are, by the fact sheets of now: by slot and process ordinal, or by slot and rank (then the newest process)."""
+    """Maps streams to ranks, by slot and process ordinal or rank."""
 
     def __init__(self, facts: Facts) -> None:
         self._by_ordinal: dict[tuple[int | None, int], RankFacts] = {}
@@ -350,7 +343,7 @@ class _Owners:
         return self._by_ordinal.get((stream.slot, stream.ordinal)) if stream.ordinal is not None else None
 
     def ordinal(self, stream: _Stream) -> int | None:
-        """The ordinal of the process that writes it."""
+        """Returns the ordinal of the process that writes the stream."""
         if stream.rank is None:
             return stream.ordinal
         held = self._by_rank.get((stream.slot, stream.rank))
@@ -358,7 +351,7 @@ class _Owners:
 
 
 class _RankMaps:
-    """What manifest and processes prove of the streams of a job that Rankfall did not start; read again when it changed."""
+    """Proved ranks of a foreign job's streams."""
 
     def __init__(self, *, foreign: bool) -> None:
         self.foreign = foreign
@@ -387,7 +380,6 @@ def _readable(name: str) -> bool:
 
 
 def _entries(folder: str) -> list[str]:
-    """Paths in a folder, in order."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.path for entry in entries)

@@ -1,7 +1,6 @@
-"""Turns Events of pods and of the objects that make them into evidence.
+"""Derives evidence from Events of pods and of objects that create them. Pure.
 
-Pure. Reasons why a pod does not start count only while it does not; what a controller made of a failure is
-context, never a cause.
+A controller's conclusion about a failure is context, never a cause.
 """
 
 from __future__ import annotations
@@ -22,33 +21,29 @@ from rankfall.verdict.diagnose.cause_tables import exit_slug, signal_slug
 
 _LINE: Final = 1000
 _NS: Final = 1_000_000_000
-# Why a pod does not start; each is over when the other Events of its pod say so.
+# Reasons why a pod does not start, until other Events contradict.
 _WAITS: Final = frozenset({"unschedulable", "volume_mount", "container_config", "image_pull", "command_not_found"})
 _STARTING: Final = frozenset({None, "ContainerCreating", "PodInitializing"})
 _MOUNTS: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"})
-# A container that a probe or an eviction ended has ended at most so long after the Event, or before it was written, seconds.
+# Seconds between the Event and the end of a container, in either order.
 _ENDS_WITHIN_S: Final = 90.0
-# Failures of probes that end a container, and what the kubelet says when it stops one that it will not start again.
+# Fatal probe failures, and the kubelet's message when it stops a container without a restart.
 _FATAL_PROBE: Final = anchored(r"(?:Liveness|Startup) probe (?:failed|errored)", limit=4_096)
 _STOPPING: Final = anchored(r"Stopping container ", limit=4_096)
 _PROBE: Final = Reason(where="event", reason="Unhealthy", slug="probe_killed", specificity=80)
-# The training operator's word of how a pod ended whose restart removed it.
+# The training operator's message about a removed pod's exit.
 _EXITED: Final = bounded(r"Pod: \S+?\.(\S{1,253}) exited with code (\d{1,3})\b", limit=4_096)
 _SIGNALS: Final = range(129, 193)
-# Slots for which one Event stands at most.
+# Maximum slots of one Event.
 _MOST_SLOTS: Final = 256
 
 
 def pod_events(
     events: Iterable[EventFact], pods: Mapping[str, PodFact], *, before: Mapping[str, PodFact], attempt: int
 ) -> list[Evidence]:
-    """Evidence of the Events of pods.
+    """Returns the evidence of the Events of pods.
 
-    Args:
-        events: all that are known.
-        pods: of the attempt, by UID, those that count.
-        before: the last look at each before it was asked to go.
-        attempt: counted from 1.
+    ``before``: last snapshot of each pod before its deletion request.
     """
     mine: dict[str, list[EventFact]] = {}
     for event in events:
@@ -73,13 +68,9 @@ def pod_events(
 def made_events(
     events: Iterable[EventFact], slots: Mapping[int, SlotFacts], pods: Mapping[str, PodFact], *, attempt: int
 ) -> list[Evidence]:
-    """Evidence of the Events of objects that make pods: pods that could not be made, ends of pods that are gone, controllers' words.
+    """Returns the evidence of Events of objects that create pods.
 
-    Args:
-        events: all that are known.
-        slots: of the attempt.
-        pods: by UID, those that count.
-        attempt: counted from 1.
+    These report uncreated pods and ends of deleted ones.
     """
     with_pod = {pod.slot for pod in pods.values()}
     without = [slot for slot in sorted(slots) if slot not in with_pod and slots[slot].state == "expected"]
@@ -110,12 +101,9 @@ def made_events(
 
 
 def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> list[Evidence]:
-    """What the objects that make the pods say of themselves: that they gave up, that somebody holds or removes them.
+    """Returns the evidence of creating objects: failed, suspended or being deleted.
 
-    Args:
-        works: the newest looks.
-        attempt: counted from 1.
-        ours: Rankfall itself had begun to stop the attempt.
+    ``ours``: Rankfall had begun to stop the attempt.
     """
     found = []
     for work in works:
@@ -168,9 +156,9 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
 
 
 def _killed_by_probe(said: Iterable[EventFact], pod: PodFact) -> EventFact | None:
-    """The failed probe after which the kubelet stopped a container that is not started again: its word of that stop gives no reason.
+    """Returns the failed probe after which the kubelet stopped a container.
 
-    A pod that was told to go, or that a disruption takes, is stopped in the same words.
+    Its message gives no reason, as for a deleted pod.
     """
     said = list(said)
     failed = [one for one in said if one.reason == "Unhealthy" and _FATAL_PROBE.match(one.message)]
@@ -202,7 +190,7 @@ def _stands(event: EventFact, row: Reason, pod: PodFact, said: Iterable[EventFac
         return not begun and waits if event.reason in _MOUNTS else True
     if row.role != "primary":
         return True
-    # It took an instance away: one that has ended, about then.
+    # It ended the instance whose end is near the Event.
     ends = [stamp_ns(one.finished) for one in (pod.main, pod.last) if one is not None and one.state == "terminated"]
     at = stamp_ns(event.last) or stamp_ns(event.first)
     near = [end for end in ends if end is not None and at is not None and abs(end - at) <= _ENDS_WITHIN_S * _NS]
@@ -224,7 +212,7 @@ def _of_pod(event: EventFact, row: Reason, pod: PodFact, *, attempt: int) -> Evi
 def _exited(
     event: EventFact, code: int, pod: PodFact | None, slots: Mapping[int, SlotFacts], *, attempt: int
 ) -> Evidence:
-    """The exit code of a pod that its controller removed. It counts where nothing else tells how that slot ended."""
+    """Returns the exit code of a removed pod; counts only without other evidence."""
     slot = pod.slot if pod is not None else None
     facts = slots.get(slot) if slot is not None else None
     known = facts is not None and (facts.exit_code is not None or facts.signal is not None)

@@ -1,8 +1,6 @@
-"""Turns what is known of nodes into evidence at the slots and ranks that ran on them.
+"""Derives evidence from facts of nodes, for the slots and ranks on them. Pure.
 
-Pure. An unreachable node explains only the silence of its own slots. A node fault is matched to a failure
-by node and time, both stamped by the node's clock; a GPU fault names a rank only if exactly one rank of
-the node failed of its GPU.
+A GPU fault names a rank only if exactly one rank of the node failed because of its GPU.
 """
 
 from __future__ import annotations
@@ -21,16 +19,15 @@ from rankfall.verdict.signatures.matcher import best
 
 _LINE: Final = 1000
 _NS: Final = 1_000_000_000
-# A fault of a node may be the cause of a fall there that came so many seconds later, or so many earlier (a watch of the ring is behind).
+# Seconds between a node fault and a failure, either way (reading the kernel log lags).
 BEFORE_S: Final = 120.0
 AFTER_S: Final = 30.0
-# The control plane says that a node is silent so long after the kubelet's last report at most, seconds: 40, or 50 since Kubernetes 1.32, and the
-# interval of reports.
+# Maximum seconds until the control plane reports a silent node: 40, since Kubernetes 1.32 50, plus the report interval.
 NOTICED_S: Final = 60.0
-# A kill for memory and the kernel's line about it are of one moment.
+# Seconds between a kill for memory and the kernel's line.
 _KILL_S: Final = 15.0
 _SIGKILL: Final = 9
-# What a node says of itself, as a cause that it makes possible.
+# Conditions of a node, and their possible cause.
 _SLUGS: Final = MappingProxyType(
     {
         "Ready": "node_lost",
@@ -42,24 +39,17 @@ _SLUGS: Final = MappingProxyType(
         "ReadonlyFilesystem": "disk_fault",
     }
 )
-# Taints by which Kubernetes itself says that a node is away.
+# Taints of an unreachable node.
 _AWAY: Final = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready", "node.kubernetes.io/out-of-service")
-# Of a container whose node came back without it: the kubelet makes up how it ended.
+# Reasons of a container whose node returned without it: its end is invented.
 _MADE_UP: Final = frozenset({"Unknown", "ContainerStatusUnknown"})
-# The kubelet's word of the kernel's: "System OOM encountered, victim process: python, pid: 4711".
+# As "System OOM encountered, victim process: python, pid: 4711".
 _SYSTEM_OOM: Final = anchored(r"^System OOM encountered", limit=1_024)
 _OOM: Final = frozenset({"host_oom", "node_oom"})
 
 
 class SlotFailure:
-    """A slot's fall on a node.
-
-    Args:
-        slot: its facts.
-        pod: its pod.
-        ranks: those of the slot.
-        failed: another part of the job has failed.
-    """
+    """A slot's failure on a node; ``failed``: another part of the job failed."""
 
     def __init__(self, slot: SlotFacts, pod: PodFact, ranks: Iterable[RankFacts], *, failed: bool = False) -> None:
         self.slot = slot
@@ -68,26 +58,26 @@ class SlotFailure:
         self.ranks = [r for r in ranks if r.slot == slot.slot]
         ends = [r.ended_at for r in self.ranks if _fell(r) and r.ended_at is not None]
         own = slot.ended_at if slot.state == "ended" and (slot.exit_code or slot.signal) else None
-        #: It was stopped by Rankfall, and nothing of it had failed before.
+        #: True if Rankfall stopped it before any failure.
         self.stopped = not ends and slot.killed_by == "wrapper"
         self.at = min([*ends, *([own] if own is not None else [])], default=None)
 
     @property
     def silent(self) -> bool:
-        """Whether nobody told how it ended."""
+        """True if no real report of its end exists."""
         main = self.pod.main
         made_up = main is not None and main.state == "terminated" and main.reason in _MADE_UP
         return self.slot.state == "lost" or (made_up and not self.slot.recorder)
 
     @property
     def unreported(self) -> bool:
-        """Whether no end of its container was reported, though the slot is lost or another part of the job failed."""
+        """True if its container's end is unreported despite a failure."""
         main = self.pod.main
         running = main is not None and main.state == "running" and self.slot.state in {"running", "lost"}
         return running and (self.slot.state == "lost" or self._failed)
 
     def rank(self, *, killed: bool = False) -> int | None:
-        """The one rank of the slot that fell by itself (``killed``: by a SIGKILL); None where there are several, or none."""
+        """Returns the only rank that failed by itself (``killed``: by SIGKILL), or None."""
         fell = [r for r in self.ranks if _fell(r) and (not killed or r.signal == _SIGKILL)]
         return fell[0].rank if len(fell) == 1 else None
 
@@ -100,15 +90,7 @@ def node_evidence(
     catalogue: Catalogue,
     attempt: int,
 ) -> list[Evidence]:
-    """Evidence of all nodes.
-
-    Args:
-        nodes: that are known.
-        events: of nodes.
-        falls: by node: its slots.
-        catalogue: the signatures in force.
-        attempt: counted from 1.
-    """
+    """Returns the evidence of all nodes; ``falls`` maps a node to its slots' failures."""
     said: dict[str, list[EventFact]] = {}
     for event in events:
         said.setdefault(event.name, []).append(event)
@@ -131,7 +113,10 @@ def node_evidence(
 
 
 def unheard_evidence(fall: SlotFailure, *, attempt: int) -> Evidence | None:
-    """The control plane's statement, in the pod's own conditions, that the node stopped reporting; it needs no right to read nodes."""
+    """Returns the evidence, by the pod's conditions, that its node stopped reporting.
+
+    This requires no permission to read nodes.
+    """
     ready = fall.pod.condition("Ready")
     if not fall.unreported or not fall.pod.unheard or ready is None:
         return None
@@ -161,7 +146,7 @@ def unheard_evidence(fall: SlotFailure, *, attempt: int) -> Evidence | None:
 
 
 def _silent_since(said: int) -> tuple[int, float]:
-    """Time and uncertainty in seconds of the moment when a node fell silent, by when the control plane said so."""
+    """Returns time and uncertainty in seconds of a node's last report."""
     return said - round(NOTICED_S / 2 * _NS), NOTICED_S / 2 + 1.0
 
 
@@ -169,7 +154,7 @@ def _of_spell(spell: Spell, node: NodeFact, fall: SlotFailure, *, attempt: int) 
     since = stamp_ns(spell.since)
     begun = since if since is not None else spell.seen_ns
     made = stamp_ns(fall.pod.created)
-    # Over before the pod was there; a pod that is asked to go after it, or falls before, is none of its business.
+    # A period before the pod existed, or after its deletion request or failure, is unrelated.
     if spell.over_ns is not None and made is not None and spell.over_ns < made:
         return None
     role = "context"
@@ -179,7 +164,7 @@ def _of_spell(spell: Spell, node: NodeFact, fall: SlotFailure, *, attempt: int) 
             return None
         slug = "node_lost"
         if spell.reason not in _AWAY:
-            # Somebody wants the node empty: the taint manager's word alone would read as a node that is lost.
+            # A user drains the node: the taint manager's reason alone would mean a lost node.
             disruption = fall.pod.condition("DisruptionTarget")
             drained = disruption is not None and disruption.reason == "DeletionByTaintManager"
             slug = "preempted"
@@ -192,7 +177,7 @@ def _of_spell(spell: Spell, node: NodeFact, fall: SlotFailure, *, attempt: int) 
     left = stamp_ns(fall.pod.deleting) or fall.pod.seen_ns
     still = spell.over_ns is None or spell.over_ns + _NS >= left
     at, uncertainty = begun, 1.0 if since is not None else 5.0
-    # A node that stopped reporting explains a container whose end nobody reported, also where its pod was asked to go before that was noticed.
+    # A silent node explains an unreported end, even after an earlier deletion request.
     unknown = spell.type == "Ready" and spell.status == "Unknown"
     unreported = unknown and fall.unreported and spell.over_ns is None
     if drained or unreported or (spell.type == "Ready" and fall.silent and begun <= left and still):
@@ -209,7 +194,7 @@ def _of_spell(spell: Spell, node: NodeFact, fall: SlotFailure, *, attempt: int) 
         node=node.name,
         at=at,
         uncertainty=uncertainty,
-        # Only its kubelet says of a node that it is not well; that it is silent, and taints, are the control plane's word.
+        # Only the kubelet reports bad conditions; silence and taints are the control plane's.
         stamped="here" if since is None else "server" if spell.type == "taint" or spell.status == "Unknown" else "node",
         where=f"node/{node.name}",
         line=said[:_LINE],
@@ -221,7 +206,7 @@ def _of_spell(spell: Spell, node: NodeFact, fall: SlotFailure, *, attempt: int) 
 
 
 def _of_boots(node: NodeFact, fall: SlotFailure, *, attempt: int) -> list[Evidence]:
-    """The node began anew while the pod was on it."""
+    """Returns evidence of a reboot while the pod was on the node."""
     made = stamp_ns(fall.pod.created)
     pairs: list[tuple[Boot, Boot]] = list(zip(node.boots, node.boots[1:], strict=False))
     return [
@@ -233,7 +218,7 @@ def _of_boots(node: NodeFact, fall: SlotFailure, *, attempt: int) -> list[Eviden
             trust="platform",
             slot=fall.slot.slot,
             node=node.name,
-            # Only that it was over when the new boot was seen first.
+            # The reboot was complete when first seen.
             at=new.seen_ns,
             stamped="here",
             uncertainty=max(60.0, (new.seen_ns - old.seen_ns) / _NS if fall.at is None else 60.0),
@@ -252,7 +237,7 @@ def _of_boots(node: NodeFact, fall: SlotFailure, *, attempt: int) -> list[Eviden
 def _of_fault(
     fault: Fault, node: NodeFact, fall: SlotFailure, *, catalogue: Catalogue, attempt: int
 ) -> Evidence | None:
-    """A fault that the health agent recorded on the node, where it is near the fall."""
+    """Returns the evidence of a health agent's fault near the failure, or None."""
     near = _near(fault.times, fall.at)
     hit = best(catalogue.match_line(fault.text.encode(), where="kernel"))
     if near is None or fall.at is None or hit is None:
@@ -288,7 +273,7 @@ def _of_fault(
 def _of_event(
     event: EventFact, node: NodeFact, fall: SlotFailure, *, catalogue: Catalogue, attempt: int
 ) -> Evidence | None:
-    """An Event of the node: of its kubelet, of a problem detector, of the health controller; where it is near the fall."""
+    """Returns the evidence of a node's Event near the failure, or None."""
     at = stamp_ns(event.last) or stamp_ns(event.first)
     near = _near(() if at is None else (at,), fall.at)
     if near is None or fall.at is None:
@@ -300,7 +285,6 @@ def _of_event(
     rank = fall.rank(killed=slug in _OOM)
     role = hit.signature.role if hit else "primary"
     if slug in _OOM and (rank is None or abs(fall.at - near) > _KILL_S * _NS):
-        # Whom it struck is not known.
         role = "context"
     return Evidence(
         id=digest("node event", attempt, fall.slot.slot, event.uid),
@@ -324,7 +308,7 @@ def _of_event(
 
 
 def _near(times: Iterable[int], fall: int | None) -> int | None:
-    """The moment that is nearest to the fall, inside the window."""
+    """Returns the time in the window nearest to the failure, or None."""
     if fall is None:
         return None
     inside = [at for at in times if fall - BEFORE_S * _NS <= at <= fall + AFTER_S * _NS]

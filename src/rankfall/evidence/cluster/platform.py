@@ -1,7 +1,6 @@
-"""What the platform says of one attempt: pods, context around them, proofs of node clocks.
+"""Platform state of one attempt: pods, context around them, node clocks.
 
-Reads files only. Why a pod waits is true only while it waits, and node trouble means more when a slot
-there fell silent, so this part is rebuilt at each call.
+Waiting reasons are valid only while a pod waits, so all is derived again at each call.
 """
 
 from __future__ import annotations
@@ -24,19 +23,12 @@ from rankfall.verdict.diagnose.cause_tables import NEVER_STARTED
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 _NS: Final = 1_000_000_000
-# Kubernetes keeps an Event for an hour, unless its server was told otherwise.
+# Kubernetes stores an Event for an hour by default.
 EVENTS_LIVE_S: Final = 3600
 
 
 class ContextView:
-    """What the file says, taken in incrementally.
-
-    Args:
-        run: the run's directory.
-        attempt: counted from 1.
-        catalogue: the signatures in force.
-        path: of the file, where it is not the attempt's own.
-    """
+    """Reads the context file incrementally; ``path`` None = the attempt's."""
 
     def __init__(self, run: Path, *, attempt: int, catalogue: Catalogue, path: Path | None = None) -> None:
         self._file: SnapshotReader[ContextFact] = SnapshotReader(path or context_path(run, attempt), ContextFact)
@@ -44,12 +36,12 @@ class ContextView:
         self._catalogue = catalogue
 
     def poll(self) -> bool:
-        """Whether anything new came."""
+        """True if there is new data."""
         return bool(self._file.poll())
 
     @property
     def problems(self) -> list[str]:
-        """Lines that could not be used, in words."""
+        """Messages about unusable data."""
         return self._file.problems
 
     def evidence(
@@ -61,14 +53,9 @@ class ContextView:
         before: Mapping[str, PodFact],
         stopped: bool,
     ) -> list[Evidence]:
-        """Everything that speaks of this attempt, as it is now.
+        """Returns all current evidence about this attempt.
 
-        Args:
-            pods: those that count.
-            slots: of the attempt.
-            ranks: of the attempt.
-            before: by UID: the last look at each pod before it was asked to go.
-            stopped: Rankfall itself had begun to stop it.
+        ``before``: last snapshots before deletion requests, by UID. ``stopped``: by Rankfall.
         """
         snapshots = list(self._file.newest.values())
         events = [fact for fact in snapshots if isinstance(fact, EventFact)]
@@ -102,11 +89,7 @@ class ContextView:
         ]
 
     def missing(self, pods: Collection[PodFact]) -> list[str]:
-        """What could not be had, and how to have it next time.
-
-        Args:
-            pods: of the attempt.
-        """
+        """Returns messages about missing evidence, and how to get it."""
         snapshots = list(self._file.newest.values())
         found = [fact.text for fact in snapshots if isinstance(fact, Unseen) and not fact.over]
         first = min((fact.seen_ns for fact in snapshots), default=None)
@@ -128,23 +111,13 @@ def _newest_of_slots(pods: Iterable[PodFact]) -> list[PodFact]:
     return list(found.values())
 
 
-# What a slot may wait for, as evidence has it.
+# Causes that may delay the start of a slot.
 _WAITS_FOR: Final = NEVER_STARTED | {"command_not_found"}
 _MAX_WORDS: Final = 500
 
 
 class PlatformView:
-    """What the platform's own files of one attempt say, taken in incrementally.
-
-    Args:
-        run: the run's directory.
-        attempt: counted from 1.
-        catalogue: the signatures in force.
-        context_path: file of what is around the pods, where it is not the attempt's own.
-
-    Attributes:
-        pods: of the attempt.
-    """
+    """Reads the platform's files of one attempt incrementally."""
 
     def __init__(self, run: Path, *, attempt: int, catalogue: Catalogue, context_path: Path | None = None) -> None:
         self.pods = PodView(run, attempt=attempt)
@@ -154,15 +127,11 @@ class PlatformView:
 
     @property
     def problems(self) -> list[str]:
-        """What could not be used, in words."""
+        """Messages about unusable data."""
         return [*self.pods.problems, *self._cluster_context.problems]
 
     def poll(self, facts: Facts) -> tuple[bool, list[Evidence]]:
-        """Put what is new into the facts of the slots.
-
-        Returns:
-            Whether anything new came, and the evidence of ends in it.
-        """
+        """Updates the slots' facts; returns whether there is new data, and evidence of ends."""
         clocks = facts.clocks
         for slot, delay in self._clocks.poll().items():
             clocks.came(slot, delay)
@@ -174,18 +143,18 @@ class PlatformView:
             facts.set_stop(self.pods.stop.at_ns)
         context = self._cluster_context.poll()
         for sheet in tuple(facts.slots.values()):
-            # Every time, not only when a pod changed: a record that came since may have told of the slot's start or end.
+            # Every time: a new record may contain the slot's start or end.
             facts.set_slot(self.pods.merged(sheet, late_ns=clocks.late(sheet.slot)))
         if changed:
             clocks.placed()
         return changed or context, found
 
     def waiting(self) -> list[Evidence]:
-        """Why slots do not start: true only as long as they wait, so it is never kept."""
+        """Returns why slots do not start; valid only now, so never stored."""
         return self.pods.waiting()
 
     def context_evidence(self, facts: Facts) -> list[Evidence]:
-        """What Events, nodes and the objects that make the pods say, as it stands now."""
+        """Returns the evidence of Events, nodes and creating objects."""
         return self._cluster_context.evidence(
             self.pods.counting(),
             tuple(facts.slots.values()),
@@ -195,7 +164,7 @@ class PlatformView:
         )
 
     def waits(self, facts: Facts) -> str | None:
-        """Why slots do not begin, in the platform's words; None where nothing is known to keep them."""
+        """Returns why slots do not start, or None."""
         pieces = [*self.waiting(), *self.context_evidence(facts)]
         pieces = [piece for piece in pieces if piece.slug in _WAITS_FOR and piece.slot is not None]
         if not pieces:
@@ -206,11 +175,11 @@ class PlatformView:
         return f"slot {first.slot}{more} waits: {first.line}"[:_MAX_WORDS]
 
     def missing(self) -> list[str]:
-        """What could not be had, and how to have it next time."""
+        """Returns messages about missing evidence, and how to get it."""
         return self._cluster_context.missing(self.pods.counting())
 
     def _prove(self, facts: Facts) -> None:
-        """What stamps on objects prove of the nodes' clocks."""
+        """Updates the clock bounds that object timestamps prove."""
         clocks, proofs = facts.clocks, self._proofs.proofs
         clocks.server(proofs.server)
         for slot, bound in self.pods.clock_bounds(server=proofs.server):

@@ -1,7 +1,6 @@
-"""Facts of slots and evidence of pod ends, read from the pod journal.
+"""Facts of slots and evidence of pod ends, from the pod journal.
 
-A slot has ended when its container has and its log is stored to the end; before that a reader would miss
-its final output.
+A slot has ended when its container has and its log is stored completely.
 """
 
 from __future__ import annotations
@@ -20,21 +19,16 @@ from rankfall.rundir.cluster.journal import JournalReader, journal_path
 from rankfall.rundir.cluster.marks import Stop, StopMark, abandoned
 from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact, stamp_ns
 
-# Exit codes from here on are 128 + signal, as runtimes report a signal that ended process 1.
+# Exit codes above this are 128 + signal of process 1.
 _SIGNAL_BASE: Final = 128
 _HIGHEST_SIGNAL: Final = 64
-# What the kubelet sends when a pod is deleted.
+# Signals of the kubelet when a pod is deleted.
 _OUR_SIGNALS: Final = frozenset({9, 15})
 _NS: Final = 1_000_000_000
 
 
 class PodView:
-    """What the journal says, taken in incrementally.
-
-    Args:
-        run: the run's directory.
-        attempt: counted from 1.
-    """
+    """Reads the pod journal incrementally."""
 
     def __init__(self, run: Path, *, attempt: int) -> None:
         self._journal = JournalReader(journal_path(run, attempt))
@@ -45,42 +39,42 @@ class PodView:
         self._stop: Stop | None = None
         self._given_up: frozenset[int] = frozenset()
         self._by_slot: dict[int, PodFact] = {}
-        # By UID: the last look before it was asked to go. What it waited for then is what kept it; what became of it afterwards is not.
+        # By UID: the last snapshot before the deletion request, with the real waiting reasons.
         self._before: dict[str, PodFact] = {}
         self._reported: set[str] = set()
-        # When a pod's end was seen first, by this machine's clock.
+        # First sight of a pod's end, by this machine's clock.
         self._end_seen: dict[str, int] = {}
-        # By slot: which of its pods is looked at, in the order in which they were made; of other slots the newest one is.
+        # By slot: index of the observed pod in order of creation; default newest.
         self._looked_at: dict[int, int] = {}
         self._moved = False
-        # By slot: of what its facts were merged last, where that changed nothing: the same again would change nothing either.
+        # By slot: input of the last merge that changed nothing.
         self._merged: dict[int, tuple[SlotFacts, PodFact, Stop | None, bool, float]] = {}
-        # By UID: the slot and the number, where starts are told apart.
+        # By UID: slot and start number.
         self._numbers: dict[str, tuple[int, int]] = {}
 
     def select_start(self, slot: int, number: int) -> None:
-        """Take this pod of the slot for the slot from now on, counted from 0 in the order in which they were made."""
+        """Observes this pod of the slot, counted from 0 in order of creation."""
         if self._looked_at.get(slot) != number:
             self._looked_at[slot] = number
             self._moved = True
 
     def number_of(self, slot: int, uid: str | None) -> int | None:
-        """Which of the slot's pods this is; None for one that the journal does not know."""
+        """Returns the number of this pod among the slot's pods, or None."""
         place = self._numbers.get(uid or "")
         return place[1] if place is not None and place[0] == slot else None
 
     @property
     def stop(self) -> Stop | None:
-        """The mark of our own stop, as it was at the last poll."""
+        """Rankfall's stop mark at the last poll."""
         return self._stop
 
     @property
     def problems(self) -> list[str]:
-        """Lines that could not be used, in words."""
+        """Messages about unusable lines."""
         return self._journal.problems
 
     def poll(self) -> tuple[bool, list[Evidence]]:
-        """Whether anything new came, and the evidence of ends in it, each piece once: as it was seen first."""
+        """True if there is new data, and evidence of ends, each once."""
         found: list[Evidence] = []
         self._stop = self._mark.read()
         self._given_up = abandoned(self._run, self._attempt) if self._stop is not None else frozenset()
@@ -103,11 +97,11 @@ class PodView:
         return bool(facts) or moved, found
 
     def counting(self) -> list[PodFact]:
-        """All pods of the slots, but those of a start that is not looked at."""
+        """Returns all pods except those of unobserved starts."""
         return [fact for fact in self._journal.pods.values() if self._counts(fact)]
 
     def before(self) -> dict[str, PodFact]:
-        """By UID: the last look at each pod before it was asked to go."""
+        """Returns each pod's last snapshot before its deletion request, by UID."""
         return self._before
 
     def _counts(self, fact: PodFact) -> bool:
@@ -115,7 +109,7 @@ class PodView:
         return number is None or self._numbers.get(fact.uid) == (fact.slot, number)
 
     def _arrange(self) -> None:
-        """The pod of each slot, and the order of those that are told apart: the API's own stamps, then which was seen first."""
+        """Sets the pod of each slot, by creation time, then by appearance."""
         self._by_slot = self._journal.by_slot()
         if not self._looked_at:
             return
@@ -131,29 +125,23 @@ class PodView:
                 self._by_slot.pop(slot, None)
 
     def waiting(self) -> list[Evidence]:
-        """Why slots do not start, as it is now; of a pod that was asked to go, as it was before."""
+        """Returns why slots do not start; for a deleted pod, its earlier reasons."""
         snapshots = (self._before.get(fact.uid, fact) for fact in self._by_slot.values())
         return [piece for fact in snapshots for piece in waiting_evidence(fact, attempt=self._attempt)]
 
     def pods(self) -> dict[int, PodFact]:
-        """The pod of each slot: the newest one, or the one that is looked at."""
+        """Returns the newest, or observed, pod of each slot."""
         return self._by_slot
 
     def clock_bounds(self, *, server: Bound) -> Iterator[tuple[int, Bound]]:
-        """How far the clock of each slot's node is ahead of this machine's, by the stamps of its pod.
-
-        Args:
-            server: how far the API server's clock is ahead of this machine's.
-        """
+        """Yields each slot's clock offset by its pod's timestamps; ``server`` is the API server's."""
         for slot, fact in self._by_slot.items():
             yield slot, of_pod(fact, server=server)
 
     def merged(self, held: SlotFacts, *, late_ns: int = 0) -> SlotFacts:
-        """Facts of a slot with what its pod tells. An end that the wrapper recorded itself is kept.
+        """Returns a slot's facts with its pod's; the wrapper's recorded end has precedence.
 
-        Args:
-            held: what is known.
-            late_ns: how much later than its stamp something of the slot can have been by this machine's clock, nanoseconds.
+        ``late_ns``: nanoseconds by which an event may be later than its timestamp.
         """
         fact = self._by_slot.get(held.slot)
         if fact is None:
@@ -187,7 +175,7 @@ class PodView:
         if fact.log != "open" and fact.over:
             end = fact.main
             if end is None or end.state != "terminated" or end.reason == NOT_FOUND:
-                # Deleted or refused without a word of its container.
+                # Deleted or refused without a reported end.
                 return msgspec.structs.replace(held, state="lost", where=self._where)
             return self._ended(held, fact, end, late_ns=late_ns)
         if fact.overdue or given_up:
@@ -196,20 +184,23 @@ class PodView:
         return msgspec.structs.replace(held, state="running") if begun and held.state == "expected" else held
 
     def _ours(self, held: SlotFacts, *, late_ns: int) -> SlotFacts:
-        """An end that the wrapper recorded. Of a signal that the kubelet passed on it cannot know that we had asked for it."""
+        """Attributes a recorded end to Rankfall if it followed Rankfall's stop.
+
+        The wrapper cannot know who caused the kubelet's signal.
+        """
         stop = self._stop
         foreign = held.killed_by == "foreign" and held.signal in _OUR_SIGNALS
-        # A command that a signal reached may end with a code of its own, as torchrun does.
+        # A signaled command may end with an exit code, as torchrun does.
         answered = held.signalled and held.killed_by is None
         if stop is None or held.slot in stop.after or not (foreign or answered) or held.ended_at is None:
             return held
-        # Which ends it followed may be known: any other of the same moment came after it.
+        # With a list of ends before the stop, any other end is later.
         late_ns += round((held.ended_uncertainty or 0) * _NS) if stop.after else 0
         after = held.ended_at + late_ns >= stop.at_ns
         return msgspec.structs.replace(held, killed_by="wrapper") if after else held
 
     def _ended(self, held: SlotFacts, fact: PodFact, end: ContainerFact, *, late_ns: int) -> SlotFacts:
-        """The container's end, where the wrapper could not record one: it was killed, or there was none."""
+        """Returns the container's end, if the wrapper recorded none."""
         code, signal = end.exit_code, end.signal
         if signal is None and code is not None and _SIGNAL_BASE < code <= _SIGNAL_BASE + _HIGHEST_SIGNAL:
             signal = code - _SIGNAL_BASE
@@ -222,13 +213,13 @@ class PodView:
             signal=signal,
             killed_by=None if signal is None else "wrapper" if ours else "foreign",
             ended_at=at,
-            # Of whole seconds, cut and not rounded.
+            # Whole seconds, truncated.
             ended_uncertainty=1.0,
             where=self._where,
         )
 
     def _after_stop(self, fact: PodFact, at: int | None, *, late_ns: int) -> bool:
-        """Whether this end came after we began to stop: nobody had seen it before, and its own stamp (whole seconds) does not say otherwise."""
+        """True if this end was first seen after Rankfall's stop, and its timestamp agrees."""
         stop = self._stop
         if stop is None or fact.slot in stop.after or self._end_seen.get(fact.uid, fact.seen_ns) < stop.at_ns:
             return False

@@ -1,7 +1,6 @@
-"""Table of platform reasons (reasons.csv) and the evidence that they give about pods.
+"""Table of platform reasons (reasons.csv), and their evidence about pods.
 
-Reasons of kubelet, scheduler and API are statements of the platform, never of the job. An unknown reason
-gives no evidence. Of several rows with one reason the first whose text is in the message counts.
+An unknown reason gives no evidence. The first row with matching text counts.
 """
 
 from __future__ import annotations
@@ -21,16 +20,15 @@ from rankfall.model.patterns import Bounded, bounded
 from rankfall.rundir.cluster.clock_bounds import by_server
 from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact, stamp_ns
 
-# Where a reason stands: in the state of a container, of a pod, in a condition of a pod; in an Event of a pod, in one of an object that makes
-# pods (``made``), in a condition of such an object (``work``).
+# Location of a reason; ``made`` and ``work``: Event or condition of an object that creates pods.
 Place = Literal["waiting", "terminated", "pod", "disruption", "scheduled", "event", "made", "work"]
 
 _LINE: Final = 1000
 _KILLED: Final = 128 + 9
 _TERMINATED: Final = 128 + 15
-# Of a container that its kubelet did not find again: its end is made up.
+# A container lost by its kubelet: its end is invented.
 NOT_FOUND: Final = "ContainerStatusUnknown"
-# How much later than it was to a node that lives ends a container and says so, seconds.
+# Seconds after the deadline in which a live node reports a container's end.
 _ANSWERS_S: Final = 30
 _NS: Final = 1_000_000_000
 _NEVER_BEGAN: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
@@ -40,13 +38,13 @@ _ANY: Final = "*"
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """One row.
+    """One row of the table.
 
     Attributes:
-        where, reason: where the reason stands, and its name; a name that ends in ``*`` stands for all that begin so (``OutOf*``: a resource's name follows).
-        text: a pattern that the message has to hold, without regard to case; empty = any message.
-        slug, specificity, role: what it means as evidence, and how specific that is.
-        retry: of another try, where that is not what the cause says in general.
+        where, reason: Location and name; a final ``*`` means a prefix.
+        text: Case-insensitive pattern for the message; empty = any.
+        slug, specificity, role: Meaning as evidence.
+        retry: Retry advice unlike the cause's.
     """
 
     where: Place
@@ -60,7 +58,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def rows() -> tuple[Reason, ...]:
-    """All rows, in order."""
+    """Returns all rows, in order."""
     text = resources.files(__package__).joinpath("reasons.csv").read_text(encoding="utf-8")
     return tuple(decoding.convert(list(csv.DictReader(text.splitlines())), list[Reason], strict=False))
 
@@ -75,7 +73,7 @@ def _by_place() -> dict[tuple[str, str], tuple[tuple[Bounded[str], Reason], ...]
 
 
 def row_of(where: Place, reason: str, message: str | None) -> Reason | None:
-    """The row that a reason has; None where it has none."""
+    """Returns the row of a reason, or None."""
     table = _by_place()
     found = table.get((where, reason))
     if found is None:
@@ -86,7 +84,7 @@ def row_of(where: Place, reason: str, message: str | None) -> Reason | None:
 
 
 def end_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
-    """Why a pod ended, where the platform says so: its reason, a disruption, the reason of its container. Stands once it is seen."""
+    """Returns the evidence why a pod ended; remains valid once seen."""
     found = []
     if fact.reason is not None:
         found.append(_of_pod(fact, fact.reason, attempt=attempt))
@@ -110,7 +108,7 @@ def end_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
 
 
 def waiting_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
-    """Why a pod does not start. True only while it waits, so it is asked for when a verdict is made."""
+    """Returns why a pod does not start; valid only while it waits."""
     if fact.phase != "Pending":
         return []
     found = []
@@ -124,7 +122,7 @@ def waiting_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
 
 
 def _of_pod(fact: PodFact, reason: str, *, attempt: int) -> Evidence | None:
-    """What the reason of a pod itself says. Its kubelet stamps a pod that it refuses (``startTime``); other reasons have no time."""
+    """Returns the evidence of a reason; ``startTime`` dates a refused pod's only."""
     row = row_of("pod", reason, fact.message)
     never_ran = fact.phase == "Failed" and fact.last is None and (fact.main is None or fact.main.state == "waiting")
     if row is None and never_ran and (fact.message or "").startswith(_REJECTED):
@@ -135,7 +133,7 @@ def _of_pod(fact: PodFact, reason: str, *, attempt: int) -> Evidence | None:
 
 
 def _answered(piece: Evidence | None, fact: PodFact, *, at: int | None) -> Evidence | None:
-    """Of a pod that a taint drove away: the node is not lost when it ended the container in the time that it had, and said so."""
+    """Returns evidence that a tainted pod's node is alive: it reported the end in time."""
     ended = stamp_ns(fact.main.finished) if fact.main is not None and fact.main.state == "terminated" else None
     if piece is None or piece.slug != "node_lost" or fact.main is None or ended is None or at is None:
         return None
@@ -147,16 +145,16 @@ def _answered(piece: Evidence | None, fact: PodFact, *, at: int | None) -> Evide
         id=digest(piece.id, "answered"),
         slug="preempted",
         line=f"{piece.line}; the node ended the container and said so",
-        # Above the same condition without an answer.
+        # Higher than the condition without a report.
         specificity=piece.specificity + 3,
         fingerprint="preempted:taint",
     )
 
 
 def _weighed(piece: Evidence | None, end: ContainerFact) -> Evidence | None:
-    """``OOMKilled`` says that some process of the container was killed for memory, at some time; of its end it proves a SIGKILL only.
+    """Evaluates ``OOMKilled``, which proves only a SIGKILL (errors.md M5 to M7).
 
-    errors.md M5 to M7: 137 is the whole container's; another code leaves the proof to the cgroup's counter; 143 is somebody else's stop.
+    137 means the whole container; for another code the cgroup's counter decides; 143 is another sender's stop.
     """
     if piece is None or end.reason != "OOMKilled" or end.exit_code == _KILLED:
         return piece
@@ -200,21 +198,21 @@ def _evidence(
 
 
 def _when(fact: PodFact, at: int | None, *, node: bool) -> tuple[int, float]:
-    """Moment and uncertainty: the API gives whole seconds. What has no time of its own happened after the pod was made and before it was seen."""
+    """Returns time and uncertainty in seconds; without a time, between creation and sight."""
     if at is not None:
-        # A clock of the platform that is ahead of ours cannot make it later than it was seen. How far a node's is ahead is known elsewhere.
+        # A platform clock ahead cannot date it after its sight; node clocks are corrected elsewhere.
         return at if node else min(at, fact.seen_ns), 1.0
     made = stamp_ns(fact.created)
     return fact.seen_ns, max(5.0, (fact.seen_ns - made) / 1e9) if made is not None else 5.0
 
 
 def _end_text(end: ContainerFact) -> str:
-    """The code; of a container that never began the runtime's words too, which are not the job's."""
+    """Returns the exit code, or the runtime's message of a container that never began."""
     code = f"exit code {end.exit_code}"
     return f"{code}: {end.message}" if end.reason in _NEVER_BEGAN and end.message else code
 
 
 def _words(where: Place, reason: str) -> str:
-    """As failure rules match them: ``reason=...`` and, of a condition, ``condition=...``."""
+    """Returns the text that failure rules match: ``reason=...``, ``condition=...``."""
     condition = {"disruption": "condition=DisruptionTarget ", "scheduled": "condition=PodScheduled "}.get(where, "")
     return f"{condition}reason={reason}"

@@ -1,5 +1,4 @@
-"""Reads log files that people name: a folder, files, a pipe.
+"""Reads log files that users name.
 
-Text is hostile: listing, opening and reading are bounded. May import ``evidence.readers``, ``rundir``,
-``verdict.signatures`` and ``model``.
+Text is hostile: listing, opening and reading are bounded.
 """

@@ -1,7 +1,6 @@
-"""Reads the bytes of logs within bounds: of one that is too long, or takes too long, its beginning and its end.
+"""Reads logs within bounds: of a long or slow one, beginning and end.
 
-The end of a log says most of why a job ended, so it is read whatever the beginning took. Compressed bytes are unpacked as they are read, in
-memory that does not depend on what they unpack to; holes of sparse files are passed over, since they hold nothing.
+The end best shows why a job ended. Memory is independent of the unpacked size.
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ from typing import BinaryIO, Final, NamedTuple
 import msgspec
 
 CHUNK: Final = 1 << 20
-# Bytes of the end that are read of a log which is too long.
+# Bytes from the end of a long log.
 TAIL: Final = 16 << 20
-# A compressed log unpacks to this many times its size at most before only its end is read: logs of text give 5 to 50.
+# Unpacked to packed size before only the end is read: text logs have 5 to 50.
 RATIO: Final = 200
-# ... and to so much whatever its size.
+# Unpacked bytes allowed at any packed size.
 LEAST_UNPACKED: Final = 4 << 20
-# Of a file that has no size, as those of /proc.
+# Maximum bytes of a file without a size, as in /proc.
 MAX_UNSIZED: Final = 16 << 20
-# Part of its time that the beginning of a log may take.
+# Share of a log's time for its beginning.
 _HEAD_SHARE: Final = 0.75
-# A single file may always take so long, seconds: ordinary text of 100 MB does.
+# Minimum seconds a file: enough for 100 MB of text.
 _LEAST_S: Final = 1.0
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one explanation of files may read.
+    """Limits of one explanation of files.
 
     Attributes:
-        files: as many as 10,000 ranks with two streams each have.
-        size: bytes, after unpacking: more than is read in ``seconds``.
-        seconds: whoever asks waits for the answer; ordinary text of 10 GB takes less on one core.
+        files: Enough for 10,000 ranks with two streams.
+        size: Bytes after unpacking: more than ``seconds`` allow.
+        seconds: 10 GB of text take less on one core.
     """
 
     files: int = 20_000
@@ -46,21 +45,21 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(NamedTuple):
-    """Bytes of a log, and where they begin in it; what lies between two parts was left out."""
+    """Bytes of a log at an offset; between two parts bytes were skipped."""
 
     start: int
     data: bytes
 
 
 class Share(msgspec.Struct, kw_only=True):
-    """What may be read of one log; its reader writes down what came of it.
+    """Limits of one log; its reader records results here.
 
     Attributes:
-        size: bytes.
-        head_until, until: when its beginning, and all of it, has to be done, by ``clock``.
-        taken: bytes that were read or unpacked.
-        unread: bytes that were not read, because of ``why``.
-        endless: nobody knows how many more were not read.
+        size: Maximum bytes.
+        head_until, until: Deadlines of beginning and whole, by ``clock``.
+        taken: Bytes read or unpacked.
+        unread: Bytes unread because of ``why``.
+        endless: More bytes are unread, unknown number.
     """
 
     size: int
@@ -73,7 +72,7 @@ class Share(msgspec.Struct, kw_only=True):
     why: str = "it is larger than what one explanation reads of it"
 
     def late(self, *, head: bool = False) -> bool:
-        """Whether its time is over."""
+        """True if its time is over."""
         over = self.clock() >= (self.head_until if head else self.until)
         if over:
             self.why = "reading it takes longer than one explanation may"
@@ -81,11 +80,9 @@ class Share(msgspec.Struct, kw_only=True):
 
 
 class Allowance:
-    """Divides what one explanation may read among its files: who needs less than an equal part leaves the rest to those that come later.
+    """Divides limits among files; unused parts go to later ones.
 
-    Args:
-        limits: all of it.
-        clock: seconds; CPU time where waiting for a writer must not count.
+    ``clock`` may be CPU time, so that waiting does not count.
     """
 
     def __init__(self, limits: Limits, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -96,13 +93,13 @@ class Allowance:
 
     @property
     def spent(self) -> str | None:
-        """The limit that was reached, for people; None while there is something left."""
+        """The reached limit, for users; None if none."""
         if self._clock() >= self._until:
             return f"{self.limits.seconds:g} seconds"
         return f"{self.limits.size:,} bytes" if self._size <= 0 else None
 
     def share(self, files: int) -> Share:
-        """The part of the next of so many files."""
+        """Returns the share of the next of ``files`` files."""
         now = self._clock()
         left = max(0.0, self._until - now)
         seconds = min(left, max(_LEAST_S, left / files))
@@ -114,15 +111,15 @@ class Allowance:
         )
 
     def settle(self, share: Share) -> None:
-        """Take what was read of a share from the rest."""
+        """Subtracts a share's used bytes."""
         self._size -= share.taken
 
 
 def parts_of_file(fd: int, size: int, share: Share) -> Iterator[Part]:
-    """The parts of a regular file as long as it is now; what is written meanwhile is not waited for.
+    """Yields the parts of a regular file up to its current size.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: The file cannot be read.
     """
     sparse = os.fstat(fd).st_blocks * 512 < size
     head = size if size <= share.size else max(share.size - TAIL, share.size // 2)
@@ -139,30 +136,26 @@ def parts_of_file(fd: int, size: int, share: Share) -> Iterator[Part]:
             yield Part(at, data)
             at += len(data)
         if at >= size or (at < end and not share.late(head=first)):
-            return  # all of it, or it was cut off meanwhile
+            return  # complete, or truncated meanwhile
     share.unread += size - at
 
 
 def _next_data(fd: int, at: int, end: int) -> int:
-    """Where the next bytes begin that are no hole."""
     try:
         return min(end, os.lseek(fd, at, os.SEEK_DATA))
     except OSError as error:
         if error.errno == errno.ENXIO:
             return end
-        return at  # this file system knows no holes
+        return at  # no holes here
 
 
 def parts_of_stream(chunks: Iterable[bytes], share: Share, *, head: int) -> Iterator[Part]:
-    """The parts of what can be read only once, from its beginning: all between the head and the tail is read, kept for a moment and dropped.
+    """Yields the parts of a source readable only once.
 
-    Args:
-        chunks: its bytes; a chunk may be empty.
-        share: what may be read of it.
-        head: bytes of its beginning; of its end no more are read.
+    ``head``: maximum bytes of the beginning, and of the end.
 
     Raises:
-        OSError: as ``chunks`` raises it; what came before has been given.
+        OSError: From ``chunks``, after yielding earlier bytes.
     """
     tail: deque[bytes] = deque()
     at = held = 0
@@ -201,7 +194,7 @@ def parts_of_stream(chunks: Iterable[bytes], share: Share, *, head: int) -> Iter
 
 
 def chunks_of_pipe(fd: int) -> Iterator[bytes]:
-    """What comes out of a pipe that was opened without waiting; none where nobody writes into it."""
+    """Yields the bytes of a non-blocking pipe; none without a writer."""
     waiter = select.poll()
     waiter.register(fd, select.POLLIN)
     while True:
@@ -216,10 +209,10 @@ def chunks_of_pipe(fd: int) -> Iterator[bytes]:
 
 
 def chunks_of_input(file: BinaryIO) -> Iterator[bytes]:
-    """What comes out of standard input, or of any other open file."""
+    """Yields the bytes of standard input or another file."""
     while True:
         data: bytes | None = file.read(CHUNK)
-        if data is None:  # whoever started us left it in a state in which reading does not wait
+        if data is None:  # the parent process made it non-blocking
             select.select([file], [], [])
             continue
         if not data:

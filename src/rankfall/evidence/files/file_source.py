@@ -1,7 +1,6 @@
-"""One file of a pile as a speaker: what its place says of it, and what its lines say, kept within bounds.
+"""Findings of one file: rank and attempt by its path, evidence by its lines.
 
-Of each kind of finding the first ones and the last are kept. All files share one bound on memory: once it is reached, each further file keeps
-its newest finding, in short.
+All files share one memory limit; then each stores only its newest finding, shortened.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from rankfall.model.patterns import bounded
 from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.verdict.signatures.catalogue import Catalogue
 
-# Memory for the evidence of all files together, bytes.
+# Bytes for the evidence of all files.
 MAX_KEPT: Final = 48 << 20
-# Ranks whose prefix one file shows, and statements of a launcher in it: more than any job has ranks on the nodes of one log.
+# Prefixed ranks and launcher reports in one file: more than any job has.
 MAX_RANKS: Final = 1 << 15
-# A reader that failed so often in one file will fail on the rest.
+# Failures in one file until reading stops.
 _MAX_FAILURES: Final = 8
-# What a piece of evidence takes beside its line, and its line once the memory is used up.
+# Bytes of evidence without its line, and of its line at the memory limit.
 _PIECE: Final = 1000
 _SHORT: Final = 200
 _ELASTIC: Final = bounded(r"attempt_(\d{1,4})/(\d{1,4})/[^/]+$", limit=4_096)
@@ -41,17 +40,17 @@ _RANK_FILE: Final = bounded(r"(?i)(?:^|[^a-z])rank[-_. ]?(\d{1,6})(?:[^0-9]|$)",
 
 
 class Source(msgspec.Struct, kw_only=True):
-    """One file as a speaker.
+    """One file and its findings.
 
     Attributes:
-        name: its path, for people.
-        group: what it shares with the other files of one process.
-        found, last: the first pieces of evidence of each kind, and the last one.
-        reported: statements of a launcher and where they stand; of those about one rank or process the last one.
-        prefixed: ranks that prefixes of its lines name.
-        ends: of pieces that tell of a failure, by id: the prefix and the end of the line.
-        survival: which of its speakers went on after them.
-        stacks: text of the stacks that it ends with.
+        name: Path for users.
+        group: Key of one process's files.
+        found, last: First evidence of each kind, and the last.
+        reported: Last launcher report of each rank or process.
+        prefixed: Ranks in line prefixes.
+        ends: Prefix and line end of each failure, by ID.
+        survival: Speakers that continued after them.
+        stacks: Stacks at its end.
     """
 
     name: str
@@ -68,10 +67,9 @@ class Source(msgspec.Struct, kw_only=True):
     stacks: str | None = None
 
     def weighed(self, *, alone: bool) -> Iterator[Evidence]:
-        """What it says; what its speakers went on after is context.
+        """Yields its evidence; a finding whose speaker continued is context.
 
-        Args:
-            alone: all of it is of one process.
+        ``alone``: the whole file is from one process.
         """
         for piece in (*self.found, *self.last.values()):
             place = self.ends.get(piece.id)
@@ -84,7 +82,7 @@ class Source(msgspec.Struct, kw_only=True):
 
 
 def source_of(file: Path) -> Source:
-    """A file as a speaker, by its place alone."""
+    """Returns a source with the rank and attempt of its path."""
     name = printable(file)
     elastic = _ELASTIC.search(name)
     if elastic:
@@ -99,13 +97,13 @@ def source_of(file: Path) -> Source:
 
 
 class Room:
-    """Memory that is left for evidence of all files."""
+    """Remaining memory for evidence."""
 
     def __init__(self) -> None:
         self._left = MAX_KEPT
 
     def take(self, piece: Evidence) -> bool:
-        """Whether the piece can be kept as it is."""
+        """True if the piece can be stored unchanged."""
         if self._left <= 0:
             return False
         self._left -= _PIECE + sys.getsizeof(piece.line)
@@ -113,14 +111,7 @@ class Room:
 
 
 class TextReader:
-    """Reads the parts of one text into its source.
-
-    Args:
-        source: takes what is found.
-        catalogue: the signatures in force.
-        guard: takes failures of readers; the bytes that one failed on are left out, and the rest is read.
-        room: memory for what is found.
-    """
+    """Reads one text into its source; skips bytes on which a reader failed."""
 
     def __init__(self, source: Source, catalogue: Catalogue, guard: ReaderGuard, room: Room) -> None:
         self._source = source
@@ -136,14 +127,14 @@ class TextReader:
 
     @property
     def flooded(self) -> str | None:
-        """Which lines were passed over because there were too many; None = none."""
+        """Message about lines skipped as too many, or None."""
         return self._scanner.flooded or self._flooded
 
     def read(self, parts: Iterable[Part]) -> None:
-        """Read all of it; what is broken off at the end of a part is taken as it is.
+        """Reads all parts; an unfinished line counts as it is.
 
         Raises:
-            OSError: the parts cannot be read; what came before counts.
+            OSError: Unreadable; earlier parts count.
         """
         try:
             for start, data in parts:
@@ -162,7 +153,7 @@ class TextReader:
                 )
 
     def _begin(self, at: int) -> None:
-        """Begin anew at a byte of the text, of whose line nobody knows the number."""
+        """Starts again at a byte; its line number is unknown."""
         self._flooded = self.flooded
         self._scanner = ChunkScanner(self._catalogue, survival=self._source.survival)
         self._source.survival.begin(at)

@@ -1,8 +1,6 @@
-"""Lists and opens the files of a folder that jobs or strangers may have written: bounded, without recursion, never out of that folder.
+"""Lists and opens the files of an untrusted folder: bounded, never outside it.
 
-What a person names is followed wherever it leads. Below it a link is followed only to a regular file of the same folder, and each file is
-listed once, whatever its names. Files are opened name by name below the folder, so that nobody who swaps a folder for a link meanwhile leads
-the reader out of it. Pipes, sockets and devices are not opened. What is left out is counted and said (``LeftOut``).
+Files are opened name by name: no process can redirect by a link. Pipes, sockets and devices stay closed.
 """
 
 from __future__ import annotations
@@ -17,13 +15,13 @@ from typing import Final, NamedTuple
 
 from rankfall.model import NotFound
 
-# Folders of jobs are a few levels deep; a path of so many fits into what a kernel takes as one (4,096 bytes) in practice.
+# This many levels fit into the kernel's path limit of 4,096 bytes.
 MAX_DEPTH: Final = 64
-# Entries of folders that are looked at, 300 bytes each: ten times as many as files are read.
+# Maximum entries, 300 bytes each: ten times the files read.
 MAX_LISTED: Final = 200_000
-# Links that are resolved, which takes some microseconds each.
+# Maximum resolved links, some microseconds each.
 MAX_LINKS: Final = 10_000
-# Files whose problem is said one by one, and folders of which something is said: a verdict shows twenty things that are missing.
+# Maximum single messages: a verdict lists 20 missing things.
 MAX_PROBLEMS: Final = 8
 MAX_NOTES: Final = 5
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -35,12 +33,12 @@ class Listed(NamedTuple):
     """One file.
 
     Attributes:
-        path: its name for people, and what its place says of its rank.
-        root: the path that was named.
-        parts: the names that lead from there to the file; none where the file itself was named.
-        size: bytes when it was listed.
-        inode: device and number, which two names of one file share.
-        pipe: it is a pipe, which only a named one may be.
+        path: Name for users; may contain the rank.
+        root: Path from the user.
+        parts: Names below; empty for a named file.
+        size: Bytes at listing.
+        inode: Device and number, common to hard links.
+        pipe: A pipe, which only the user may name.
     """
 
     path: Path
@@ -52,10 +50,9 @@ class Listed(NamedTuple):
 
 
 class LeftOut:
-    """What was not read, and why: texts for people, few enough for all of them to be shown.
+    """Files that were not read, with reasons for users.
 
-    Attributes:
-        unreadable: the first thing that could not be read at all.
+    ``unreadable``: first path that could not be read at all.
     """
 
     def __init__(self) -> None:
@@ -66,13 +63,13 @@ class LeftOut:
         self._files: dict[str, tuple[int, int]] = {}
 
     def add(self, text: str, *, unreadable: bool = False) -> None:
-        """Remember one text; the same one again says nothing new."""
+        """Adds one message, unless repeated."""
         if unreadable and self.unreadable is None:
             self.unreadable = text
         self._keep(text, self._texts, MAX_PROBLEMS)
 
     def note(self, text: str) -> None:
-        """Remember what is said of many files at once, or of ourselves."""
+        """Adds a message about many files, or Rankfall."""
         self._keep(text, self._notes, MAX_NOTES)
 
     def _keep(self, text: str, texts: dict[str, None], most: int) -> None:
@@ -82,12 +79,12 @@ class LeftOut:
             texts[text] = None
 
     def unread(self, size: int, *, limit: str) -> None:
-        """Count a file that was not read because a limit was reached."""
+        """Counts a file unread because of a limit."""
         files, total = self._files.get(limit, (0, 0))
         self._files[limit] = files + 1, total + size
 
     def texts(self) -> list[str]:
-        """All of it; what is said of many files comes first, and how many single ones are not shown."""
+        """Returns all messages: first about many files, last the number omitted."""
         limits = [
             f"{files:,} {'file' if files == 1 else 'files'} and {amount(size)} were not read: the limit of {limit} was reached;"
             " name fewer files"
@@ -98,7 +95,7 @@ class LeftOut:
 
 
 def amount(size: int) -> str:
-    """Bytes for people: ``3.1 GB``."""
+    """Formats bytes for users: ``3.1 GB``."""
     for unit, name in _UNITS:
         if size >= unit:
             return f"{size / unit:.1f} {name}"
@@ -106,20 +103,17 @@ def amount(size: int) -> str:
 
 
 def printable(path: Path) -> str:
-    """A path as text that every encoding takes: names of files are bytes, and need not be UTF-8."""
+    """Returns a path as text; file names need not be UTF-8."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
 def list_files(path: Path, left: LeftOut, *, skip: Callable[[str, set[str]], bool]) -> Iterator[Listed]:
-    """The files of one path that a person named, in the order of their names.
+    """Yields the files of one path in name order.
 
-    Args:
-        path: a file, a pipe, or a folder.
-        left: takes what is not listed.
-        skip: whether a file of a folder is none to read, by its name and those of all its neighbours.
+    ``skip`` gets a name and its neighbors' names.
 
     Raises:
-        NotFound: there is no such path.
+        NotFound: The path does not exist.
     """
     try:
         status = path.stat()
@@ -145,10 +139,10 @@ def list_files(path: Path, left: LeftOut, *, skip: Callable[[str, set[str]], boo
 
 @contextmanager
 def opened(file: Listed) -> Iterator[int]:
-    """A descriptor of a listed file, which never waits for a writer.
+    """Opens a listed file, without waiting for a writer.
 
     Raises:
-        OSError: it cannot be opened, or is not what it was when it was listed.
+        OSError: Unopenable, or its type changed.
     """
     fd = _open_below(file.root, file.parts, _FILE) if file.parts else os.open(file.root, _FILE)
     try:
@@ -161,7 +155,7 @@ def opened(file: Listed) -> Iterator[int]:
 
 
 def _open_below(root: Path, parts: tuple[str, ...], flags: int) -> int:
-    """Open what lies below a folder, through no link."""
+    """Opens a path below a folder, through no link."""
     fd = os.open(root, _FOLDER)
     try:
         for name in parts[:-1]:
@@ -174,8 +168,6 @@ def _open_below(root: Path, parts: tuple[str, ...], flags: int) -> int:
 
 
 class _Walk:
-    """Lists the files of one folder and of those in it."""
-
     def __init__(self, root: Path, left: LeftOut, skip: Callable[[str, set[str]], bool]) -> None:
         self._root = root
         self._real = Path(os.path.realpath(root))
@@ -197,7 +189,7 @@ class _Walk:
                     f"{printable(self._root.joinpath(*parts))} cannot be read: {error.strerror}", unreadable=True
                 )
             yield from sorted(found)
-            # The next one to list is the last of the list.
+            # The last folder is listed next.
             folders += sorted(inner, reverse=True)
         self._say(len(folders))
 
@@ -241,14 +233,14 @@ class _Walk:
         try:
             status = entry.stat(follow_symlinks=False)
         except OSError:
-            return  # it went meanwhile
+            return  # deleted meanwhile
         if stat.S_ISREG(status.st_mode):
             found.append(Listed(path, self._root, here, status.st_size, (status.st_dev, status.st_ino)))
         else:
             self._special += 1
 
     def _link(self, path: Path, found: list[Listed]) -> None:
-        """List what a link leads to where that is a regular file of this folder; a folder of it is listed by itself."""
+        """Lists a link's target if it is a regular file of this folder."""
         self._links += 1
         if self._links > MAX_LINKS:
             self._outside += 1
@@ -257,7 +249,7 @@ class _Walk:
         try:
             status = target.lstat()
         except OSError:
-            return  # it leads nowhere, or to itself
+            return  # a dangling or circular link
         if not target.is_relative_to(self._real):
             self._outside += 1
         elif stat.S_ISREG(status.st_mode):

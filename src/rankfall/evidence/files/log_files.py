@@ -1,10 +1,7 @@
-"""Any pile of log files as one case: one file a rank, one a node, one mixed; torchrun's log folder; text from a pipe.
+"""Converts any set of log files to one case.
 
-Nothing is guessed from the order or the names of files. A name is used in two cases only, where it is a documented layout: torchrun's
-``attempt_N/<local rank>/`` folders, and ``rank-N`` files such as our own; a rank that the lines themselves carry beats it.
-Files are read in chunks, compressed ones (``.zst``) too; binary ones are read like any other and say nothing. All of it is bounded
-(``file_parts.Limits``): error files and small files come first, of what is too long the beginning and the end are read, and what was left
-out is said. A reader that fails on one file costs that file alone.
+Names count only in two layouts: torchrun's ``attempt_N/<local rank>/`` and ``rank-N``. Error files and small
+files are read first; skipped data is reported.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.rundir.streams.content import PACKED_SUFFIX, read_zstd
 from rankfall.verdict.signatures.catalogue import Catalogue, default_catalogue
 
-# Less text hardly says why a job ended.
+# Shorter text hardly shows why a job ended.
 _LEAST_TEXT: Final = 64
 _NO_LOGS: Final = frozenset(
     {".idx", ".db", ".db-wal", ".db-shm", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".zip", ".pyc"}
@@ -53,16 +50,11 @@ _NO_LOGS: Final = frozenset(
 
 
 def case_of_files(paths: Iterable[Path], *, catalogue: Catalogue | None = None, limits: Limits | None = None) -> Case:
-    """The case that these files and folders tell.
-
-    Args:
-        paths: files and folders.
-        catalogue: the signatures in force.
-        limits: what may be read; what is left out for them stands in the case's ``missing``.
+    """Returns the case of files and folders; its ``missing`` lists what limits excluded.
 
     Raises:
-        NotFound: a path does not exist.
-        UsageError: nothing of it can be read.
+        NotFound: A path does not exist.
+        UsageError: Nothing can be read.
     """
     pile = _Pile(catalogue or default_catalogue(), Allowance(limits or Limits()))
     pile.read(paths)
@@ -72,10 +64,10 @@ def case_of_files(paths: Iterable[Path], *, catalogue: Catalogue | None = None, 
 def case_of_stream(
     file: BinaryIO, *, name: str, catalogue: Catalogue | None = None, limits: Limits | None = None
 ) -> Case:
-    """The case that one stream of text tells; it is read to its end, or up to the limits. Its seconds are CPU time: waiting costs nothing.
+    """Returns the case of one stream of text, read within CPU time limits.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: The stream cannot be read.
     """
     pile = _Pile(catalogue or default_catalogue(), Allowance(limits or Limits(), clock=time.thread_time))
     pile.read_stream(file, name)
@@ -83,7 +75,7 @@ def case_of_stream(
 
 
 class _Pile:
-    """Reads files in the order in which they help, and keeps what they say in the order in which they were listed."""
+    """Reads useful files first, and stores findings in listing order."""
 
     def __init__(self, catalogue: Catalogue, allowance: Allowance) -> None:
         self._catalogue = catalogue
@@ -95,7 +87,7 @@ class _Pile:
         self._dumps = Dumps()
 
     def case(self) -> Case:
-        """What was read, as a case."""
+        """Returns the case."""
         sources = [self._sources[number] for number in sorted(self._sources)]
         for text in (*self._dumps.left_out, *self._guard.problems):
             self._left.note(text)
@@ -103,7 +95,7 @@ class _Pile:
         return msgspec.structs.replace(case, evidence=(*case.evidence, *self._dumps.evidence()))
 
     def read(self, paths: Iterable[Path]) -> None:
-        """Read all files of these paths that the limits allow; exceptions as of :func:`case_of_files`."""
+        """Reads all files that the limits allow."""
         chosen = self._chosen(paths)
         for done, (number, file) in enumerate(chosen):
             if spent := self._allowance.spent:
@@ -128,7 +120,7 @@ class _Pile:
         self._left.add("any log file: the folder holds none")
 
     def read_stream(self, file: BinaryIO, name: str) -> None:
-        """Read one stream; exceptions as of :func:`case_of_stream`."""
+        """Reads one stream; exceptions as in :func:`case_of_stream`."""
         share = self._allowance.share(1)
         source = self._sources[0] = Source(name=name, group=name)
         try:
@@ -139,9 +131,9 @@ class _Pile:
             ) from None
 
     def _chosen(self, paths: Iterable[Path]) -> list[tuple[int, Listed]]:
-        """The files to read with their numbers in the list of all: each once, small ones first."""
+        """Returns the files with their list numbers: each once, small ones first."""
         listed = enumerate(file for path in paths for file in list_files(path, self._left, skip=_no_log))
-        # A log without a byte says nothing. Error files and dumps do: that there was one.
+        # An empty log has no information; an empty error file or dump has.
         useful = [(number, file) for number, file in listed if file.size or not file.parts or _says_by_its_name(file)]
         useful.sort(key=lambda row: (_rank_of_use(row[1]), row[1].size, row[0]))
         unique = list({file.inode: (number, file) for number, file in reversed(useful)}.values())[::-1]
@@ -166,7 +158,7 @@ class _Pile:
                 else:
                     self._text(source, _parts(file, fd, share), share)
             except OSError:
-                # What a damaged file says before its end counts.
+                # Findings before the damage count.
                 if source.found:
                     self._sources[number] = source
                 raise
@@ -200,7 +192,7 @@ class _Pile:
 
 
 def _no_log(name: str, neighbours: set[str]) -> bool:
-    """Whether a file is none to read: of two forms of one file the raw one is read."""
+    """True for a file to skip; of raw and compressed forms the raw one is read."""
     path = Path(name)
     return path.suffix in _NO_LOGS or (path.suffix == PACKED_SUFFIX and path.stem in neighbours)
 
@@ -218,7 +210,7 @@ def _may_be_stacks(file: Listed) -> bool:
 
 
 def _rank_of_use(file: Listed) -> int:
-    """How much a file is likely to say, the most first: error files, what belongs to one rank, other text."""
+    """Returns the order: error files, files of one rank, other text."""
     if _is_error_file(file):
         return 0
     source = source_of(file.path)
@@ -227,7 +219,6 @@ def _rank_of_use(file: Listed) -> int:
 
 
 def _parts(file: Listed, fd: int, share: Share) -> Iterator[Part]:
-    """The parts of a log, by the form in which it lies there."""
     if file.pipe:
         return parts_of_stream(chunks_of_pipe(fd), share, head=share.size // 4 * 3)
     size = os.fstat(fd).st_size
@@ -243,9 +234,8 @@ def _parts(file: Listed, fd: int, share: Share) -> Iterator[Part]:
 
 
 def _head(fd: int, limit: int, share: Share) -> bytes:
-    """The first bytes of a file."""
     parts: list[bytes] = []
-    # One read of a file over a network may give less than there is.
+    # A network read may return less than available.
     while share.taken < limit and (data := os.pread(fd, min(CHUNK, limit - share.taken), share.taken)):
         parts.append(data)
         share.taken += len(data)
@@ -253,7 +243,7 @@ def _head(fd: int, limit: int, share: Share) -> bytes:
 
 
 def _stacks(fd: int, share: Share) -> str | None:
-    """The stacks of a file of py-spy's JSON; None for any other file."""
+    """Returns the stacks of a py-spy JSON file, or None."""
     data = _head(fd, MAX_JSON + 1, share)
     return text_of_json(data) if len(data) <= MAX_JSON else None
 
@@ -270,7 +260,7 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
         if attempt is not None and source.attempt not in {None, attempt}:
             continue
         speaks = groups[source.group]
-        # One speaker: its prefixed lines all carry the same rank, so its bare lines are that rank's too.
+        # With one speaker, lines without a prefix are its own.
         owner = (
             next(iter(speaks))
             if len(speaks) == 1 and source.local_rank is not None
@@ -308,7 +298,7 @@ def _stack_evidence(standings: dict[int, tuple[Standing, str]]) -> Iterator[Evid
 
 
 def _reported_facts(source: Source) -> Iterator[RankFacts]:
-    """Fact sheets from torchrun's report block: who ended how on this node, and whom it stopped itself."""
+    """Yields facts from torchrun's report: ends, and processes it stopped."""
     stopped = {r.pid for r, _ in source.reported.values() if r.kind == "stopped"}
     rows: dict[int, tuple[Reported, str]] = {
         r.rank: (r, where) for r, where in source.reported.values() if r.kind == "exit" and r.rank is not None

@@ -1,9 +1,6 @@
 """Classifies exceptions and process exits by the signature catalogue.
 
-The same rules serve a record, a traceback in text and a wait status. For CUDA out-of-memory errors it
-reads from torch's message whether the process itself or others hold the memory.
-
-Cost: a fixed part of each message is read, once for each exception of a chain; nothing is kept.
+Cost: a fixed part of each message is read, once for each exception of a chain; nothing is cached.
 """
 
 from __future__ import annotations
@@ -29,7 +26,10 @@ _MOST: Final = 4096
 
 
 def own_process_holds_most(text: str) -> bool:
-    """Whether the process that ran out holds at least as much as all others together; false where it does not say how much it holds."""
+    """True if the process holds at least as much memory as all others.
+
+    False if the message lacks its size.
+    """
     own = others = 0.0
     for share in _SHARE.finditer(text[:_MOST]):
         size = (numbers.real(share["number"]) or 0.0) * _UNITS[share["unit"]]
@@ -40,7 +40,7 @@ def own_process_holds_most(text: str) -> bool:
     return own > 0 and own >= others
 
 
-# A plain Python exception that no signature knows.
+# Specificity of an exception without a signature.
 GENERIC = 20
 _EXTERNAL = frozenset(
     {"KeyboardInterrupt", "torch.distributed.elastic.multiprocessing.api.SignalException", "SignalException"}
@@ -48,7 +48,7 @@ _EXTERNAL = frozenset(
 
 
 class Meaning(msgspec.Struct, frozen=True, kw_only=True):
-    """What an exception with its chain means."""
+    """Classification of an exception with its chain."""
 
     slug: str
     role: EvidenceRole
@@ -70,17 +70,10 @@ def exception_meaning(
     mark: Literal["retryable", "final"] | None = None,
     exit_code: int | None = None,
 ) -> Meaning:
-    """What an exception says, from its types and messages.
+    """Classifies an exception by its types and messages.
 
-    The raised exception speaks first. When its own words are nameless, the most telling one of its chain does: who raises while
-    handling a lost connection is a victim of that connection.
-
-    Args:
-        catalogue: the signatures in force.
-        chain: ``(type, message)``, the raised one first.
-        frame: top frame of user code, for the fingerprint.
-        mark: the user's own word on it.
-        exit_code: what a SystemExit asks for.
+    The raised one has precedence, then the most specific of its chain: an error while handling a lost connection is
+    its consequence. ``frame``: top user frame, for the fingerprint.
     """
     head_type, head_text = chain[0] if chain else ("", "")
     print_of = f"{_short(head_type)}:{normalise(head_text.split(chr(10), 1)[0])}:{frame}"
@@ -123,7 +116,7 @@ def exception_meaning(
 
 
 def meaning_of_hit(hit: Hit, *, text: str, fingerprint: str) -> Meaning:
-    """What a signature's hit says; ``text`` and ``fingerprint`` are its speaker's own."""
+    """Classifies a signature's hit."""
     signature, groups = hit.signature, hit.groups
     slug = signature.slug
     if slug == "gpu_oom_foreign" and own_process_holds_most(text):
@@ -143,7 +136,7 @@ def meaning_of_hit(hit: Hit, *, text: str, fingerprint: str) -> Meaning:
 
 
 def listed_numbers(text: str) -> tuple[int, ...]:
-    """The whole numbers of a list such as ``1, 3``; at most 1,024 of at most 7 digits."""
+    """Returns the numbers of a list as ``1, 3``; at most 1,024 of 7 digits."""
     found = []
     for word in text.replace(",", " ").split()[:1024]:
         digits = word.strip("[](){}.;:'\"")

@@ -1,10 +1,9 @@
-"""Reads torch flight-recorder dumps: who did not enter a collective, who entered another one.
+"""Reads torch flight-recorder dumps: which ranks missed a collective, or entered another.
 
-Pickle and JSON forms. A dump is hostile: a bounded part of every field is read. A rank without a dump,
-while others have one, is a suspect.
+A rank without a dump is a suspect if others have one.
 
-Cost: time linear in the bytes of a dump. Memory: while one is read, what ``plain_pickle`` allows; what is kept of it is 12 bytes a call and each
-different text once, and of all dumps together at most ``MAX_BYTES`` are read and ``MAX_KEPT`` bytes kept. What is left out is a problem entry.
+Cost: time linear in bytes. Memory: the limit of ``plain_pickle`` during reading, then 12 bytes a call and each
+different text once. At most ``MAX_BYTES`` of all dumps are read, ``MAX_KEPT`` stored; the rest is a problem entry.
 """
 
 from __future__ import annotations
@@ -22,37 +21,40 @@ from rankfall.model.evidence import digest
 from rankfall.model.numbers import matched, whole
 from rankfall.model.patterns import bounded
 
-# torch keeps 2,000 calls unless told otherwise, some megabytes with their stacks.
+# torch stores 2,000 calls by default, some megabytes.
 MAX_DUMP: Final = 64 << 20
-# JSON of small containers takes thirty times its bytes.
+# JSON needs up to thirty times its size in memory.
 MAX_JSON: Final = 6 << 20
-# Of all dumps that are compared: files, bytes that are read, and bytes that are kept.
+# Limits of all dumps: files, bytes read, bytes stored.
 MAX_DUMPS: Final = 20_000
 MAX_BYTES: Final = 256 << 20
 MAX_KEPT: Final = 96 << 20
-# What is kept of a call, a member and a group, bytes.
+# Stored bytes of a call, a member and a group.
 _CALL, _MEMBER, _GROUP = 12, 36, 400
-# So many pieces of evidence are made.
+# Maximum pieces of evidence.
 _MAX_EVIDENCE: Final = 4096
 _MAX_OF_ONE: Final = 200_000
 _MAX_GROUPS: Final = 4096
-# Members of all groups of one dump together.
+# Members of all groups of one dump.
 _MAX_MEMBERS: Final = 100_000
-# Different texts of one dump together, characters.
+# Characters of a dump's different texts.
 _MAX_KEPT_TEXT: Final = 4 << 20
-# How deep a field is looked into, and how much of it is kept: shapes are lists of lists of numbers.
+# Depth and length of a field: shapes are lists of lists.
 _MAX_DEPTH, _MAX_TEXT = 4, 100
 _NAME: Final = bounded(
     r"(?:nccl_trace_rank_|fr_trace_rank_|flight[\w.-]{0,200}?rank[_-]?|comm_lib_trace_rank_)(\d{1,6})(?:\.(?:json|pkl))?$",
     limit=255,
 )
 _NUMBERS: Final = bounded(r"\d{1,7}", limit=8 * _MAX_MEMBERS)
-# Numbers of calls are 64 bits.
+# Numbers of calls have 64 bits.
 _MAX_SEQ: Final = 1 << 60
 
 
 class Calls(msgspec.Struct, frozen=True):
-    """Collectives of one group as one rank recorded them: number and kind of each, in order; ``pending`` when one had not completed."""
+    """One rank's collectives of one group, in order.
+
+    ``pending`` holds an incomplete one.
+    """
 
     seqs: array[int]
     kinds: array[int]
@@ -60,12 +62,12 @@ class Calls(msgspec.Struct, frozen=True):
 
 
 class Dump(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank recorded: its calls by group, and the members of each group where the dump says them.
+    """Record of one rank: its calls by group, and the groups' members if known.
 
     Attributes:
-        count: of all calls.
-        size: bytes that it takes.
-        kinds: name and shape of each kind of call.
+        count: Number of all calls.
+        size: Bytes in memory.
+        kinds: Name and shape of each call kind.
     """
 
     rank: int
@@ -78,12 +80,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dumps:
-    """The dumps that are compared with each other, up to a bound for all of them.
-
-    Attributes:
-        read: what was read.
-        unread: ranks whose dump was left out.
-    """
+    """The dumps to compare, within a common limit."""
 
     def __init__(self) -> None:
         self.read: list[Dump] = []
@@ -92,19 +89,12 @@ class Dumps:
         self._left_out = self._left_out_bytes = 0
 
     def add(self, rank: int, name: str, size: int, content: Callable[[int], bytes]) -> str | None:
-        """Read one more.
+        """Reads one more dump; returns a message about a problem, or None.
 
-        Args:
-            rank: by the name of the file.
-            name: path for people.
-            size: of the file, bytes.
-            content: gives at most so many bytes of it.
-
-        Returns:
-            What is wrong with it.
+        ``content`` returns at most so many bytes.
 
         Raises:
-            OSError: from ``content``.
+            OSError: From ``content``.
         """
         self._files += 1
         if self._files > MAX_DUMPS or self._bytes + min(size, MAX_DUMP) > MAX_BYTES or self._kept > MAX_KEPT:
@@ -122,12 +112,12 @@ class Dumps:
         return None
 
     def evidence(self, *, attempt: int | None = None) -> list[Evidence]:
-        """What the dumps say together."""
+        """Returns the evidence of all dumps."""
         return flight_evidence(self.read, attempt=attempt, unread=self.unread)
 
     @property
     def left_out(self) -> list[str]:
-        """How many were left out, if any were."""
+        """Message about the number of skipped dumps."""
         if not self._left_out:
             return []
         text = (
@@ -138,13 +128,13 @@ class Dumps:
 
 
 def dump_rank(name: str) -> int | None:
-    """The rank in the file name of a dump (torch names them so); None for any other file."""
+    """Returns the rank in a dump's file name, or None."""
     match = _NAME.search(name)
     return whole(match.group(1)) if match else None
 
 
 def read_dump(data: bytes, *, rank: int, name: str) -> Dump | str:
-    """A dump, or what is wrong with it in words."""
+    """Returns a dump, or a problem message."""
     json = data[:1] == b"{"
     limit = MAX_JSON if json else MAX_DUMP
     if len(data) > limit:
@@ -159,7 +149,7 @@ def read_dump(data: bytes, *, rank: int, name: str) -> Dump | str:
 
 
 class _Reader:
-    """Reads one document; objects are known by their identity, which stands while the document is there."""
+    """Reads one document; objects are cached by identity while it exists."""
 
     def __init__(self) -> None:
         self._texts: dict[int, str] = {}
@@ -206,7 +196,7 @@ class _Reader:
             calls.pending.append(True)
 
     def _members_of(self, ranks: Any) -> tuple[int, ...]:
-        """The members of a group: numbers, or as torch writes them the text of a list."""
+        """Returns a group's members, from numbers or torch's text."""
         known = self._members.get(id(ranks))
         if known is None:
             if isinstance(ranks, str):
@@ -220,7 +210,7 @@ class _Reader:
         return known
 
     def _brief(self, value: Any) -> str:
-        """A field as text, however deep or wide it is."""
+        """Returns a field as bounded text."""
         known = self._texts.get(id(value))
         if known is None:
             parts: list[str] = []
@@ -240,7 +230,7 @@ def _spell(value: Any, parts: list[str], *, depth: int) -> None:
     if isinstance(value, (list, tuple)) and depth < _MAX_DEPTH:
         parts.append("[")
         for item in value[:_MAX_TEXT]:
-            # Each part has a character at least, so that many are enough.
+            # Each part has a character: their number bounds the length.
             if len(parts) > _MAX_TEXT:
                 return
             _spell(item, parts, depth=depth + 1)
@@ -257,14 +247,11 @@ def _spell(value: Any, parts: list[str], *, depth: int) -> None:
 def flight_evidence(
     dumps: Sequence[Dump], *, attempt: int | None = None, unread: Collection[int] = ()
 ) -> list[Evidence]:
-    """Evidence of a mismatch, else of the ranks that lag in the innermost blocked group.
+    """Returns evidence of a mismatch, else of ranks that lag in the innermost blocked group.
 
-    Args:
-        dumps: what was read.
-        attempt: whose dumps these are.
-        unread: ranks that left a dump which may not have been read.
+    ``unread``: ranks whose dump may be unread.
     """
-    if len(dumps) < 2:  # noqa: PLR2004 - one rank alone has nobody to differ from
+    if len(dumps) < 2:  # noqa: PLR2004 - one rank alone cannot differ
         return []
     by_group: dict[str, dict[int, list[Dump]]] = defaultdict(lambda: defaultdict(list))
     for dump in dumps:
@@ -282,7 +269,7 @@ def flight_evidence(
 
 
 def _calls(group: str, dumps: list[Dump]) -> dict[int, tuple[str, str]]:
-    """The kinds of one rank's calls in a group, by their numbers."""
+    """Returns the kinds of one rank's calls by number."""
     found: dict[int, tuple[str, str]] = {}
     for dump in dumps:
         calls = dump.groups[group]
@@ -291,7 +278,7 @@ def _calls(group: str, dumps: list[Dump]) -> dict[int, tuple[str, str]]:
 
 
 def _mismatch(group: str, ranks: dict[int, list[Dump]], names: dict[int, str], attempt: int | None) -> list[Evidence]:
-    """The first call that ranks of a group made differently; the fewest are named, or nobody when it is even."""
+    """Returns a group's first differing call; it names the minority, if any."""
     seq = _first_difference(group, ranks)
     if seq is None:
         return []
@@ -309,7 +296,7 @@ def _mismatch(group: str, ranks: dict[int, list[Dump]], names: dict[int, str], a
 
 
 def _first_difference(group: str, ranks: dict[int, list[Dump]]) -> int | None:
-    """Number of the first call that all ranks of a group made and not all in the same way; one rank's calls are spread out at a time."""
+    """Returns the number of the first differing call, expanding one rank at a time."""
     each: Iterator[dict[int, tuple[str, str]]] = (_calls(group, own) for own in ranks.values())
     first = next(each)
     shared, differs = set(first), set[int]()
@@ -320,7 +307,7 @@ def _first_difference(group: str, ranks: dict[int, list[Dump]]) -> int | None:
 
 
 class _Members:
-    """The members of all groups. Groups may share one long list, so each list is looked at once."""
+    """Members of all groups; a shared list is processed once."""
 
     def __init__(self, dumps: Sequence[Dump]) -> None:
         self.all: set[int] = set()
@@ -336,7 +323,7 @@ class _Members:
                     self._of[group] |= seen[id(ranks)]
 
     def dumped_of(self, group: str) -> set[int] | None:
-        """Members that left a dump; None where no dump says who the members are."""
+        """Returns the members with a dump; None if no dump lists members."""
         return self._of.get(group)
 
 
@@ -359,7 +346,7 @@ def _lagging(
             if last.get(rank, 0) < front:
                 lag.setdefault(rank, (group, last.get(rank, 0), front))
     waiting = {dump.rank: {group for group, calls in dump.groups.items() if calls.pending} for dump in dumps}
-    # Who lags in one group because it waits in another is blocked there itself: the innermost group holds the culprit.
+    # A rank that lags because it waits in another group is blocked there.
     innermost = {rank: row for rank, row in lag.items() if not (waiting[rank] - {row[0]})} or lag
     found = [
         _piece(

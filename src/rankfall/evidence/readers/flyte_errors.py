@@ -1,9 +1,7 @@
-"""Reads Flyte's error.pb and error-<id>.pb files and finds those that the workers of a run left.
+"""Reads Flyte's error.pb and error-<id>.pb files of a run's workers.
 
-Unlike Flyte's own reader: without a time a file is never the earliest, an unreadable one is named and the
-others are used, and its worker name proves no rank. Such a worker exits 0 although it failed, so a file of
-this attempt fails the attempt. Used only where a rank's recorder is silent; files older than the attempt
-are refused. The protobuf parser is strict, bounded by its input and refuses damaged bytes as a whole.
+Such a worker exits 0 despite its failure. Used only if a rank's recorder is silent; files older than the
+attempt are refused.
 
 Cost: time linear in the bytes of the file, of which at most ``MAX_FILE`` are read; memory a few times that.
 """
@@ -28,20 +26,20 @@ from rankfall.rundir.records import read_untrusted_file
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-# A varint holds 64 bits, seven a byte.
+# A varint has 64 bits, seven a byte.
 _MAX_VARINT: Final = 10
 _MAX_FIELD: Final = (1 << 29) - 1
 
 
-class Malformed(ValueError):  # noqa: N818 - says what the bytes are
-    """The bytes are no message."""
+class Malformed(ValueError):  # noqa: N818 - the name describes the bytes
+    """The bytes are no valid message."""
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message in their order: number, and an unsigned number or the bytes of a text or message.
+    """Yields a message's fields in order: number, and unsigned number or bytes.
 
     Raises:
-        Malformed: the bytes end inside a field, or hold what no message holds (field 0, groups, reserved types).
+        Malformed: Truncated, or an invalid element.
     """
     at = 0
     while at < len(data):
@@ -64,10 +62,10 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def number_of(value: int | bytes) -> int:
-    """``value`` as a signed 64-bit number.
+    """Returns ``value`` as a signed 64-bit number.
 
     Raises:
-        Malformed: it is a text or a message.
+        Malformed: It is a text or message.
     """
     if isinstance(value, bytes):
         raise Malformed("a text stands where a number belongs")
@@ -75,10 +73,10 @@ def number_of(value: int | bytes) -> int:
 
 
 def bytes_of(value: int | bytes) -> bytes:
-    """``value`` as the bytes of a text or message.
+    """Returns ``value`` as bytes.
 
     Raises:
-        Malformed: it is a number.
+        Malformed: It is a number.
     """
     if isinstance(value, int):
         raise Malformed("a number stands where a text belongs")
@@ -89,7 +87,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
     for index, byte in enumerate(data[at : at + _MAX_VARINT]):
         value |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:  # noqa: PLR2004 - the highest bit says that more follows
+        if byte < 0x80:  # noqa: PLR2004 - the highest bit means that more bytes follow
             if value >= 1 << 64:
                 break
             return value, at + index + 1
@@ -104,18 +102,18 @@ def _bytes(data: bytes, at: int, length: int) -> tuple[bytes, int]:
 
 MAX_FILE: Final = 4 << 20
 _NAME: Final = bounded(r"error(?:[-_][\w.-]{1,200})?\.pb", limit=255)
-# The words in a record that flytekit writes: traceback, then "Message:", then the exception once more.
+# flytekit's format: traceback, "Message:", the exception again.
 _MESSAGE: Final = linear(r"(?m)^[ \t]*(?:Message|Error Message):[ \t\r]*$")
 _LAST_LINES: Final = ("user error.", "system error.")
 _LAST_LINE_HEAD: Final = "system error!"
 _TYPE: Final = bounded(r"[A-Za-z_][\w.]{0,200}", limit=201)
-# Text of an exception without a traceback, characters.
+# Maximum characters without a traceback.
 _MAX_TEXT: Final = 16 << 10
 _ORIGINS: Final = ("unknown", "user", "system")
 _RECOVERABLE: Final = 1
 _NS: Final = 1_000_000_000
 _MAX_SECONDS: Final = 1 << 33
-# Whose clock it was is not known, and torchelastic's stamps, which elastic workers pass on, are whole seconds.
+# Unknown clock; elastic workers pass on whole seconds.
 _UNCERTAIN_S: Final = 1.0
 _MAX_WORKER: Final = 253
 
@@ -124,11 +122,11 @@ class ContainerError(msgspec.Struct, frozen=True, kw_only=True):
     """One error of one worker.
 
     Attributes:
-        code: Flyte's word for the kind of error, such as ``USER:ValueError``.
-        recoverable: whether the worker wants it to be tried again.
-        origin: ``user``, ``system`` or ``unknown``; a number of a newer writer is ``unknown``.
-        at: nanoseconds since the epoch; None where no time was written, or 1970.
-        worker: name of the pod; "" where none was written.
+        code: Flyte's kind, as ``USER:ValueError``.
+        recoverable: The worker requests a retry.
+        origin: ``user``, ``system`` or ``unknown``.
+        at: Nanoseconds since the epoch; None for 1970.
+        worker: Name of the pod, or "".
     """
 
     code: str = ""
@@ -140,15 +138,15 @@ class ContainerError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_container_error(name: str) -> bool:
-    """Whether a file of this name is one of Flyte's error files."""
+    """True if this is the name of a Flyte error file."""
     return _NAME.fullmatch(name) is not None
 
 
 def read_container_error(data: bytes) -> ContainerError:
-    """The error of an ``ErrorDocument``.
+    """Returns the error of an ``ErrorDocument``.
 
     Raises:
-        wire.Malformed: it is none, or holds no error.
+        Malformed: Not an ``ErrorDocument``, or without error.
     """
     error = None
     for number, value in fields(data):
@@ -181,13 +179,7 @@ def read_container_error(data: bytes) -> ContainerError:
 
 
 def container_error_evidence(data: bytes, *, name: str, catalogue: Catalogue) -> Evidence | str:
-    """Evidence of one file, or what is wrong with it in words.
-
-    Args:
-        data: the file, at most ``MAX_FILE`` bytes of it and one more when it is larger.
-        name: path for people.
-        catalogue: the signatures in force.
-    """
+    """Returns the evidence of one file, or a problem message."""
     if not data:
         return f"{name} is empty"
     if len(data) > MAX_FILE:
@@ -197,7 +189,7 @@ def container_error_evidence(data: bytes, *, name: str, catalogue: Catalogue) ->
     except Malformed as problem:
         return f"{name} is damaged: {problem}"
     chain, frame = _chain(error)
-    # Flyte marks every exception that is not the user's own as recoverable: only with the user as its origin is that somebody's word.
+    # Flyte marks all system exceptions as recoverable; only a user's mark is deliberate.
     mark: Literal["retryable"] | None = "retryable" if error.recoverable and error.origin == "user" else None
     meaning = exception_meaning(catalogue, chain, frame=frame, mark=mark)
     identity = digest("container_error", error.code, error.message, error.worker, error.at)
@@ -210,7 +202,7 @@ def container_error_evidence(data: bytes, *, name: str, catalogue: Catalogue) ->
         pod=error.worker or None,
         at=error.at,
         uncertainty=_UNCERTAIN_S if error.at is not None else None,
-        # Names of files are random: what they say, and never what they are called, puts two of them in order.
+        # By content: file names are random.
         stream=f"worker {error.worker} {identity}",
         where=name,
         line=meaning.text[:2000],
@@ -225,7 +217,7 @@ def container_error_evidence(data: bytes, *, name: str, catalogue: Catalogue) ->
 
 
 def _chain(error: ContainerError) -> tuple[list[tuple[str, str]], str]:
-    """The exceptions of the message, the raised one first, and the top frame of the user's code."""
+    """Returns the exceptions, the raised one first, and the top user frame."""
     chain: list[tuple[str, str]] = []
     frame = ""
     for item in find_tracebacks(error.message.encode("utf-8", "replace") + b"\n"):
@@ -244,7 +236,7 @@ def _chain(error: ContainerError) -> tuple[list[tuple[str, str]], str]:
 
 
 def _without_last_line(text: str) -> str:
-    """The message without the line that flytekit ends it with."""
+    """Returns the message without flytekit's closing line."""
     before, newline, last = text.strip().rpartition("\n")
     last = last.strip().lower()
     return before.strip() if newline and (last in _LAST_LINES or last.startswith(_LAST_LINE_HEAD)) else text.strip()
@@ -255,7 +247,7 @@ def _text(value: int | bytes) -> str:
 
 
 def _time(data: bytes) -> int | None:
-    """A protobuf Timestamp as nanoseconds; None for 1970, which is what a missing time reads as."""
+    """Returns a protobuf Timestamp in nanoseconds; None for 1970 (missing)."""
     seconds = nanos = 0
     for number, value in fields(data):
         if number == 1:
@@ -268,25 +260,19 @@ def _time(data: bytes) -> int | None:
 
 
 FOLDER: Final = "errors"
-# Of one folder so many are read: one a rank, and no job has more.
+# Maximum files of a folder: one a rank.
 MAX_FILES: Final = 8192
-# Elastic workers pass whole seconds on, rounded down.
+# Elastic workers pass on whole seconds, rounded down.
 _STAMP_NS: Final = 1_000_000_000
 _MAX_PROBLEMS: Final = 16
 
 
 class FlyteErrorFiles:
-    """Reads each file once, however often it is asked.
-
-    Args:
-        shared: the folder of records that all slots write into.
-        catalogue: the signatures in force.
-        attempt: whose files these are.
-        guard: takes files on which this reader fails.
+    """Finds and reads an attempt's error files, each once.
 
     Attributes:
-        problems: files that were not used, in words.
-        any: whether the newest look found a file of this attempt, also of a slot that said more itself.
+        problems: Messages about unused files.
+        any: The last search found a file of this attempt.
     """
 
     def __init__(self, shared: Path, *, catalogue: Catalogue, attempt: int, guard: ReaderGuard | None = None) -> None:
@@ -307,14 +293,7 @@ class FlyteErrorFiles:
         known: Collection[Evidence],
         budget: Budget | None = None,
     ) -> list[Evidence]:
-        """Evidence of the files of slots that said nothing of a cause themselves.
-
-        Args:
-            slots: facts and directory of each slot.
-            ranks: fact sheets of the attempt.
-            known: what is known so far.
-            budget: what reading may take; files that were read before cost nothing. None = no bound.
-        """
+        """Returns the evidence of slots without another cause; cached files cost no budget."""
         self._budget = budget
         spoken = {e.slot for e in known if e.role == "primary" and e.source in {"log", "record"}}
         by_pod = {facts.pod: number for number, (facts, _) in slots.items() if facts.pod}
@@ -361,7 +340,7 @@ class FlyteErrorFiles:
 
     def _pieces(self, folder: Path, begun: int | None) -> list[Evidence]:
         if not folder.is_dir():
-            # Most jobs know no such files: that costs no listing.
+            # Most jobs have no such files.
             return []
         try:
             with os.scandir(folder) as entries:
@@ -382,7 +361,7 @@ class FlyteErrorFiles:
         return found
 
     def _file(self, path: Path) -> tuple[Evidence | str, int]:
-        """What a file says and when it was written; kept, so that the next look costs a listing only."""
+        """Returns a file's evidence and modification time; cached."""
         held = self._read.get(path)
         if held is not None:
             return held
@@ -404,7 +383,7 @@ class FlyteErrorFiles:
             ),
             written,
         )
-        # A file that is being written is damaged now and whole at the next look.
+        # A damaged file may be unfinished and complete at the next poll.
         if not isinstance(held[0], str):
             self._read[path] = held
         return held

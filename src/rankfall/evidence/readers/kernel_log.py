@@ -1,9 +1,9 @@
 """Reads kernel log lines that name processes of this attempt.
 
-Only facility 0 counts, so a job cannot forge a line; a line counts only if its pid is a rank of this
-attempt, because the log is shared by the whole node.
+Only facility 0 counts, so a job cannot forge a line; the whole node shares the log.
 
-Cost: at most ``_MAX_LINES`` records of at most 16 KiB a poll, each matched once; what is kept are the lines that a signature knows.
+Cost: at most ``_MAX_LINES`` records of at most 16 KiB a poll, each matched once; only lines with a signature are
+stored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BATCH: Final = 1_000
 
 
 class KernelLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One classified line of the kernel itself; ``at`` in nanoseconds since the epoch, good to about a second."""
+    """One classified kernel line; ``at`` in nanoseconds since the epoch, accurate to a second."""
 
     at: int
     text: str
@@ -36,20 +36,14 @@ class KernelLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_kernel(catalogue: Catalogue, *, since: int, path: Path = KMSG) -> tuple[list[KernelLine], str | None]:
-    """Kernel lines since a moment, and why they could not be had (None when they could).
-
-    Args:
-        catalogue: the signatures in force.
-        since: nanoseconds since the epoch.
-        path: the device; a test gives a file of one record.
-    """
+    """Returns kernel lines since a time (nanoseconds), and why they are unavailable, or None."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         return [], f"kernel log: {error.strerror}"
     began = boot_at()
     found: list[KernelLine] = []
-    # What an earlier look saw is of no use here: each look is at one moment of one attempt.
+    # Each read is for one moment: earlier results are useless.
     ring = Ring(fd, boot="this")
     read = 0
     try:
@@ -71,7 +65,7 @@ def read_kernel(catalogue: Catalogue, *, since: int, path: Path = KMSG) -> tuple
 
 
 def boot_at() -> int:
-    """When this machine's clock since the boot began, in nanoseconds since the epoch, as the clocks stand now."""
+    """Returns this machine's boot time in nanoseconds since the epoch."""
     return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 

@@ -1,11 +1,10 @@
 """Loads pickles of plain data only: containers, numbers, text.
 
-Python's own unpickler takes gigabytes for a hostile seven-byte file. Here every instruction costs at least
-one byte of input, nothing larger than the file is made, and no instruction names a class or calls
-anything. Results may be circular: whoever walks them bounds the walk.
+Python's unpickler uses gigabytes for a hostile seven-byte file. Results may be circular: readers must bound
+their walk.
 
-Cost: each instruction is at least a byte of the file and takes a fixed time, apart from the bytes that it holds, so time is linear in bytes (about
-0.15 s a MiB). Memory: an estimate of what is made is kept on the way, and reading ends at ``MAX_MEMORY`` of it.
+Cost: each instruction takes a fixed time apart from its data bytes, so time is linear in bytes (about 0.15 s a MiB).
+Memory: reading ends when an estimate of the created objects exceeds ``MAX_MEMORY``.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ from types import MappingProxyType
 from typing import Any, Final
 
 MAX_INSTRUCTIONS: Final = 16_000_000
-#: Bytes that everything made may take together.
+#: Maximum bytes of created objects.
 MAX_MEMORY: Final = 160 << 20
-# What an empty container, a reference, a number and an entry of the memo take, bytes.
+# Estimated bytes: container, reference, number, memo entry.
 _CONTAINER: Final = 72
 _REFERENCE: Final = 8
 _NUMBER: Final = 32
 _ENTRY: Final = 100
-# The hash of larger whole numbers is not the number: many of the same hash would take time by their square as keys.
+# A larger integer's hash is not the number: collisions take quadratic time.
 _MAX_KEY: Final = 1 << 60
-# A number of so many bytes is no number of anything; longer ones take quadratic time to print.
+# Maximum bytes of a number; longer ones take quadratic time to print.
 _MAX_LONG: Final = 16
 _STOP: Final = ord(".")
 _MARK: Final = object()
 _FLOAT: Final = struct.Struct(">d")
 
 
-class NotPlain(ValueError):  # noqa: N818 - says what the pickle is
-    """The pickle holds more than plain data, or is damaged."""
+class NotPlain(ValueError):  # noqa: N818 - the name describes the pickle
+    """The pickle is damaged, or contains more than plain data."""
 
 
 def load(data: bytes) -> Any:
-    """What the pickle holds: dict, list, tuple, text, bytes, int, float, bool, None.
+    """Returns the content: containers, text, bytes, numbers, None.
 
     Raises:
-        NotPlain: anything else is in it, or it is damaged, or too long.
+        NotPlain: Other content, damaged, or too long.
     """
     machine = _Machine(data)
     try:
@@ -64,7 +63,7 @@ def load(data: bytes) -> Any:
 
 
 class _Machine:
-    """The stack of values, and those that are kept to be used again."""
+    """The stack of values, and the memo."""
 
     def __init__(self, data: bytes) -> None:
         self.at = 0
@@ -182,7 +181,7 @@ class _Machine:
             raise TypeError
         self.memory -= sys.getsizeof(target)
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # A key of containers would be hashed all the way down, however deep a file makes it.
+            # Hashing a key of containers would recurse without bound.
             if not isinstance(key, (str, int, float, bytes)) and key is not None:
                 raise TypeError
             if isinstance(key, int) and abs(key) >= _MAX_KEY:
@@ -197,7 +196,7 @@ class _Machine:
         return target
 
 
-# Instructions of protocols 2 to 5 by their byte, as the module pickletools names them.
+# Protocols 2 to 5; pickletools has their names.
 _ACTIONS: Final = MappingProxyType[int, Callable[[_Machine], None]](
     {
         ord("("): partial(_Machine.push, value=_MARK),

@@ -1,11 +1,12 @@
-"""Scans text for findings: signatures, tracebacks, torchrun reports; of a chunk or a growing stream.
+"""Scans a chunk or growing stream for signatures, tracebacks, torchrun reports.
 
-Only whole lines are read; a cut line or traceback waits for the next chunk. The index gives arrival times.
+An unfinished line or traceback waits for the next chunk.
 
-Cost: one search through the chunk for the words of all signatures and for the heads of tracebacks; only lines that hold one are read, each once.
-A word of a signature that stood in ``FLOOD`` lines which said nothing new is searched in the last part of each chunk only (``flooded`` names it). Time is linear in bytes. Memory: the broken-off line (at most
-``MAX_PARTIAL`` bytes), what ``tracebacks`` holds, and counts of at most ``MAX_KINDS`` kinds of findings; of each kind the first ``KEEP_FIRST`` and
-the last of a chunk are given, and the rest is counted.
+Cost: one search for signature words and traceback heads; only lines with one are read, each once.
+After ``FLOOD`` lines without new information, a word is searched only at the end of each chunk (``flooded`` names it).
+Time is linear in bytes. Memory: the unfinished line (at most ``MAX_PARTIAL`` bytes), that of ``tracebacks``, and counts
+of at most ``MAX_KINDS`` kinds. Of each kind the first ``KEEP_FIRST`` and the last of a chunk are returned, the others
+counted.
 """
 
 from __future__ import annotations
@@ -25,30 +26,30 @@ from rankfall.model.patterns import bounded
 from rankfall.verdict.signatures.catalogue import Catalogue
 from rankfall.verdict.signatures.matcher import Hit, best
 
-# Small enough for a copy to stay in the processor's cache, bytes.
+# Bytes: a copy remains in the processor's cache.
 _PIECE: Final = 64 << 10
-# A line longer than this is taken in pieces: nothing waits for its end.
+# A longer line is read in pieces.
 MAX_PARTIAL: Final = 1 << 20
-# Findings of one kind (signature or fingerprint, and the rank of the prefix) that are given one by one; of those after them the last of a chunk.
+# Findings of one kind (signature or fingerprint, and rank) returned singly; then only a chunk's last.
 KEEP_FIRST: Final = 4
-# Kinds of one stream that are told apart; all others of one cause count as one kind.
+# Maximum kinds in a stream; others of one cause count as one.
 MAX_KINDS: Final = 4096
-# Lines with the same word of a signature, one after the other, that said nothing new: from then on such lines are a flood. Words of floods at most,
-# and how much of the end of a chunk is looked at all the same, bytes.
+# Consecutive lines with one signature word and no new information that make a flood; maximum flood words; bytes read at
+# a chunk's end regardless.
 FLOOD: Final = 4096
 _MAX_FLOODED: Final = 8
 TAIL: Final = 64 << 10
-# Lines whose meaning is kept, and how long such a line is at most.
+# Maximum lines with a cached meaning, and their length.
 _MAX_KNOWN: Final = 4096
 _MAX_KNOWN_LINE: Final = 512
-# Chains of exceptions whose meaning is kept, and how much text such a chain holds at most.
+# Maximum chains with a cached meaning, and their text.
 _MAX_CHAINS: Final = 512
 _MAX_CHAIN_TEXT: Final = 2048
-# Lines of tracebacks whose end is not known yet, which may turn out to be lines like any other.
+# Maximum lines in tracebacks with an unknown end.
 _MAX_HELD: Final = 1024
 
-# A damaged report, as the launcher's logger writes it: a prefix on each line hides that it is a traceback. The logger cuts its path at the
-# first entry of sys.path that fits, so that of a job whose working folder is / stands there whole.
+# A damaged report in the launcher's log format. The logger shortens its path at the first sys.path match, so in working
+# folder / a job's path is complete.
 _DAMAGED_LOGGED: Final = bounded(
     rb"[EWI]\d{4} [\d:.]+ +\d+ (?:[^ ]*/)?torch/distributed/elastic/multiprocessing/errors/__init__.py:\d+\]", limit=512
 )
@@ -58,14 +59,14 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One classified line or traceback.
 
     Attributes:
-        start, end: bytes of the stream of the line that speaks.
-        meaning: what it says.
-        prefix: what stood before it.
-        explicit: a whole traceback: the last word of a process, not one line among many.
-        groups: named parts of the text: exit, signal, rank, local_rank, pid, ...
-        kind: what it is counted under.
-        last: it stands for all of its kind after the first ones, so far.
-        clean_up: it was raised while its process was cleaning up at its end.
+        start, end: Bytes of the decisive line.
+        meaning: Classification.
+        prefix: Prefix of the line.
+        explicit: A whole traceback.
+        groups: Named parts: exit, signal, rank, local_rank, pid, ...
+        kind: Key for counting.
+        last: Represents its kind after the first ones.
+        clean_up: Raised during an ending process's cleanup.
     """
 
     start: int
@@ -81,7 +82,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fails(self) -> bool:
-        """Whether it tells of a failure, its speaker's or another one's."""
+        """True if it reports any process's failure."""
         return self.meaning.role != "context"
 
 
@@ -93,7 +94,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scan(data: bytes, catalogue: Catalogue) -> Findings:
-    """Findings of a whole text, in order."""
+    """Returns the findings of a whole text, in order."""
     found, reported = ChunkScanner(catalogue).push(data, final=True)
     return Findings(
         found=tuple(sorted((one for one, _, _ in found), key=lambda one: one.start)),
@@ -102,12 +103,12 @@ def scan(data: bytes, catalogue: Catalogue) -> Findings:
 
 
 class _Line:
-    """A line in which something was recognised. What it means is put together only where it is asked for: of a flood of lines few are.
+    """A line with a hit; its meaning is computed only on demand.
 
     Attributes:
-        kind: what its finding is counted under; None = it is no finding.
-        slug: what it speaks of.
-        launcher: a launcher speaks.
+        kind: Key for counting; None if no finding.
+        slug: Cause of its finding.
+        launcher: A launcher wrote it.
     """
 
     __slots__ = ("_finding", "_hit", "_hits", "_prefix", "_raw", "kind", "launcher", "slug")
@@ -144,14 +145,14 @@ class _Line:
 
 
 class _LineMeanings:
-    """What single lines mean, by the lines themselves: a program that prints the same again and again is understood once."""
+    """Cache: a program that repeats a line is classified once."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.matcher = catalogue.matcher(Catalogue.STREAM)
         self._known: dict[bytes, _Line] = {}
 
     def of(self, raw: bytes) -> _Line:
-        """What a line means."""
+        """Returns the meaning of a line."""
         known = self._known.get(raw)
         if known is None:
             known = _Line(raw, self.matcher.match_line(raw))
@@ -164,16 +165,16 @@ class _LineMeanings:
 
 @lru_cache(maxsize=4)
 def _line_meanings(catalogue: Catalogue) -> _LineMeanings:
-    """Shared by all streams that are read with a catalogue: its memory is bounded once."""
+    """Returns the cache that all streams of a catalogue share: bounds memory."""
     return _LineMeanings(catalogue)
 
 
 class _Event(msgspec.Struct):
-    """A finding, or ``count`` copies of it one after the other, each ``width`` bytes; ``known`` is where that was seen.
+    """A finding, or ``count`` adjacent copies, each ``width`` bytes; ``known`` is the byte of recognition.
 
     Attributes:
-        byte: of the stream. The finding's own bytes are its length alone.
-        line: from 1; 0 where it is not counted yet.
+        byte: Byte of the stream; the finding's own are relative.
+        line: Line number from 1; 0 if not counted.
     """
 
     known: int
@@ -191,16 +192,12 @@ class _Event(msgspec.Struct):
 
 
 class ChunkScanner:
-    """Scans a stream that comes in chunks cut anywhere: whole lines only, a broken-off line waits for the next chunk.
+    """Scans a stream in chunks; findings do not depend on their bounds, except for lines longer than ``MAX_PARTIAL``.
 
-    What is found does not depend on where the chunks are cut, but for lines longer than ``MAX_PARTIAL``.
-
-    Args:
-        catalogue: the signatures in force.
-        survival: learns who went on after what was found.
+    ``survival`` learns which speakers continued.
 
     Attributes:
-        consumed: no finding comes of any byte before this one.
+        consumed: No finding will start before this byte.
     """
 
     def __init__(self, catalogue: Catalogue, *, survival: Survival | None = None) -> None:
@@ -223,44 +220,40 @@ class ChunkScanner:
 
     @property
     def waiting(self) -> bool:
-        """Whether something broken off waits for more."""
+        """True if unfinished data waits for more."""
         return bool(self._partial) or self._tracebacks.oldest is not None
 
     @property
     def flooded(self) -> str | None:
-        """What was passed over because there was too much of it; None = nothing."""
+        """Message about lines skipped as too many, or None."""
         if not self._flooded:
             return None
         words = ", ".join(repr(word.decode("utf-8", "replace")) for word in sorted(self._flooded))
         return f"lines with {words} were passed over after {FLOOD:,} of them that said nothing new"
 
     def restart(self) -> int:
-        """Forget all that waits, also where the state is damaged, and go on behind the last bytes that were read well; where that is."""
+        """Drops all waiting data and returns the offset after the last correctly read bytes."""
         self._tracebacks, self._reports = TracebackReader(), ReportReader()
         self._partial, self._partial_size, self._held, self._in_line = [], 0, 0, False
         self.consumed = self._at
         return self._at
 
     def skip(self, data: bytes) -> None:
-        """Count the next bytes without looking at what they say; nothing may wait meanwhile."""
+        """Counts bytes without reading them; no data may be waiting."""
         self._lines += _newlines(data, len(data))
         self._at += len(data)
         self.consumed = self._at
 
     def skip_line(self) -> None:
-        """Take what comes next up to its first newline for the rest of a line that nobody read."""
+        """Skips data up to the first newline."""
         self._in_line = True
 
     def push(
         self, data: bytes, *, final: bool
     ) -> tuple[list[tuple[Finding, int, int]], list[tuple[Reported, int, int]]]:
-        """Findings and a launcher's statements, each with its byte (from 0) and line (from 1) in the whole stream.
+        """Returns findings and launcher reports, each with byte (from 0) and line (from 1).
 
-        A finding is given when it is known: that of a traceback when its end was seen.
-
-        Args:
-            data: the next bytes, none left out.
-            final: nothing follows, so that what is broken off is taken as it is.
+        A traceback counts at its end. ``final``: unfinished data counts.
         """
         if self._in_line:
             cut = data.find(b"\n") + 1 or len(data)
@@ -303,7 +296,7 @@ class ChunkScanner:
         )
 
     def _whole_lines(self, data: bytes, *, final: bool) -> bytes:
-        """The whole lines that are there now; the rest is kept."""
+        """Returns the whole lines; the rest is buffered."""
         cut = len(data) if final else data.rfind(b"\n") + 1
         if not cut and not final and self._partial_size + len(data) <= MAX_PARTIAL:
             self._partial += [data] if data else []
@@ -320,13 +313,13 @@ class ChunkScanner:
     def _of_lines(
         self, data: bytes, spans: list[tuple[int, int, OpenTraceback]]
     ) -> tuple[list[_Event], list[tuple[_Event, OpenTraceback]], bool]:
-        """Findings of lines that belong to no traceback, those of lines that wait for the end of one, and whether a launcher speaks."""
+        """Returns findings outside tracebacks, waiting ones, and a launcher flag."""
         found: list[_Event] = []
         waiting: list[tuple[_Event, OpenTraceback]] = []
         speaks, position, size, span = False, 0, len(data), 0
         tail = data.rfind(b"\n", 0, max(0, size - TAIL)) + 1
         matcher, meanings = self._meanings.matcher, self._meanings
-        # Of each kind how many there are, and where the last one stands in ``found`` once there are enough.
+        # By kind: count, and index of the last in ``found`` once there are enough.
         kinds: dict[tuple[str, int | None], tuple[int, int]] = {}
         while position < size:
             without = self._flooded if position < tail else frozenset[bytes]()
@@ -372,12 +365,12 @@ class ChunkScanner:
         return found, waiting, speaks
 
     def _is_new(self, kind: tuple[str, int | None], here: int) -> bool:
-        """Whether one more of a kind, of which so many are in this chunk, would be given by itself."""
+        """True if one more finding of a kind would be returned singly."""
         count = self._kinds.get(kind)
         return (count or 0) + here <= KEEP_FIRST and (count is not None or len(self._kinds) < MAX_KINDS)
 
     def _watch_for_flood(self, word: bytes, *, new: bool) -> None:
-        """Count lines with a word that said nothing new; of what a launcher reports each line counts."""
+        """Counts lines with a word but nothing new; launcher reports are exempt."""
         count = 0 if new else self._nothing_new.get(word, 0) + 1
         if word in self._nothing_new or len(self._nothing_new) < MAX_KINDS:
             self._nothing_new[word] = count
@@ -389,10 +382,10 @@ class ChunkScanner:
         if item.ignored:
             meaning = msgspec.structs.replace(meaning, slug="teardown_noise", role="context")
         elif "damaged_report" in item.origins:
-            # The launcher fell over a rank's damaged error file; what ended the rank is another matter.
+            # A damaged error file did not end the rank.
             meaning = msgspec.structs.replace(meaning, slug="controller_verdict", role="context")
         elif meaning.slug == "peer_lost" and "data_loader" in item.origins:
-            # The lost partner is this rank's own data worker and no other rank.
+            # The lost peer is this rank's data worker.
             meaning = msgspec.structs.replace(meaning, slug="dataloader_died", role="primary")
         return Finding(
             start=0,
@@ -417,7 +410,7 @@ class ChunkScanner:
         return known
 
     def _choose(self, events: Iterable[_Event]) -> list[_Event]:
-        """Of each kind the first ones of the stream and the last one of the chunk, each with its bytes; the rest is counted."""
+        """Returns of each kind the stream's first and the chunk's last; counts the others."""
         chosen: list[_Event] = []
         last: dict[tuple[str, int | None], _Event] = {}
         for event in events:
@@ -435,7 +428,7 @@ class ChunkScanner:
         return chosen
 
     def _line_numbers(self, data: bytes, wanted: Iterable[int]) -> dict[int, int]:
-        """The line, from 1, of each of these bytes of the stream; one before the chunk is on the line before it."""
+        """Returns the line (from 1) of each byte."""
         numbers: dict[int, int] = {}
         at, line = 0, self._lines
         for byte in sorted(wanted):
@@ -455,6 +448,6 @@ def _placed(event: _Event, number: int, *, kind: tuple[str, int | None], last: b
 
 
 def _newlines(data: bytes, end: int) -> int:
-    """How many newlines stand before ``end``; in half of the time that ``count`` takes, which looks at each byte by itself."""
+    """Returns the newlines before ``end``, in half the time of ``count``."""
     pieces = (data[at : min(end, at + _PIECE)] for at in range(0, end, _PIECE))
     return end - sum(len(piece.replace(b"\n", b"")) for piece in pieces)

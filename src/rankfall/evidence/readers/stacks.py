@@ -1,12 +1,10 @@
-"""Reads stack dumps (faulthandler, py-spy) and finds the odd ranks out at a standstill.
+"""Reads stack dumps (faulthandler, py-spy) and finds the ranks that differ at a hang.
 
-Healthy ranks of a hang wait in the same collective; a rank elsewhere holds them up, and ranks in different
-collectives disagree about call order. A rank inside an import has not started yet. Dumps of crashes, and
-dumps followed by much more output, are ignored.
+Healthy ranks wait in one collective. Dumps of crashes, or with much later output, are ignored.
 
-Cost: line by line, of each line at most ``_LOOK`` characters, so time is linear in bytes; each stack is read once, and a part of a log without the
-fixed words of a dump is passed over. Memory: the newest dump, at most ``_MAX_DUMP`` bytes; frames of at most 2,048 short texts are kept for the
-next look at them.
+Cost: at most ``_LOOK`` characters a line, so time is linear in bytes. Each stack is read once; text without the fixed
+words of a dump is skipped. Memory: the newest dump, at most ``_MAX_DUMP`` bytes; frames of at most 2,048 short texts
+are cached.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ from rankfall.model.patterns import bounded
 # file, line, function; the innermost first.
 Frame = tuple[str, str, str]
 
-# JSON of small containers takes thirty times its bytes.
+# JSON needs up to thirty times its size in memory.
 MAX_JSON: Final = 4 << 20
-# So much of a line is looked at: its path and its function.
+# Characters of a line that are read.
 _LOOK: Final = 4096
 _THREAD: Final = bounded(
     r"\A(?:Current thread|Thread) 0x[0-9a-fA-F]+(?: \[[^\]]*\])?(?: \(most recent call first\))?:", limit=_LOOK
@@ -38,10 +36,10 @@ _FRAME: Final = bounded(r'\A[ \t]+File "([^"\n]+)", line (\d+) in ([^\n]+)', lim
 _SPY_THREAD: Final = bounded(r'\AThread \S+ \([\w+]+\)(?:: "([^"\n]*)")?[ \t\r]*$', limit=_LOOK)
 _SPY_FRAME: Final = bounded(r"\A    (\S[^\n]*?) \(([^()\n]+):(\d+)\)[ \t\r]*$", limit=_LOOK)
 _MAIN: Final = "MainThread"
-# Frames of shorter texts are kept.
+# Frames of shorter texts are cached.
 _MAX_KNOWN: Final = 32 << 10
 
-# What a line of a dump looks like, and which lines begin one.
+# Lines of a dump, and its first line.
 _HEADER: Final = bounded(
     rb"\A(?:(?:Current thread|Thread) 0x[0-9a-fA-F]+(?![0-9a-fA-F]).*\(most recent call first\):"
     rb"|Thread \S+ \([\w+]+\)(?:: \".*\")?\s*$|Python v\d)",
@@ -50,30 +48,28 @@ _HEADER: Final = bounded(
 _BEGIN: Final = bounded(rb"\A(?:Timeout \(\d+:\d+:\d+(?:\.\d+)?\)!|Process \d+: |Fatal Python error)", limit=_LOOK)
 _BODY: Final = bounded(rb'\A(?:\s*$|  File "|    \S|  \.\.\.)', limit=_LOOK)
 _FATAL: Final = b"Fatal Python error"
-# A chunk of a log in which none of these stands holds no dump.
+# A chunk without these contains no dump.
 _HINTS: Final = (b"most recent call first", b"Python v", b"Process ", b"Timeout (", _FATAL)
 _MAX_DUMP: Final = 256 << 10
 _MAX_LINE: Final = 4096
-# Whoever printed so much after its stack was not standing still.
+# A process with so much later output was not hanging.
 _WENT_ON: Final = 64 << 10
 
 
 def main_frames(text: str) -> list[Frame]:
-    """The frames of the main thread, the innermost first; empty where there is no stack in the text."""
+    """Returns the main thread's frames, innermost first, or empty."""
     return list(_known_frames(text)) if len(text) <= _MAX_KNOWN else _Stacks(text).main()
 
 
 @lru_cache(maxsize=2048)
 def _known_frames(text: str) -> tuple[Frame, ...]:
-    """Stacks that came are asked for again with each poll."""
+    """Caches the frames: each poll needs them again."""
     return tuple(_Stacks(text).main())
 
 
 class _Stacks:
-    """The stacks of one text, line by line."""
-
     def __init__(self, text: str) -> None:
-        # faulthandler: the frames after the last thread's head, and those right under the first head of the current thread.
+        # faulthandler: frames after the last thread's head, and under the current thread's first.
         self._last: list[Frame] = []
         self._threads = 0
         self._current: list[Frame] = []
@@ -90,9 +86,9 @@ class _Stacks:
                 self._in_current = False
 
     def main(self) -> list[Frame]:
-        """Frames of the main thread."""
+        """Returns the frames of the main thread."""
         if self._spy_frames and self._spied:
-            # Without names the main thread is the one whose number is the process's: py-spy prints it first.
+            # py-spy prints it first.
             return next((frames for name, frames in self._spied if name == _MAIN), self._spied[0][1])
         return self._current or self._last
 
@@ -121,7 +117,7 @@ class _Stacks:
 
 
 def text_of_json(data: bytes) -> str | None:
-    """py-spy's JSON as the text that it prints without; None for any other JSON."""
+    """Converts py-spy's JSON to its text output, or None."""
     try:
         threads: Any = decoding.decode(data)
         lines: list[str] = []
@@ -140,7 +136,7 @@ def _line_of(frame: dict[str, Any]) -> int:
 
 
 class NewestDump:
-    """Watches a log go by and keeps its newest dump."""
+    """Reads a log and stores its newest dump."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -151,7 +147,7 @@ class NewestDump:
         self._kept = b""
 
     def push(self, data: bytes) -> None:
-        """Take the next part of the log."""
+        """Processes the next part of the log."""
         text = self._rest + data
         if self._lines is None and not any(hint in text for hint in _HINTS):
             self._after += len(data)
@@ -163,7 +159,7 @@ class NewestDump:
             self._line(line)
 
     def text(self) -> str | None:
-        """The newest dump, where nothing much came after it; call it once, at the end."""
+        """Returns the newest dump unless much output followed; call once, at the end."""
         self._line(self._rest)
         self._close()
         return self._kept.decode("utf-8", "replace") if self._kept and self._after <= _WENT_ON else None
@@ -201,30 +197,30 @@ _COMM_FILE: Final = bounded(
     r"distributed_c10d\.py$|torch/distributed/|torch/nn/parallel/|c10d_logger\.py$|horovod|deepspeed/comm/",
     limit=4096,
 )
-# py-spy leaves out the folder of installed packages, so torch's own begin with its name.
+# py-spy omits the packages' folder.
 _LIBRARY: Final = bounded(r"site-packages|^<frozen|^torch/", limit=4096)
 _IMPORT: Final = "<frozen importlib"
-# The kernel's line of a process's main thread, as rankfall_inside.wrapper.liveness writes it; of the system call only the number counts.
+# The kernel's line of a main thread, by rankfall_inside.wrapper.liveness; of the system call only the number counts.
 _KERNEL_THREAD: Final = bounded(
     r"\A  thread (?P<tid>\d+) \(.{0,64}\) state=(?P<state>\S) .{0,128}?wchan=(?P<wchan>\S*) syscall=(?P<syscall>\S*)",
     limit=512,
 )
 
 
-# Of the healthy ranks so many are shown.
+# Maximum listed healthy ranks.
 MAX_LISTED: Final = 16
-# So many ranks must sleep in one and the same system call before the only other one is called odd.
+# Minimum ranks asleep in one system call, so that the only other one differs.
 MIN_ASLEEP: Final = 3
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one rank stands.
+    """Position of one rank's main thread.
 
     Attributes:
-        collective: name of the collective it waits in, or None.
+        collective: Where it waits, or None.
         place: ``file:function:line`` of the user's innermost frame.
-        top: ``file:function`` of the innermost frame at all.
-        importing: it is inside of an import, and in no collective.
+        top: ``file:function`` of the innermost frame.
+        importing: Inside an import, in no collective.
     """
 
     rank: int
@@ -235,12 +231,12 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stands(self) -> str:
-        """Where it is, in words: ``stands at PLACE``, ``is still importing at PLACE``."""
+        """Position for users: ``stands at PLACE`` or ``is still importing at PLACE``."""
         return f"{'is still importing' if self.importing else 'stands'} at {self.place or self.top}"
 
 
 def stand(rank: int, text: str) -> Standing | None:
-    """Where a rank's main thread stands, from the text of faulthandler or py-spy; None when there is no stack in it."""
+    """Returns a rank's main thread position from a stack text, or None."""
     frames = main_frames(text)
     if not frames:
         return None
@@ -259,14 +255,7 @@ def stand(rank: int, text: str) -> Standing | None:
 
 
 def imports(records: Iterable[Record]) -> dict[tuple[int | None, int | None], str]:
-    """Processes that are inside of an import by their stacks.
-
-    Args:
-        records: of kind ``stacks``; of each process the last one counts.
-
-    Returns:
-        By slot and pid: what its stack is known again by, so that two looks tell whether it moves.
-    """
+    """Returns the processes inside an import, with their stack's identity for comparing polls."""
     newest = {(record.slot, record.pid): record.stacks or "" for record in records}
     found = {key: stand(0, text) for key, text in newest.items()}
     return {
@@ -277,7 +266,7 @@ def imports(records: Iterable[Record]) -> dict[tuple[int | None, int | None], st
 def stack_evidence(
     records: Sequence[tuple[str, Record]], *, ranks: Iterable[RankFacts], attempt: int | None
 ) -> list[Evidence]:
-    """Evidence from the newest stacks of each rank: the odd ones out, or a mismatch between collectives."""
+    """Returns evidence of ranks that differ, or of mismatched collectives."""
     known = {(r.slot, r.pid): r for r in ranks}
     newest: dict[int, tuple[int, str, Record, RankFacts]] = {}
     for name, record in records:
@@ -298,8 +287,8 @@ def stack_evidence(
 
 
 def compare_stacks(standings: dict[int, Standing]) -> list[tuple[Standing, str, EvidenceRole, str]]:
-    """What the stacks of at least two ranks say of each: where it stands, cause, role, words. The odd ones first."""
-    if len(standings) < 2:  # noqa: PLR2004 - one stack alone has nobody to differ from
+    """Compares at least two stacks; differing ranks come first."""
+    if len(standings) < 2:  # noqa: PLR2004 - one stack alone cannot differ
         return []
     odd, slug, words = _odd_ones(standings)
     found: list[tuple[Standing, str, EvidenceRole, str]] = [
@@ -313,7 +302,7 @@ def compare_stacks(standings: dict[int, Standing]) -> list[tuple[Standing, str, 
 
 
 def kernel_state(pid: int, text: str) -> str | None:
-    """What the main thread of a process does as the kernel says it, ``state/system call``; None when there is no such line in ``text``."""
+    """Returns the kernel's state of a main thread as ``state/system call``, or None."""
     for line in text.split("\n"):
         found = _KERNEL_THREAD.match(line) if line.startswith("  thread ") else None
         if found is not None and whole(found["tid"]) == pid:
@@ -322,12 +311,12 @@ def kernel_state(pid: int, text: str) -> str | None:
 
 
 def _kernel_evidence(newest: dict[int, tuple[int, str, Record, RankFacts]], *, attempt: int | None) -> list[Evidence]:
-    """Where no rank gave Python stacks: the one main thread that does not sleep in the system call in which all others sleep."""
+    """Returns evidence of the only main thread outside the others' system call."""
     seen = {rank: kernel_state(row[3].pid or 0, row[2].stacks or "") for rank, row in newest.items()}
     groups: dict[str | None, list[int]] = defaultdict(list)
     for rank, where in seen.items():
         groups[where].append(rank)
-    if len(groups) != 2 or None in groups:  # noqa: PLR2004 - the many and the one
+    if len(groups) != 2 or None in groups:  # noqa: PLR2004 - the majority and the exception
         return []
     (alone, one), (asleep, many) = sorted(groups.items(), key=lambda item: len(item[1]))
     if len(one) != 1 or len(many) < MIN_ASLEEP or not (asleep or "").startswith("S/"):
@@ -340,7 +329,7 @@ def _kernel_evidence(newest: dict[int, tuple[int, str, Record, RankFacts]], *, a
     words |= {rank: f"rank {rank}: main thread sleeps in {asleep} (state/system call)" for rank in many[:MAX_LISTED]}
     standing = Standing(rank=one[0], collective=None, place="", top=alone or "")
     return [
-        # Less than a stack: where others sleep together it says who does not, and not why.
+        # Weaker than a stack: shows which rank differs, not why.
         msgspec.structs.replace(
             _piece(
                 newest[rank],

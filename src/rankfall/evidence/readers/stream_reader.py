@@ -1,7 +1,7 @@
-"""Follow one stream file and classify what is new in it: whole lines only, by chunk, each byte once.
+"""Follows one growing stream file and classifies its new lines, each byte once.
 
-The file grows while a wrapper writes it; its index says when each chunk came. Cost: that of ``scan``, and one read of the index a chunk.
-Memory: one chunk, what ``scan`` holds, and 24 bytes a row of the index for bytes of which findings may still come.
+Cost: that of ``scan``, and one read of the index a chunk. Memory: one chunk, that of ``scan``, and 24 bytes an
+index row for bytes with possible findings.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from rankfall.rundir.streams.writer import STAMP_RUNTIME
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 CHUNK: Final = 512 << 10
-# A job that prints faster than this can be read must not keep the rest of a look waiting.
+# A fast-printing job must not delay a poll.
 MAX_POLL: Final = 8 << 20
-# So much is passed over at once where nothing is classified, which costs a hundredth.
+# Bytes skipped per poll without classification, a hundredth of the cost.
 MAX_PASSED: Final = 64 << 20
 _HEAD: Final = b"RFIDX1\0\0"
 _ROW: Final = struct.Struct("<QQqqB7x")
 
 
 class When(NamedTuple):
-    """When a line came: between two stamps, nanoseconds since the epoch."""
+    """Arrival time of a line: between two timestamps, nanoseconds since the epoch."""
 
     earliest: int
     latest: int
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding with its place: byte and line of the stream, and when that line came (None where it is not known)."""
+    """A finding with byte, line and arrival time (None if unknown)."""
 
     finding: Finding
     byte: int
@@ -54,7 +54,7 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacedReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A launcher's statement with its place."""
+    """A launcher's report with its place."""
 
     reported: Reported
     byte: int
@@ -62,21 +62,16 @@ class PlacedReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamTail:
-    """Reader of one stream.
+    """Reader of one stream; its index ends in ``.idx``, or is absent.
 
-    Args:
-        path: the stream's file; its index lies beside it with the ending ``.idx``, or is absent.
-        catalogue: the signatures in force.
-        guard: takes what could not be classified.
-        name: of the stream, for people.
-        allowance: CPU time that classifying it may take.
+    ``allowance`` is CPU time.
 
     Attributes:
-        offset: bytes that were read.
-        behind: there are more.
-        problem: why it cannot be read, in words.
-        survival: who went on after what was found; ``worked_at`` is when the newest line of work came that was seen, at the earliest.
-        time: CPU time that classifying it took.
+        offset: Bytes read.
+        behind: There are more.
+        problem: Why it is unreadable.
+        survival: Speakers that continued; ``worked_at`` is the newest work's arrival.
+        time: CPU time used.
     """
 
     def __init__(
@@ -99,25 +94,22 @@ class StreamTail:
         self.worked_at: int | None = None
         self.survival = Survival(watched=True)
         self._scanner = ChunkScanner(catalogue, survival=self.survival)
-        # Where the next bytes for the scanner begin.
+        # Offset of the scanner's next bytes.
         self._fed = 0
         self._index = Index(index_path(path))
         self._gaps = Gaps(self._guard, self._name)
 
     @property
     def flooded(self) -> str | None:
-        """Which lines were passed over because there were too many; None = none."""
+        """Message about lines skipped as too many, or None."""
         return self._scanner.flooded
 
     def poll(
         self, *, final: bool = False, limit: int = MAX_POLL, hurried: bool = False
     ) -> tuple[list[Placed], list[PlacedReport], int]:
-        """Findings and statements of the bytes that came since, and how many bytes those were; ``behind`` when there are more.
+        """Returns findings, reports and number of the new bytes; ``behind`` if more.
 
-        Args:
-            final: the stream is complete: take its last, unfinished line too.
-            limit: bytes to classify at most; a chunk is read as a whole.
-            hurried: classify nothing but the last bytes.
+        ``limit`` in bytes, whole chunks. ``hurried``: classify only the last bytes.
         """
         try:
             size = content_size(self.path)
@@ -158,22 +150,22 @@ class StreamTail:
 
     @property
     def unread(self) -> int:
-        """Bytes that were not read yet."""
+        """Number of unread bytes."""
         try:
             return max(0, content_size(self.path) - self.offset)
         except OSError:
             return 0
 
     def give_up(self) -> None:
-        """Leave what was not read yet to the record alone."""
+        """Skips all unread bytes; they are only stored."""
         size = self.offset + self.unread
         self._gaps.add(self.offset, size)
         self.offset, self.behind = size, False
 
     def _pass_over(self, content: Raw | Packed, found: list[Placed], reports: list[PlacedReport]) -> int:
-        """Count lines up to the last bytes of the stream, at most ``MAX_PASSED`` bytes at once; how many bytes those were."""
+        """Skips to the stream's last bytes, counting lines; returns the bytes."""
         if self._scanner.waiting:
-            # What was read already counts as far as it goes.
+            # Data before the gap counts.
             self._take(b"", final=True, found=found, reports=reports)
         start, until = self.offset, min(content.size - TAIL, self.offset + MAX_PASSED)
         data = b""
@@ -186,7 +178,7 @@ class StreamTail:
         self._fed = self.offset
         self._gaps.add(start, self.offset)
         if not data.endswith(b"\n"):
-            # The rest of a line that began in the gap says less than it seems to.
+            # The rest of a line that began in the gap would mislead.
             self._scanner.skip_line()
         self._index.forget_before(self.offset)
         return self.offset - start
@@ -198,7 +190,7 @@ class StreamTail:
             findings, statements = self._scanner.push(data, final=final)
         except RankfallError:
             raise
-        except Exception as error:  # noqa: BLE001 - a reader that fails costs the lines that it failed on
+        except Exception as error:  # noqa: BLE001 - a failing reader costs only the lines on which it failed
             self._take_halves(error, final=final, found=found, reports=reports)
             return
         self._index.grow()
@@ -210,7 +202,7 @@ class StreamTail:
         self._index.forget_before(self._scanner.consumed)
 
     def _take_halves(self, error: Exception, *, final: bool, found: list[Placed], reports: list[PlacedReport]) -> None:
-        """Go on after a failure: once more with each half of what was not understood, down to the lines that cannot be read."""
+        """Bisects failed data down to the unreadable lines."""
         start, end = self._scanner.restart(), self._fed
         with open_content(self.path) as content:
             data = content.read(start, end - start)
@@ -225,7 +217,7 @@ class StreamTail:
 
 
 class Gaps:
-    """The parts of one stream that were not classified; one problem entry, however many they are."""
+    """Unclassified parts of a stream, in one problem entry."""
 
     def __init__(self, guard: ReaderGuard, name: str) -> None:
         self._guard = guard
@@ -233,7 +225,7 @@ class Gaps:
         self._first = self._last = self._parts = self._bytes = 0
 
     def add(self, start: int, end: int) -> None:
-        """Take one more part, bytes."""
+        """Adds a part, in bytes."""
         if end <= start:
             return
         if not self._parts:
@@ -248,48 +240,48 @@ class Gaps:
 
 
 def index_path(path: Path) -> Path:
-    """Where a stream's index lies: beside it, ``0.out.log`` -> ``0.out.idx``."""
+    """Returns a stream's index path: ``0.out.log`` -> ``0.out.idx``."""
     return path.with_suffix(".idx")
 
 
 class Index:
-    """Rows of one index as they grow; keeps only those that may still be asked for."""
+    """Rows of a growing index; stores only those still needed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._at = len(_HEAD)
-        # The newest stamp of a row is 0 where only the next row bounds it.
+        # The newest timestamp is 0 if only the next row bounds it.
         self._offsets, self._stamps, self._newest = array("Q"), array("q"), array("q")
         self._last: int | None = None
 
     def last_stamp(self) -> int | None:
-        """The newest stamp, nanoseconds since the epoch."""
+        """Returns the newest timestamp, nanoseconds since the epoch."""
         self.grow()
         return self._last
 
     def when(self, byte: int) -> When | None:
-        """When the line of this byte came, by the rows that were read so far; None where it may have been at any time."""
+        """Returns the arrival time of this byte's line, or None."""
         number = bisect_right(self._offsets, byte)
         if not number:
             return None
         first, last = self._stamps[number - 1], self._newest[number - 1]
         if last:
             return When(min(first, last), max(first, last))
-        # Stored by an earlier version, which kept the stamp of a chunk's first line only; or a line without a stamp.
+        # An earlier version stored only a chunk's first line's time; or no timestamp.
         last = self._stamps[number] if number < len(self._stamps) else newest_of_log(self._path.parent) or 0
         return When(first, last) if last >= first else None
 
     def forget_before(self, byte: int) -> None:
-        """Rows of earlier chunks will not be asked for again."""
+        """Drops rows of earlier chunks."""
         keep = max(0, bisect_right(self._offsets, byte) - 1)
         del self._offsets[:keep], self._stamps[:keep], self._newest[:keep]
 
     def grow(self) -> None:
-        """Read the rows that came since."""
+        """Reads the new rows."""
         for offset, _, stamp, last, source in self._new_rows():
-            # One that is further away is damage.
+            # A more distant timestamp is damage.
             newest = stamp if source != STAMP_RUNTIME else last if abs(last - stamp) <= MOST_APART_NS else 0
-            # Rows that go back are damage: what came before them is not found by them.
+            # Rows that go back are damage.
             if not self._offsets or offset >= self._offsets[-1]:
                 self._offsets.append(offset)
                 self._stamps.append(stamp)

@@ -1,9 +1,7 @@
-r"""Which speakers of a stream went on with their work after something that reads like an error, so that it ended nobody.
+"""Detects which speakers of a stream continued after an apparent error.
 
-A speaker is who the prefix of a line names, or the stream itself where its lines have none. Work is what advances: counters of steps, bars,
-losses, rates, retries that succeeded. A bar that is printed again at exit, a summary, a watchdog's or a data worker's line are none. Nothing is
-looked at before the first finding, and afterwards whole lines for at most ``CREDIT`` bytes, ``MAX_CREDIT`` for many speakers, and a ``SHARE`` of all further ones, so the cost is
-linear in the bytes and small; a job that works on shows it in any part of its output.
+A prefix identifies a speaker. Work is progress: steps, bars, losses, rates, retries. Cost is linear: after a
+finding ``CREDIT`` bytes, then a ``SHARE``, are read.
 """
 
 from __future__ import annotations
@@ -17,26 +15,26 @@ import msgspec
 from rankfall.evidence.readers.text import Prefix, parse_prefix
 from rankfall.model.patterns import bounded, linear
 
-#: Bytes that are looked at line by line after a finding, before only a share is.
+#: Bytes read line by line after a finding.
 CREDIT: Final = 128 << 10
-#: The same where many speakers are looked at: each adds a little.
+#: The limit for many speakers.
 MAX_CREDIT: Final = 512 << 10
 SHARE: Final = 256
-#: The end of each chunk of a stream that shows work by itself, bytes.
+#: Bytes at each chunk's end that are read regardless.
 TAIL: Final = 8 << 10
-#: Of chunks of at least this size, which come one after the other while a program prints much, only one in so many bytes.
+#: Of large chunks only one per so many bytes.
 LARGE: Final = 256 << 10
 EVERY: Final = 4 << 20
-#: So many of the newest advances and of the newest ordinary lines are remembered of each speaker.
+#: Newest advances, and ordinary lines, stored per speaker.
 ADVANCES: Final = 8
 ORDINARY: Final = 40
-#: A program that ends flushes what it had printed before: that much of its output may come after its last traceback, bytes.
+#: Buffered bytes that an ending program may flush.
 FLUSHED: Final = 16 << 10
 _BEFORE: Final = 4 << 10
 _FEW: Final = 16
 _EACH: Final = 512
 _MAX_LINE: Final = 512
-# How lines inside of a traceback or a table begin.
+# Beginnings of lines inside a traceback or table.
 _INSIDE: Final = (b" ", b"\t", b"|", b"+")
 _MAX_SPEAKERS: Final = 2048
 _MAX_KEYS: Final = 16
@@ -70,7 +68,7 @@ _AGAIN: Final = (
     r"|\b(?:resum(?:ed|ing)|continu(?:ed|ing|es))\b[^\n]{0,40}\b(?:training|work|from|at step|at epoch)\b"
     r"|\b(?:re-?established|reconnected|recovered)\b"
 )
-# Lines of work that tell of an end, or come from those that go on when their process's work has ended.
+# Work lines that report an end, or come from helpers.
 _NO_WORK: Final = (
     r"error|exception|fail|abort|traceback|fatal|kill|terminat|crash|\bdied\b|\bdead\b|cancel|shut|stopp|exit|signal|tim(?:ed?|ing) ?out|\bnan\b|\binf\b"
     r"|^wandb|loader|prefetch|worker[ _#-]?\d+\D{0,24}(?:batch|load|fetch|sample|shard)|queue|heart ?beat|watch ?dog|monitor|\blast\b|\bfinal|summary|\bbest\b"
@@ -84,7 +82,7 @@ _DONE: Final = (
     r"\b(?:training|fine-?tuning|job|run|all (?:epochs|steps|batches|work))\b[^\n]{0,30}\b(?:finished|completed?|done|ended|over)\b"
     r"|\b(?:finished|completed|done with)\b[^\n]{0,20}\b(?:training|fine-?tuning|job|run|all (?:epochs|steps))\b"
 )
-# Parts of the work that are done, and plans.
+# Completed parts of the work, and plans.
 _NOT_DONE: Final = r"error|exception|fail|abort|epoch[ =:#]*\d|step[ =:#]*\d|iter|batch[ =:#]*\d|stage|phase|warm|valid|eval|\bnot\b|\bun|incomplete|will|until|when|\bif\b|early"
 _COUNTER: Final = linear(f"(?i){_WORK}|{_LOSS}".encode())
 _SHOWS_WORK: Final = linear(f"(?i){_WORK}|{_LOSS}|{_RATE}".encode())
@@ -97,12 +95,12 @@ _SAYS_NOTHING: Final = linear(f"(?i){_NO_TALK}".encode())
 
 
 class Speaker(msgspec.Struct):
-    """What one speaker did since its first finding; bytes are counted from the beginning of the stream.
+    """Activity of one speaker since its first finding, in bytes of the stream.
 
     Attributes:
-        newest: end of its newest finding; ``last_word`` that of its newest whole traceback.
-        advances, ordinary: ends of its newest lines that show work, and of any other that speaks of no end.
-        counters: the newest counters by the words that stand before them.
+        newest: End of its newest finding; ``last_word``: of its newest whole traceback.
+        advances, ordinary: Ends of its newest work lines, and of others.
+        counters: Newest by the text before them.
     """
 
     newest: int = 0
@@ -113,57 +111,53 @@ class Speaker(msgspec.Struct):
 
     @property
     def settled(self) -> bool:
-        """Whether further lines can say no more of what was found so far."""
+        """True if further lines cannot change the result."""
         return len(self.advances) == ADVANCES and self.advances[0] > self.newest + FLUSHED
 
     def advanced(self, line: bytes, end: int) -> None:
-        """Take a line of work."""
+        """Adds a line of work."""
         found = _counters(line)
         key, counters = found or ("", (line,))
         held = self.counters.get(key)
         if held is None and len(self.counters) >= _MAX_KEYS:
             return
         self.counters[key] = counters
-        # Counters of another epoch begin anew; a bar that is only printed again has the same ones.
+        # Another epoch's counters restart; a reprinted bar has the same.
         if held is not None and held != counters:
             self.advances.append(end)
 
     def gang_recovered(self, end: int) -> bool:
-        """Whether lines that may be the rest of what it had printed before show work after that byte, or many others do."""
+        """True if later lines show work, or are many; they may be buffered output."""
         after = sum(at > end for at in self.advances)
         return after >= 2 or (len(self.ordinary) == ORDINARY and self.ordinary[0] > end)  # noqa: PLR2004 - a bar is printed once more at exit
 
     def outlived(self, end: int, *, sure: bool, whole: bool) -> bool:
-        """Whether it went on with its work after the finding that ends there.
+        """True if it continued its work after that byte.
 
-        Args:
-            end: byte behind the finding's line.
-            sure: these are surely the lines of one process; others need more of them, because all ranks of a gang stand still when one is gone.
-            whole: the finding is a whole traceback, which ends a process where nothing else does.
+        ``sure``: one process; otherwise more lines are needed, because a gang stops with one rank.
         """
         after = [at for at in self.advances if at > end]
         if whole:
             explained = bool(after) and (self.last_word > after[0] or after[-1] > end + FLUSHED)
             return len(after) >= (2 if sure else ADVANCES) and explained
-        # A bar is printed once more at exit.
+        # A bar is printed again at exit.
         return len(after) >= (2 if sure else 3) or (sure and len(self.ordinary) == ORDINARY and self.ordinary[0] > end)
 
 
 class Survival:
-    """The speakers of one stream, fed with its bytes in order.
+    """The speakers of one stream; receives its bytes in order.
 
-    Args:
-        watched: look at the end of each chunk also while nothing was found; another stream of the same process may hold a finding.
+    ``watched``: read chunk ends even without a finding, for the process's other stream.
 
     Attributes:
-        worked: end of the newest line that shows work, of any speaker; 0 = none was seen.
-        finished: a line says that the work is done, and none after it shows work.
+        worked: End of the newest work line; 0 = none.
+        finished: A last line states complete work.
     """
 
     def __init__(self, *, watched: bool = False) -> None:
         self._watched = watched
         self._speakers: dict[bytes, Speaker] = {}
-        # All speakers together: a gang that goes on for long has lost none of them.
+        # All speakers combined: a continuing gang lost none.
         self._job = Speaker()
         self._credit = CREDIT
         self._offset = 0
@@ -172,17 +166,11 @@ class Survival:
         self.finished = False
 
     def begin(self, at: int) -> None:
-        """Take the text that follows as that from this byte of the stream on."""
+        """Sets the following text's stream offset."""
         self._offset = at
 
     def push(self, data: bytes, *, at: int, found: Iterable[tuple[Prefix, int, bool]]) -> None:
-        """Take whole lines.
-
-        Args:
-            data: these lines.
-            at: where they begin, from where the text began.
-            found: of each finding among them, or before, the prefix, where its line ends, and whether it is a whole traceback.
-        """
+        """Processes whole lines; ``found``: each finding's prefix, line end, and whole-traceback flag."""
         base = self._offset + at
         waiting = any(not speaker.settled for speaker in self._speakers.values())
         first = len(data)
@@ -204,31 +192,24 @@ class Survival:
             self._look(data, data.find(b"\n", tail) + 1 if tail else 0, len(data), base=base)
 
     def outlived(self, prefix: Prefix, end: int, *, alone: bool, whole: bool) -> bool:
-        """Whether the speaker of a finding went on with its work.
-
-        Args:
-            prefix: of the finding's line.
-            end: byte of the stream behind that line.
-            alone: the stream is that of one process.
-            whole: the finding is a whole traceback.
-        """
+        """True if a finding's speaker continued its work; ``alone``: one process."""
         return any(one.outlived(end, sure=sure, whole=whole) for one, sure in self._of(prefix, alone=alone))
 
     def passed(self, prefix: Prefix, end: int, *, alone: bool) -> bool:
-        """Whether the job as a whole went on for long after a finding, or its speaker, if that was not the rest of what it had printed before."""
+        """True if the job, or the speaker with unbuffered lines, continued long after a finding."""
         if any(sure and one.gang_recovered(end) for one, sure in self._of(prefix, alone=alone)):
             return True
         return sum(at > end for at in self._job.advances) >= ADVANCES
 
     def _of(self, prefix: Prefix, *, alone: bool) -> Iterator[tuple[Speaker, bool]]:
-        """Who may have printed a line, and whether these are surely the lines of one process."""
+        """Yields possible speakers of a line, and True if certainly one process."""
         sure = alone or prefix.rank is not None or prefix.local_rank is not None
         for name in {speaker_of(prefix), b""} if alone else {speaker_of(prefix)}:
             if (speaker := self._speakers.get(name)) is not None:
                 yield speaker, sure
 
     def _found(self, prefix: Prefix, before: bytes, end: int, *, whole: bool) -> None:
-        # What torch puts before a rank's traceback stands before no other line of its process.
+        # torch's traceback prefix is on no other line of its process.
         for name in {speaker_of(prefix), *([b""] if prefix.raw.startswith(b"[rank") else [])}:
             self._found_by(name, before, end, whole=whole)
 
@@ -239,7 +220,7 @@ class Survival:
                 return
             speaker = self._speakers[name] = Speaker()
             if len(self._speakers) <= _FEW:
-                # Of many speakers hardly one stands so near.
+                # Among many speakers, counters rarely are so near.
                 self._counted_before(speaker, name, before[-_BEFORE:])
             self._credit += _EACH
         speaker.newest = max(speaker.newest, end)
@@ -296,14 +277,14 @@ class Survival:
 
 
 def speaker_of(prefix: Prefix) -> bytes:
-    """Under which name the lines with this prefix are one speaker's: what torch puts before its own tracebacks is left out beside another prefix."""
+    """Returns the speaker's name, without torch's second prefix."""
     raw = prefix.raw
     cut = raw.rfind(b"[rank")
     return raw[:cut] if cut > 0 and raw[cut:].rstrip().endswith(b"]:") else raw
 
 
 def _counters(line: bytes) -> tuple[str, tuple[bytes, ...]] | None:
-    """The counters and losses of a line of work, and the text before each of them; None where it has none."""
+    """Returns a work line's counters and the text before each, or None."""
     words: list[bytes] = []
     numbers: list[bytes] = []
     for match in _COUNTER.finditer(line):

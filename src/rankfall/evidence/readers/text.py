@@ -1,9 +1,8 @@
-"""Decodes, bounds and normalises text of jobs, and parses launcher prefixes of lines.
+"""Decodes, bounds and normalizes job text, and parses launcher prefixes.
 
-Text is hostile: neither size nor bytes are trusted. Prefixes of Rankfall, torch, mpirun and srun give the
-global rank, torchrun's [default1]: only the local one; others are removed and mean nothing.
+Prefixes of Rankfall, torch, mpirun and srun give the global rank, torchrun's [default1]: only the local one.
 
-Cost: of a line at most the first ``_LOOK`` bytes are read for its prefixes, so time is bounded for each line; nothing is kept.
+Cost: at most the first ``_LOOK`` bytes of a line are read for its prefixes; nothing is cached.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from rankfall.model.numbers import whole
 from rankfall.model.patterns import anchored, bounded
 
 MAX_LINE: Final = 2000
-# So many bytes are compared at once.
+# Bytes compared in one step.
 _BLOCK: Final = 64 << 10
 
 _NORMAL: Final = (
     (bounded(r"0x[0-9a-fA-F]+", limit=2_000), "PTR"),
     (bounded(r"\b[0-9a-fA-F]{8}-[0-9a-fA-F-]{27,}\b", limit=2_000), "UUID"),
-    # Only from the beginning of a word: from each of its letters a long one would take time by its square.
+    # Only from a word's beginning: otherwise quadratic time.
     (bounded(r"(?<![\w./-])(?:[\w.-]*/)+([\w.-]+)", limit=2_000), r"\1"),
     (bounded(r"\b(?:\d{1,3}\.){3}\d{1,3}\b", limit=2_000), "ADDR"),
     (bounded(r"(?i)\b(rank|worker|node|host|pid|port|gpu|slot|cuda:)([ :=_\[(-]*)\d+", limit=2_000), r"\1\2#"),
@@ -31,7 +30,7 @@ _NORMAL: Final = (
 
 
 def decode(data: bytes, *, limit: int = MAX_LINE) -> str:
-    """Text for people: UTF-8 with replacements, at most ``limit`` bytes; what a carriage return overwrote is left out."""
+    """Decodes a line for display: at most ``limit`` bytes, without text before a carriage return."""
     line = data.rstrip(b"\r\n")
     line = line[line.rfind(b"\r") + 1 :]
     if len(line) > limit:
@@ -40,7 +39,7 @@ def decode(data: bytes, *, limit: int = MAX_LINE) -> str:
 
 
 def repeats(data: bytes, start: int, width: int, *, most: int) -> int:
-    """How many copies of ``data[start : start + width]`` follow it at once, at most ``most``: as fast as memory is compared."""
+    """Returns how many copies of ``data[start : start + width]`` directly follow, at most ``most``."""
     count, at, step, block = 0, start + width, 1, data[start : start + width]
     while step <= most - count and data.startswith(block, at):
         count, at = count + step, at + len(block)
@@ -55,14 +54,14 @@ def repeats(data: bytes, start: int, width: int, *, most: int) -> int:
 
 
 def normalise(text: str) -> str:
-    """The same text for the same fault elsewhere: no pointers, addresses, folders, ports, ranks, long numbers."""
+    """Removes details that differ between equal faults: pointers, folders, ports, ranks."""
     text = text[:MAX_LINE]
     for pattern, replacement in _NORMAL:
         text = pattern.sub(replacement, text)
     return text[:300]
 
 
-# Bytes of a line in which prefixes may stand.
+# Bytes of a line that may contain prefixes.
 _LOOK: Final = 1024
 _STAMP: Final = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 _PREFIXES: Final = (
@@ -79,7 +78,7 @@ _PREFIXES: Final = (
     ("stamp", bounded(rb"\A\[?" + _STAMP.encode() + rb"\]? ?", limit=_LOOK)),
 )
 _MAX_PREFIXES: Final = 6
-# What any prefix begins with: most lines have none, and are done with at once.
+# Beginning of any prefix: most lines have none.
 _BEGINS: Final = anchored(
     rb"\A(?:[\[(\x1b]|\d{1,6}: |\d{4}[-/]|[\w.-]{1,253}(?:: (?=\[?rank ?\d|Traceback|  File|[\w.]+(?:Error|Exception)\b)| +\|))",
     limit=_LOOK,
@@ -87,11 +86,11 @@ _BEGINS: Final = anchored(
 
 
 class Prefix(msgspec.Struct, frozen=True, kw_only=True):
-    """What stood before a line.
+    """Prefix of a line.
 
     Attributes:
-        length: bytes of all prefixes together.
-        raw: those bytes without stamps; lines of one speaker share them.
+        length: Bytes of all prefixes.
+        raw: Without timestamps; the same for one speaker.
     """
 
     length: int = 0
@@ -107,7 +106,7 @@ _NOTHING: Final = Prefix()
 
 
 def parse_prefix(line: bytes) -> Prefix:
-    """The prefixes of one line; a line without any gives an empty one."""
+    """Parses the prefixes of one line; empty if none."""
     if _BEGINS.match(line) is None:
         return _NOTHING
     length = 0

@@ -1,13 +1,11 @@
-"""Reads what torchrun leaves about its workers: report blocks in text, and error.json files.
+"""Reads torchrun's report blocks in text, and error.json files.
 
-A report is job text and proves no more than the launcher's word; the wrapper's wait status wins. Empty,
-truncated, list-shaped and mistyped error files are common; their time is whole seconds, and a missing or
-zero one is unknown, never earliest. An error file is used only for a rank without a recorder, and not if
-it is older than its slot.
+The wrapper's wait status has precedence. A missing or zero time is unknown, never earliest. No error file older
+than its slot counts.
 
-Cost: of a report five patterns of RE2 over a chunk that holds their fixed words, so time is linear in bytes, and at most ``_MAX`` statements of a
-chunk are read. Of an error file: time linear in its bytes, of which at most ``MAX_FILE`` are read; memory at most thirty times that, as JSON of
-small containers takes. Memory of a report: at most ``_MAX`` different statements of a stream are known again.
+Cost: of a report five RE2 patterns over chunks with their fixed words, so time is linear in bytes. At most ``_MAX``
+statements of a chunk are read and of a stream stored. Of an error file: time linear in its bytes, at most ``MAX_FILE``;
+memory at most thirty times that, because of JSON with small containers.
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ _FAILED = linear(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\
 _ROW = linear(rb"rank +: (\d+) \(local_rank: (\d+)\)\n[^\n]{0,400}?exitcode +: (-?\d+) \(pid: (\d+)\)")
 _SIGNALLED = linear(rb"Received (\d+) death signal, shutting down workers")
 _MAX: Final = 4096
-# The same statement stands in a report twice or thrice.
+# A report repeats a statement two or three times.
 _MAX_REPEATS: Final = 8
-# A row of a report has two lines: the first one, where a chunk ends with it, is at most so long.
+# A report's row has two lines: maximum length of the first at a chunk's end.
 _FIRST_LINE: Final = b"(local_rank: "
 _MAX_FIRST: Final = 512
 
@@ -48,9 +46,9 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
     """One statement of torchrun.
 
     Attributes:
-        kind: ``stopped`` (it sent this process a signal itself), ``exit`` (it saw this exit), ``signalled`` (it got a signal).
-        code: exit code as torchrun prints it: negative for a signal.
-        at: byte in the scanned data; negative in a line that the chunk before ended with.
+        kind: ``stopped`` (by its signal), ``exit``, ``signalled`` (it received one).
+        code: Exit code; negative for a signal.
+        at: Byte of the data; negative in the previous chunk.
     """
 
     kind: _Kind
@@ -62,18 +60,16 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportReader:
-    """Reads the statements in one stream, of which the chunks come in order, cut between lines."""
+    """Reads the statements of one stream, in order."""
 
     def __init__(self) -> None:
         self._first = b""
         self._seen: dict[tuple[object, ...], int] = {}
 
     def push(self, data: bytes, *, speaks: bool) -> list[Reported]:
-        """The statements of the next chunk.
+        """Returns the next chunk's statements.
 
-        Args:
-            data: whole lines.
-            speaks: a launcher's own words stand in the chunk: otherwise it is looked through only for the rest of a report.
+        Without ``speaks`` (a launcher's lines) only the rest of a report is searched.
         """
         first, text = self._first, self._first + data if self._first else data
         found: list[Reported] = []
@@ -90,7 +86,7 @@ class ReportReader:
 
 
 def read_reports(data: bytes) -> Iterator[Reported]:
-    """All statements of a chunk; fixed words decide whether anything is looked for at all."""
+    """Yields all statements of a chunk."""
     if data.find(b"closing signal SIG") >= 0:
         for match in _numbers(_STOP, data):
             yield _reported("stopped", match, pid=1)
@@ -113,7 +109,7 @@ def _reported(kind: _Kind, match: tuple[int, list[int | None]], **groups: int) -
 
 
 def _numbers(pattern: Linear[bytes], data: bytes) -> Iterator[tuple[int, list[int | None]]]:
-    """Where a statement stands, and its numbers; one that holds a number of no sense is left out."""
+    """Yields a statement's place and numbers; skips invalid ones."""
     for match in islice(pattern.finditer(data), _MAX):
         numbers = [whole(text, digits=10) for text in match.groups()]
         if None not in numbers:
@@ -125,14 +121,7 @@ _NS: Final = 1_000_000_000
 
 
 def error_file_evidence(data: bytes, *, name: str, stream: str, catalogue: Catalogue) -> Evidence | str:
-    """Evidence of one file, or what is wrong with it in words.
-
-    Args:
-        data: the file, at most ``MAX_FILE`` bytes of it and one more when it is larger.
-        name: path for people.
-        stream: speaker it belongs to.
-        catalogue: the signatures in force.
-    """
+    """Returns the evidence of one file, or a problem message."""
     if not data.strip():
         return f"{name} is empty"
     if len(data) > MAX_FILE:
@@ -192,7 +181,7 @@ def _seconds(stamp: Any) -> int | None:
     return math.floor(value) if value is not None and 1 <= value < 1 << 33 else None
 
 
-# torchelastic stamps whole seconds, rounded down.
+# torchelastic's timestamps are whole seconds, rounded down.
 _STAMP_NS: Final = 1_000_000_000
 
 
@@ -204,15 +193,7 @@ def single_file_evidence(
     catalogue: Catalogue,
     attempt: int,
 ) -> tuple[list[Evidence], list[str]]:
-    """Evidence of the files of ranks that fell without a word, and what is wrong with such files.
-
-    Args:
-        ranks: fact sheets of the attempt.
-        slots: facts and directory of each slot.
-        known: what is known so far.
-        catalogue: the signatures in force.
-        attempt: whose files these are.
-    """
+    """Returns the error-file evidence of silently failed ranks, and problem messages."""
     spoken = {e.rank for e in known if e.role == "primary" and e.source in {"log", "record"}}
     found, problems = [], []
     for facts in ranks:

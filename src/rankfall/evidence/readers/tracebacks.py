@@ -1,10 +1,10 @@
-"""Finds whole Python tracebacks in text, chained and interleaved with other ranks' lines.
+"""Finds whole Python tracebacks, chained and interleaved with other ranks' lines.
 
-Lines inside a traceback are never scanned as ordinary lines: its source echoes are code. Speakers are told
-apart by prefix; without prefixes a garbled traceback ends at the first line that cannot belong to it.
+Their lines are never scanned as ordinary ones. Without prefixes a garbled traceback ends at the first unfitting
+line.
 
-Cost: each line is read once, whatever the text is, so time is linear in bytes; while no traceback is open, the text up to the next head is skipped
-by one search. Memory: at most ``MAX_OPEN`` open tracebacks with at most ``MAX_TEXT`` bytes of text in all; no line is held.
+Cost: each line is read once, so time is linear in bytes; without an open traceback, one search skips to the next head.
+Memory: at most ``MAX_OPEN`` open tracebacks with at most ``MAX_TEXT`` bytes in all; no line is stored.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from rankfall.evidence.readers.text import Prefix, decode, parse_prefix, repeats
 from rankfall.model.patterns import bounded
 
 HEAD: Final = b"Traceback (most recent call last):"
-# A traceback with more lines of its own is taken as it is.
+# Maximum lines of a traceback.
 MAX_LINES: Final = 2000
 MAX_MESSAGE: Final = 4096
-# Exceptions of one chain that are kept: the first and the last of them.
+# Stored exceptions of a chain: the first and last.
 MAX_CHAIN: Final = 32
-# Speakers whose tracebacks may be open at once: the ranks of one log.
+# Maximum speakers with an open traceback.
 MAX_OPEN: Final = 4096
-# A speaker that was silent for so many lines of others does not go on with its traceback; nor does one that began so many bytes ago.
+# A traceback ends after so many other lines, or bytes.
 MAX_SILENT: Final = 4096
 MAX_REACH: Final = 16 << 20
-# Text of all open tracebacks together, bytes.
+# Bytes of all open tracebacks' text.
 MAX_TEXT: Final = 8 << 20
-# So much of a line is looked at: a path, a function, a type with its message.
+# Characters of a line that are read.
 _LOOK: Final = MAX_MESSAGE + 1024
 _MAX_TYPE: Final = 512
-# Bytes that may stand between a prefix and a head, such as the bar of an exception group.
+# Bytes between prefix and head, as an exception group's bar.
 _MARGIN: Final = 16
 
 _FILE = bounded(rb'\A\s*(?:\|\s*)*File "([^"\n]{1,1024})", line (\d+)(?:, in (.{1,256}))?', limit=_LOOK)
@@ -64,7 +64,7 @@ _CONTINUATIONS: Final = (
     b"size mismatch",
 )
 _LIBRARY = bounded(rb"(?:site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|<frozen ", limit=1024)
-# Frames that say where an exception came from: end of the path, functions, name of the origin.
+# Frames that show an exception's origin: path end, functions, name.
 _LOADER: Final = frozenset({b"_get_data", b"_get_batch", b"_try_get_data", b"_try_get_batch"})
 _REPORT: Final = frozenset({b"__post_init__", b"_get_error_data"})
 _ORIGINS: Final = (
@@ -90,12 +90,12 @@ class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
     """One traceback with its chain.
 
     Attributes:
-        start, end: bytes of the stream, from the first line to the end of the last one (without its newline).
-        chain: ``(type, message)`` of each exception, the raised one (printed last) first.
-        frame: ``file:function`` of the innermost frame of user code of the raised exception, or of any frame.
-        final_start, final_end: bytes of the raised exception's own line; ``final_line`` is its number, from 1, and ``line`` its text.
-        origins: what its frames say of where it came from: ``damaged_report``, ``data_loader``, ``clean_up`` (finalisers, the interpreter's end).
-        ignored: Python printed it and went on ("Exception ignored in ..."): noise, never a cause.
+        start, end: Bytes from the first line to the last's end.
+        chain: ``(type, message)`` of each exception, the raised one first.
+        frame: ``file:function`` of the innermost user frame, else the innermost.
+        final_start, final_end: Bytes of the raised exception's line; ``final_line`` is its number.
+        origins: By frames: ``damaged_report``, ``data_loader``, ``clean_up`` (finalizers, interpreter exit).
+        ignored: Python continued ("Exception ignored in ..."): never a cause.
     """
 
     start: int
@@ -116,13 +116,13 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
     """A traceback that is being read.
 
     Attributes:
-        start, end: bytes of the stream.
-        seen: number of the line that was read last, from 0.
-        expect: inside a stack: frames or the final line come next.
-        size: bytes of the message so far; ``text``: of all that is kept of it.
-        real: None while it is open; then whether it was a traceback: the lines of what was none are ordinary lines.
-        closed_at: byte of the stream where that was seen.
-        held: for the caller: what waits for ``real``.
+        start, end: Bytes of the stream.
+        seen: Last line read, from 0.
+        expect: Frames or the final line come next.
+        size: Bytes of the message; ``text``: of all stored text.
+        real: None while open; False: ordinary lines.
+        closed_at: Byte where that became known.
+        held: Caller's data that waits for ``real``.
     """
 
     prefix: Prefix
@@ -149,18 +149,18 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """A traceback whose end is known, and what it is (None: it was no traceback)."""
+    """A completed traceback; None content: it was no traceback."""
 
     read: OpenTraceback
     found: TracebackText | None
 
 
 class TracebackLines(msgspec.Struct, frozen=True):
-    """What one chunk brought.
+    """Result of one chunk.
 
     Attributes:
-        closed: in the order in which their ends were seen.
-        spans: begin and end, in the chunk, of lines that belong to a traceback, in order.
+        closed: Completed, in the order of their ends.
+        spans: Begin and end of traceback lines in the chunk.
     """
 
     closed: list[Closed]
@@ -168,39 +168,35 @@ class TracebackLines(msgspec.Struct, frozen=True):
 
 
 def find_tracebacks(data: bytes) -> Iterator[TracebackText]:
-    """All tracebacks of a whole text, in the order of their ends."""
+    """Yields all tracebacks of a text, in the order of their ends."""
     for item in TracebackReader().push(data, at=0, line=0, final=True).closed:
         if item.found is not None:
             yield item.found
 
 
 class TracebackReader:
-    """Reads the tracebacks of one stream, of which the chunks come in order, cut between lines."""
+    """Reads one stream's tracebacks, in chunks of whole lines."""
 
     def __init__(self) -> None:
-        # By speaker, the one that spoke last at the end; and by first byte.
+        # By speaker, the most recent last; and by first byte.
         self._open: OrderedDict[bytes, OpenTraceback] = OrderedDict()
         self._by_start: OrderedDict[int, OpenTraceback] = OrderedDict()
         self._text = 0
-        # Until this line and this byte nothing is left behind.
+        # Until here no traceback has to be closed.
         self._line_limit = self._byte_limit = -1
-        # The last line of the chunk before said that what follows is ignored.
+        # The previous chunk's last line announced an ignored exception.
         self._ignored = False
         self._closed: list[Closed] = []
 
     @property
     def oldest(self) -> int | None:
-        """Byte of the stream at which the oldest open traceback began; None when none is open."""
+        """Byte where the oldest open traceback began, or None."""
         return next(iter(self._by_start), None)
 
     def push(self, data: bytes, *, at: int, line: int, final: bool) -> TracebackLines:
-        """Read the next chunk.
+        """Reads the next chunk of whole lines.
 
-        Args:
-            data: whole lines; the last may lack its newline.
-            at: byte of the stream at which it begins.
-            line: number of lines before it.
-            final: nothing follows, so that a broken-off traceback is taken as it is.
+        ``final``: an unfinished traceback counts.
         """
         spans: list[tuple[int, int, OpenTraceback]] = []
         position, size, number = 0, len(data), line
@@ -236,7 +232,7 @@ class TracebackReader:
     def _line(
         self, data: bytes, position: int, stop: int, *, at: int, number: int
     ) -> tuple[OpenTraceback | None, bool]:
-        """The traceback that a line belongs to, and whether the same line once more would change nothing."""
+        """Returns a line's traceback, and True if a repetition would change nothing."""
         line, start = data[position:stop], at + position
         own = parse_prefix(line)
         begins = line.find(HEAD, 0, own.length + _MARGIN + len(HEAD)) >= 0
@@ -272,7 +268,7 @@ class TracebackReader:
         return owner, True
 
     def _skip(self, data: bytes, position: int, width: int, *, owner: OpenTraceback | None, number: int) -> int:
-        """How many copies of a line that follow it at once are passed over; the last one never is, and no bound is crossed."""
+        """Returns how many following copies of a line to skip, never the last."""
         room = MAX_SILENT + next(iter(self._open.values())).seen - number - 1
         if owner is not None:
             own_room = MAX_LINES - owner.lines - 2
@@ -287,7 +283,7 @@ class TracebackReader:
         return skipped
 
     def _leave_behind(self, start: int, number: int) -> None:
-        """Close what waits for too long, or takes too much room."""
+        """Closes tracebacks that wait too long or use too much memory."""
         if number <= self._line_limit and start <= self._byte_limit and self._text <= MAX_TEXT:
             return
         while self._open:
@@ -301,7 +297,7 @@ class TracebackReader:
                 return
 
     def _restart(self, owner: OpenTraceback, start: int, number: int, *, ignored: bool) -> None:
-        """Begin anew at another head of a speaker whose traceback broke off before it named an exception."""
+        """Starts again at a new head of a speaker's unfinished traceback."""
         del self._by_start[owner.start]
         self._by_start[start] = owner
         owner.start = owner.end = start
@@ -311,10 +307,10 @@ class TracebackReader:
         self._open.move_to_end(owner.prefix.raw)
 
     def _take(self, state: OpenTraceback, body: bytes, line: bytes, at: int, number: int) -> bool | None:
-        """Take one line of the speaker; None when it no longer belongs to the traceback, else whether once more would change nothing."""
+        """Adds a line: None if it does not fit, True if a repetition would change nothing."""
         text, stop = body.strip(), at + len(line)
         if not state.expect and text.startswith(HEAD):
-            return None  # another exception, which this one has nothing to do with
+            return None  # a separate exception
         if text in _CHAIN or text.startswith(HEAD):
             self._finish(state)
             state.expect, state.frame, state.user_frame = True, b"", b""
@@ -339,9 +335,9 @@ class TracebackReader:
             self._grow(state, len(state.type) + len(message))
             return False
         if not text:
-            return True  # a blank line stands before a chained exception, or ends the traceback
+            return True  # before a chained exception, or the traceback's end
         if state.type is not None and state.size < MAX_MESSAGE and text.startswith(_CONTINUATIONS):
-            # torch's own messages go on with a C++ stack; argument errors with details. A log line does not.
+            # torch's messages continue with a C++ stack, argument errors with details; log lines do not.
             state.message.append(text)
             state.size += len(text)
             state.end = stop
@@ -360,7 +356,6 @@ class TracebackReader:
                 state.origins.add(origin)
 
     def _finish(self, state: OpenTraceback) -> None:
-        """Add the exception that was read last to the chain."""
         if state.type is None:
             return
         message = b"\n".join(state.message)[:MAX_MESSAGE]
@@ -399,7 +394,6 @@ class TracebackReader:
         self._closed.append(Closed(state, found))
 
     def _ignores(self, data: bytes, start: int) -> bool:
-        """Whether the line before ``start`` says that Python ignores the exception that follows."""
         if not start:
             return self._ignored
         begin = data.rfind(b"\n", 0, start - 1) + 1

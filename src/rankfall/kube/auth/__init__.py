@@ -1,5 +1,4 @@
-"""Which cluster, which user, and the credentials of requests: kubeconfig, service account, plug-ins, TLS.
+"""Cluster, user and credentials of requests.
 
-May import: ``kube.errors``, ``kube.secret`` and ``rankfall.model``. Never aiohttp or anything of
-``kube.http``: the agent runs on every node, and aiohttp alone would take 20 of its 50 MiB.
+Imports neither aiohttp nor ``kube.http``: aiohttp takes 20 of the agent's 50 MiB.
 """

@@ -1,6 +1,6 @@
-"""``Access``: what it takes to reach one cluster as one user, as frozen data. Does no input or output.
+"""Address and credentials for one cluster and user, without I/O.
 
-It pins one context at the launch. Files, tokens and plug-ins that change later are read by ``credentials``.
+Pins one context at launch; ``credentials`` reads what changes later.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import msgspec
 from rankfall.kube.secret import Secret
 
 IN_CLUSTER: Final = "in-cluster"
-"""Name of the context, cluster and user of a pod's own service account."""
+"""Names for a pod's service account."""
 
 
 Version = Literal["client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"]
-"""Of the protocol of exec plug-ins."""
+"""Version of the exec plug-in protocol."""
 Mode = Literal["Never", "IfAvailable", "Always"]
-"""Whether an exec plug-in may ask at the terminal."""
+"""Permission to prompt at the terminal."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the API server is and how it is recognised.
+    """API server's address and verification.
 
     Attributes:
-        server: its address, without a slash at the end; may have a path.
-        tls_server_name: name that its certificate must have, when that is not the address's.
-        insecure: do not check its certificate.
-        ca_file: authorities to check it with; neither this nor ``ca_data`` = the system's.
-        ca_data: the same as PEM.
-        proxy: address of a proxy on the way; may hold a password; None = the environment's.
-        compress: large answers may come compressed.
+        server: Address without trailing slash.
+        tls_server_name: Certificate name other than the address.
+        insecure: True = do not verify.
+        ca_file: Authorities; None = the system's.
+        ca_data: The same as PEM.
+        proxy: None = environment.
+        compress: Allow compressed answers.
     """
 
     server: str
@@ -44,7 +44,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Impersonation(msgspec.Struct, frozen=True, kw_only=True):
-    """Act as somebody else, as ``kubectl --as``."""
+    """Acts as another user, like ``kubectl --as``."""
 
     user: str
     uid: str | None = None
@@ -53,17 +53,17 @@ class Impersonation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecPlugin(msgspec.Struct, frozen=True, kw_only=True):
-    """A program that knows the credentials.
+    """Program that supplies the credentials.
 
     Attributes:
-        version: of its protocol.
-        command: path, or a name to look up on the PATH.
-        args: may hold secrets; never shown.
-        env: added to our environment; may hold secrets; never shown.
-        interactive: whether it may ask at the terminal.
-        install_hint: what to tell when it is not there.
-        tell_cluster: tell it of the cluster in ``KUBERNETES_EXEC_INFO``.
-        cluster_config: what the kubeconfig has for it in the cluster's extensions, as JSON text.
+        version: Version of its protocol.
+        command: Path or name on the PATH.
+        args: Possibly secret.
+        env: Additional variables; possibly secret.
+        interactive: Permission to prompt.
+        install_hint: Message if not installed.
+        tell_cluster: Fill ``KUBERNETES_EXEC_INFO``.
+        cluster_config: JSON from the cluster's extensions.
     """
 
     version: Version
@@ -77,7 +77,7 @@ class ExecPlugin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):
-    """Who we are. Nothing given: anonymous. ``key_data`` is PEM, its bytes read as Latin-1."""
+    """The user's credentials; empty = anonymous. ``key_data`` is PEM, decoded as Latin-1."""
 
     token: Secret | None = None
     token_file: str | None = None
@@ -96,22 +96,15 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """The kubeconfig files an access came from, so that the same user can be read again when the server no longer knows us."""
+    """Kubeconfig files, read again when credentials are refused."""
 
     paths: tuple[str, ...]
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """One cluster, one user, one namespace: all that a client needs, pinned at the launch.
+    """One cluster, user and namespace, pinned at launch.
 
-    Attributes:
-        context: its name in the kubeconfig, or ``in-cluster``.
-        cluster: name in the kubeconfig.
-        user: name in the kubeconfig; empty = anonymous.
-        namespace: where objects without a namespace of their own go.
-        endpoint: where the server is.
-        login: who we are.
-        origin: where this was read; None = in the cluster, or made by hand.
+    An empty ``user`` is anonymous; ``origin`` None = in the cluster, or by hand.
     """
 
     context: str
@@ -124,7 +117,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def server(self) -> str:
-        """The API server's address."""
+        """Address of the API server."""
         return self.endpoint.server
 
     def __repr__(self) -> str:

@@ -1,7 +1,6 @@
-"""Headers and TLS context of the next request, renewed when a file, a plug-in or a 401 asks for it.
+"""Headers and TLS context of the next request, renewed after changes or a 401.
 
-Touches no connection: a request with a new context opens a new one, and an open stream keeps what it was
-opened with.
+Open connections retain theirs.
 """
 
 from __future__ import annotations
@@ -24,13 +23,7 @@ _HEADER_CHARS: Final = frozenset(chr(code) for code in range(0x21, 0x7F))
 
 
 class Proof:
-    """What one request carries.
-
-    Attributes:
-        headers: Authorization and impersonation.
-        context: of TLS; None = a server without TLS.
-        number: of the renewal it comes from; handed to ``refresh`` when the server did not take it.
-    """
+    """Credentials of one request; ``context`` None = no TLS, ``number`` of its renewal."""
 
     __slots__ = ("context", "headers", "number")
 
@@ -42,12 +35,7 @@ class Proof:
 
 
 class Credentials:
-    """The credentials of one access.
-
-    Args:
-        access: whose.
-        plugin_timeout: seconds that an exec plug-in may take.
-    """
+    """Credentials of one access."""
 
     def __init__(self, access: Access, *, plugin_timeout: float | None = None) -> None:
         self._access = access
@@ -58,29 +46,29 @@ class Credentials:
         self._made: tuple[tuple[object, ...], ssl.SSLContext] | None = None
         self._seen: set[Secret] = set()
         self.note = ""
-        """Why the kubeconfig could not be read again; empty = it could."""
+        """Error of the last kubeconfig read, or empty."""
         self._plugin = self._new_plugin()
 
     @property
     def secrets(self) -> frozenset[str]:
-        """All credentials used so far, to be masked in what others say."""
+        """Credentials used so far, to mask them."""
         return frozenset(secret.reveal() for secret in self._seen)
 
     async def current(self) -> Proof:
-        """For the next request.
+        """Returns credentials for the next request.
 
         Raises:
-            CredentialsError: a file cannot be read or the plug-in failed.
-            KubeConfigError: the authorities cannot be read.
+            CredentialsError: Unreadable file or failed plug-in.
+            KubeConfigError: Unreadable certificate authorities.
         """
         given = await self._plugin.get() if self._plugin is not None else ExecCredential()
         return Proof(self._headers(given), self._context(given), self._number)
 
     async def refresh(self, refused: Proof) -> None:
-        """Renew everything because the server did not take ``refused``; once, however many ask.
+        """Renews all credentials after ``refused``; once for concurrent callers.
 
         Raises:
-            CredentialsError: a file cannot be read or the plug-in failed.
+            CredentialsError: Unreadable file or failed plug-in.
         """
         async with self._lock:
             if refused.number != self._number:
@@ -93,25 +81,23 @@ class Credentials:
             self._number += 1
 
     async def close(self) -> None:
-        """End a plug-in that still runs."""
+        """Ends a running plug-in."""
         if self._plugin is not None:
             await self._plugin.close()
 
     async def changed(self, refused: Proof) -> bool:
-        """Whether a new connection would be another one than ``refused`` made: other authorities, or another certificate of ours.
-
-        For a server whose certificate was refused: the kubeconfig of the launch may know its new authority.
+        """True if the TLS context has changed since ``refused``, as for new certificate authorities.
 
         Raises:
-            CredentialsError: a file cannot be read or the plug-in failed.
-            KubeConfigError: the authorities cannot be read.
+            CredentialsError: Unreadable file or failed plug-in.
+            KubeConfigError: Unreadable certificate authorities.
         """
         async with self._lock:
             await self._reread()
         return (await self.current()).context is not refused.context
 
     async def _reread(self) -> None:
-        """Take what the kubeconfig says now about the launch's cluster and user; as before where it says nothing that can be used."""
+        """Reads the kubeconfig again; retains the old entries if unusable."""
         try:
             found = await asyncio.to_thread(reread, self._access)
         except KubeConfigError as error:
@@ -127,7 +113,7 @@ class Credentials:
 
     def _new_plugin(self) -> Plugin | None:
         login = self._access.login
-        # As kubectl: a token or a password given beside it goes first.
+        # As in kubectl, a token or password has priority.
         if login.plugin is None or login.token or login.token_file or login.username:
             return None
         return Plugin(
@@ -194,7 +180,7 @@ class Credentials:
                 what=f"user {self._access.user!r}, cluster {self._access.cluster!r}",
             )
         except (CredentialsError, KubeConfigError):
-            # Certificate and key are two files: between their two writes they do not belong together.
+            # Between two writes, certificate and key do not match.
             if self._made is None or not self._files:
                 raise
             return self._made[1]
@@ -204,7 +190,7 @@ class Credentials:
         return made
 
     def authorities(self, endpoint: Endpoint) -> bytes | None:
-        """The certificates that the server is checked with, as PEM; None = the system's."""
+        """Returns the certificate authorities as PEM; None = the system's."""
         if endpoint.ca_data is not None:
             return endpoint.ca_data
         return None if endpoint.ca_file is None else self._read(endpoint.ca_file, "certificate authority")

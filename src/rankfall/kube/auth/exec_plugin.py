@@ -1,8 +1,6 @@
-"""Exec credential plug-ins (client.authentication.k8s.io/v1 and v1beta1): protocol, pipes and process.
+"""Exec credential plug-ins (client.authentication.k8s.io/v1 and v1beta1).
 
-One process at a time, however many requests wait for it, and never through a shell. Output is bounded; stdout
-holds credentials and is never shown, stderr is shown escaped and redacted. Answers that kubectl refuses are
-refused.
+One process at a time, no shell, bounded output. Stdout holds credentials and is never displayed.
 """
 
 from __future__ import annotations
@@ -27,23 +25,19 @@ from rankfall.kube.secret import Secret, excerpt
 from rankfall.model import decoding
 
 INFO: Final = "KUBERNETES_EXEC_INFO"
-"""The variable that tells it."""
+"""Describes the cluster to the plug-in."""
 
 _FIELDS: Final = ("token", "clientCertificateData", "clientKeyData", "expirationTimestamp")
 
 
 class InvalidExecCredential(Exception):  # noqa: N818 - read as the end of a sentence that begins with the plug-in's name
-    """The answer cannot be used; says why, without anything of it that could be a credential."""
+    """The answer is unusable; the message contains no credential."""
 
 
 class ExecCredential(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plug-in gave.
+    """Credentials from a plug-in; PEM, ``key`` as Latin-1.
 
-    Attributes:
-        token: for the header.
-        certificate: of the client, as PEM, with
-        key: its key; PEM, bytes read as Latin-1 (as in ``Login.key_data``).
-        expires: seconds since the epoch; None = only a 401 ends it.
+    ``expires`` in seconds since the epoch; None = until a 401.
     """
 
     token: Secret | None = None
@@ -57,14 +51,7 @@ class ExecCredential(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exec_info(plugin: ExecPlugin, endpoint: Endpoint, *, authorities: bytes | None, interactive: bool) -> str:
-    """Content of ``KUBERNETES_EXEC_INFO``.
-
-    Args:
-        plugin: which; only one that asks for it is told of the cluster.
-        endpoint: of the cluster.
-        authorities: of the cluster, as PEM.
-        interactive: whether it may ask at the terminal.
-    """
+    """Returns the content of ``KUBERNETES_EXEC_INFO``; with the cluster only on request."""
     spec: dict[str, Any] = {"interactive": interactive}
     if plugin.tell_cluster:
         spec["cluster"] = _cluster(plugin, endpoint, authorities)
@@ -72,15 +59,10 @@ def exec_info(plugin: ExecPlugin, endpoint: Endpoint, *, authorities: bytes | No
 
 
 def parse_exec_credential(output: bytes, plugin: ExecPlugin, *, secrets: Sequence[str]) -> ExecCredential:
-    """The credentials in an answer.
-
-    Args:
-        output: its stdout.
-        plugin: which.
-        secrets: not to be shown in an error.
+    """Parses the credentials in an answer; errors mask ``secrets``.
 
     Raises:
-        InvalidExecCredential: it is no answer of this protocol, or has no credentials.
+        InvalidExecCredential: Not this protocol, or no credentials.
     """
     try:
         document = decoding.decode(output)
@@ -136,16 +118,16 @@ def _moment(text: str, secrets: Sequence[str]) -> float:
 
 
 LARGEST: Final = 1 << 20
-"""Bytes of stdout: no credential is larger."""
+"""Largest stdout in bytes."""
 
 _MAX_LINES: Final = 20
 _CHUNK: Final = 4096
-# A prompt has no newline: what has not gone on for so long is shown as it is.
+# Seconds until a line without newline counts as a prompt.
 _PROMPT_S: Final = 0.3
 
 
 class Words:
-    """The stderr of a plug-in: shown while it runs at a terminal, and its end kept for the error."""
+    """A plug-in's stderr: live at a terminal; its end is part of errors."""
 
     def __init__(self, say: Callable[[str], None] | None, secrets: list[str]) -> None:
         self._say, self._secrets = say, secrets
@@ -154,12 +136,12 @@ class Words:
 
     @property
     def last(self) -> str:
-        """For the end of a message."""
+        """Suffix for an error message."""
         text = excerpt(self._kept, secrets=self._secrets)
         return f"; it said: {text}" if text else ""
 
     async def follow(self, stream: asyncio.StreamReader) -> None:
-        """Read to the end; what is beyond the bounds is thrown away, so that it is never stopped by a full pipe."""
+        """Reads to the end, so that a full pipe never blocks."""
         line = b""
         while True:
             try:
@@ -186,7 +168,7 @@ class Words:
 
 
 async def both(output: Coroutine[None, None, bytes | None], words: Coroutine[None, None, None]) -> bytes | None:
-    """The output, while the other pipe is read too; None at once when it is too much."""
+    """Returns the output while reading the other pipe; None if too large."""
     async with asyncio.TaskGroup() as group:
         talk = group.create_task(words)
         found = await output
@@ -196,7 +178,7 @@ async def both(output: Coroutine[None, None, bytes | None], words: Coroutine[Non
 
 
 async def bounded(stream: asyncio.StreamReader) -> bytes | None:
-    """All of it; None when it is too much."""
+    """Returns the whole stream; None if too large."""
     parts: list[bytes] = []
     size = 0
     while chunk := await stream.read(_CHUNK):
@@ -208,7 +190,10 @@ async def bounded(stream: asyncio.StreamReader) -> bytes | None:
 
 
 async def end(process: asyncio.subprocess.Process, *, whole: bool) -> None:
-    """End what still runs, with what it started. What a plug-in that ended by itself left behind (an agent, a browser) is its own."""
+    """Kills a running plug-in and its children.
+
+    An ended plug-in's processes (an agent, a browser) continue.
+    """
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL) if whole else process.kill()
@@ -216,30 +201,23 @@ async def end(process: asyncio.subprocess.Process, *, whole: bool) -> None:
 
 
 def to_stderr(line: str) -> None:
-    """Show a line to whoever sits at the terminal."""
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - a person has to see what the plug-in asks for
+    """Prints a line on the terminal."""
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - a user has to see the plug-in's prompt
 
 
 _TIMEOUT_S: Final = 60.0
-# A person who logs in with a browser needs longer.
 _INTERACTIVE_TIMEOUT_S: Final = 300.0
-# Renewed this much of its life before it ends, at most so many seconds: a request that is on its way must still be valid when it arrives.
+# Renewal starts this fraction of the lifetime before expiry, at most these seconds.
 _EARLY: Final = 0.1
 _EARLY_S: Final = 10.0
-# However short the life it claims (or however wrong a clock is), the plug-in is not started for every request.
+# Least seconds between starts, despite wrong clocks.
 _LEAST_S: Final = 5.0
 
 
 class Plugin:
-    """One plug-in and what it gave last.
+    """One plug-in and its last credentials.
 
-    Args:
-        plugin: what the kubeconfig says of it.
-        access: whom it is for.
-        authorities: certificates of the cluster as PEM, for a plug-in that wants to be told.
-        timeout: seconds that it may take; None = 60, or 300 when it may ask at the terminal.
-        say: shows a line of its stderr while it runs at a terminal; None = our own stderr.
-        clock: seconds since the epoch.
+    ``timeout`` in seconds; None = 60, or 300 with terminal prompts.
     """
 
     def __init__(
@@ -259,10 +237,10 @@ class Plugin:
         self._running: asyncio.Task[ExecCredential] | None = None
 
     async def get(self) -> ExecCredential:
-        """What it gave last, or gives now.
+        """Returns the last credentials, or new ones if they are due.
 
         Raises:
-            CredentialsError: it is not there, failed, took too long, or said what cannot be understood.
+            CredentialsError: Not installed, failed, timed out, or invalid.
         """
         if self._given is not None and (self._renew_at is None or self._clock() < self._renew_at):
             return self._given
@@ -272,31 +250,31 @@ class Plugin:
             last = self._given
             if last is None or last.expires is None or last.expires <= self._clock():
                 raise
-            # Renewed early and in vain: what we have is good until its end.
+            # The current credentials stay valid until expiry.
             self._renew_at = min(last.expires, self._clock() + _LEAST_S)
             return last
 
     async def renew(self) -> ExecCredential:
-        """What it gives now; whoever asks while it runs gets the same.
+        """Returns new credentials; concurrent callers share one run.
 
         Raises:
-            CredentialsError: as ``get``.
+            CredentialsError: As for ``get``.
         """
         if self._running is None:
             self._running = asyncio.create_task(self._once())
             self._running.add_done_callback(self._ended)
-        # One caller that gives up must not take the answer from the others.
+        # A caller that gives up must not cancel others.
         running, caller = self._running, asyncio.current_task()
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             if running.cancelled() and not (caller is not None and caller.cancelling()):
-                # It was ended, not the caller.
+                # The plug-in was ended, not the caller.
                 raise self._error("was ended: the client closes, or its kubeconfig names another one now") from None
             raise
 
     async def close(self) -> None:
-        """End it if it runs."""
+        """Ends a running plug-in."""
         if self._running is not None:
             self._running.cancel()
             with contextlib.suppress(asyncio.CancelledError, CredentialsError):
@@ -305,7 +283,7 @@ class Plugin:
     def _ended(self, task: asyncio.Task[ExecCredential]) -> None:
         self._running = None
         if not task.cancelled():
-            task.exception()  # looked at, so that it is not reported as forgotten when nobody waits any more
+            task.exception()  # retrieved, so that asyncio does not report it
 
     async def _once(self) -> ExecCredential:
         asked = self._clock()
@@ -345,7 +323,7 @@ class Plugin:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env=environ,
-                # A session of its own can be ended whole, but has no terminal to ask at.
+                # A separate session can be killed whole but cannot prompt.
                 start_new_session=not interactive,
             )
         except (OSError, ValueError) as error:
@@ -377,7 +355,6 @@ class Plugin:
         return output
 
     def _interactive(self) -> bool:
-        """Whether it may ask at our terminal."""
         mode = self._plugin.interactive
         terminal = mode != "Never" and sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
         if mode == "Always" and not terminal:
@@ -387,7 +364,7 @@ class Plugin:
         return terminal
 
     def _secrets(self) -> list[str]:
-        """What must not show in its words: its own arguments and variables may hold secrets."""
+        """Returns its arguments and variables, which may be secret."""
         values = [*self._plugin.args, *(value for _, value in self._plugin.env)]
         given = self._given
         values += [value for value in (given.token, given.key) if value is not None] if given else []
@@ -396,5 +373,5 @@ class Plugin:
     def _error(
         self, why: str, *, hint: str = "run kubectl once as the same user: it starts the same program"
     ) -> CredentialsError:
-        name = excerpt(os.path.basename(self._plugin.command), limit=100)  # noqa: PTH119 - of text, which need not be a path
+        name = excerpt(os.path.basename(self._plugin.command), limit=100)  # noqa: PTH119 - the text need not be a path
         return CredentialsError(f"the credential plug-in {name} of user {self._access.user!r} {why}", hint=hint)

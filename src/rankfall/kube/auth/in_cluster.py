@@ -1,6 +1,6 @@
-"""Access of a pod's service account: the files that the kubelet mounts, and the address in the environment.
+"""Access with a pod's service account.
 
-The kubelet renews the token about every hour, so it is kept as a file, not as a value.
+The kubelet renews the token hourly, so the file is stored, not its value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FOLDER: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def possible(environ: Mapping[str, str], *, folder: str | None = None) -> bool:
-    """Whether this is a pod that may speak with its API server."""
+    """True in a pod with access to its API server."""
     return bool(
         environ.get("KUBERNETES_SERVICE_HOST")
         and environ.get("KUBERNETES_SERVICE_PORT")
@@ -26,15 +26,10 @@ def possible(environ: Mapping[str, str], *, folder: str | None = None) -> bool:
 
 
 def load(*, namespace: str | None, environ: Mapping[str, str], folder: str | None = None) -> Access:
-    """The access of this pod.
-
-    Args:
-        namespace: None = the pod's own.
-        environ: the environment.
-        folder: where the service account is mounted; None = where the kubelet does it.
+    """Returns the access of this pod; ``namespace`` None = the pod's.
 
     Raises:
-        KubeConfigError: this is no pod, or it has no service account.
+        KubeConfigError: No pod, or no service account.
     """
     if not possible(environ, folder=folder):
         raise KubeConfigError(
@@ -57,9 +52,8 @@ def load(*, namespace: str | None, environ: Mapping[str, str], folder: str | Non
 
 
 def _host(text: str) -> str:
-    """As it stands in an address: IPv6 in brackets."""
     try:
-        return f"[{text}]" if ipaddress.ip_address(text).version == 6 else text  # noqa: PLR2004 - of IP
+        return f"[{text}]" if ipaddress.ip_address(text).version == 6 else text  # noqa: PLR2004 - IP version
     except ValueError:
         return text
 

@@ -1,9 +1,7 @@
-"""Token, certificate and key files, read again when they change, and the TLS contexts made of them.
+"""Credential files that are read again after changes, and TLS contexts.
 
-A mounted Secret changes by a swapped link, ``cp`` keeps the inode, some tools keep the time: each alone is
-enough to read again. While a file is missing or empty its last content stands. ``shrink_tls_buffers`` patches
-asyncio's TLS read buffer (256 KiB) to one TLS record for the whole process: with 1,000 followed pods a stream
-costs 63 KiB instead of 303 (measured). There is no public setting; this is the only place.
+A mounted Secret changes its link, ``cp`` retains the inode, some tools the time. Missing or empty files retain
+their last content.
 """
 
 from __future__ import annotations
@@ -22,20 +20,18 @@ from typing import Final
 from rankfall.kube.errors import CredentialsError, KubeConfigError
 from rankfall.model.patterns import bounded
 
-# Credentials are small; more is a wrong path.
+# More means a wrong path.
 _LARGEST: Final = 1 << 20
-# A file changed so recently may change again within the same tick of its file system's clock.
+# A second change within one clock tick would be missed.
 _RACY_NS: Final = 2_000_000_000
-# However equal it looks, it is read again after so long: network file systems may cache what stat says.
+# Seconds until a forced read: network file systems may cache stat.
 _TRUSTED_S: Final = 10.0
 
 
 class WatchedFile:
-    """One file.
+    """One file that is read again when it changes.
 
-    Args:
-        path: of the file.
-        what: its role, for messages: ``token of user "bob"``.
+    ``what`` is its role in messages: ``token of user "bob"``.
     """
 
     def __init__(self, path: str, *, what: str) -> None:
@@ -45,13 +41,10 @@ class WatchedFile:
         self._read_again_at = 0.0
 
     def read(self, *, anew: bool = False) -> bytes:
-        """The content.
-
-        Args:
-            anew: read it however equal it looks, and do not fall back on the last content.
+        """Returns the content; ``anew`` forces a read and excludes the last content.
 
         Raises:
-            CredentialsError: it cannot be read, and never could be, or ``anew`` was asked for.
+            CredentialsError: Unreadable, with ``anew`` or without an earlier read.
         """
         try:
             found = self.path.stat()
@@ -85,7 +78,7 @@ class WatchedFile:
 
 
 READ_BUFFER: Final = 16 * 1024
-"""Bytes: the largest TLS record."""
+"""Size in bytes of the largest TLS record."""
 
 _CERTIFICATES: Final = bounded(
     rb"-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----[^-]+-----END (?:TRUSTED |X509 )?CERTIFICATE-----", limit=1 << 24
@@ -93,34 +86,30 @@ _CERTIFICATES: Final = bounded(
 
 
 def shrink_tls_buffers() -> None:
-    """Cut the read buffer of the TLS connections that this process opens from now on."""
-    # Typed as a constant of the class, because nobody is meant to set it.
+    """Reduces the read buffer of future TLS connections from 256 KiB to one record.
+
+    With 1,000 followed pods a stream takes 63 KiB, not 303 (measured).
+    """
     sslproto.SSLProtocol.max_size = READ_BUFFER
 
 
 def context(
     *, authorities: bytes | None, insecure: bool, certificate: bytes | None, key: bytes | None, what: str
 ) -> ssl.SSLContext:
-    """How to check the server, and how to prove who we are.
+    """Returns a TLS context; certificates are PEM.
 
-    Args:
-        authorities: certificates as PEM; None = the system's.
-        insecure: do not check the server.
-        certificate: of the client, as PEM, with its chain; None = none.
-        key: of ``certificate``, as PEM.
-        what: names the cluster or user in messages.
+    ``authorities`` None = the system's; ``insecure`` does not verify the server.
 
     Raises:
-        KubeConfigError: the authorities cannot be read.
-        CredentialsError: the client's certificate and key cannot be read, or do not belong together.
+        KubeConfigError: Unreadable certificate authorities.
+        CredentialsError: Certificate and key are unreadable or mismatched.
     """
     made = ssl.create_default_context() if authorities is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
-    # As Go's client: any authority given is trusted, whoever signed it, and old ones without key identifiers are good enough. Python 3.13
-    # became stricter than the authorities of many clusters.
+    # Any given authority is trusted, as in Go; Python 3.13 is stricter.
     made.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
     made.verify_flags &= ~ssl.VerifyFlags.VERIFY_X509_STRICT
-    # Some builds of Python take a TCP connection that ends without TLS's own word for a whole answer; anybody on the way can end one.
+    # Some Python builds accept a TCP end without TLS close.
     made.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
     made.set_alpn_protocols(["http/1.1"])
     if insecure:
@@ -154,7 +143,7 @@ def _identify(made: ssl.SSLContext, certificate: bytes, key: bytes, what: str) -
             hint="give a key without a password, or an exec plug-in",
         )
     try:
-        # OpenSSL reads chains from files only. The password is never asked for at the terminal.
+        # OpenSSL reads chains only from files. The empty password prevents a prompt.
         with _as_file(certificate + b"\n" + key) as path:
             made.load_cert_chain(path, password="")
     except (ssl.SSLError, OSError) as error:
@@ -170,7 +159,7 @@ def _identify(made: ssl.SSLContext, certificate: bytes, key: bytes, what: str) -
 
 @contextlib.contextmanager
 def _as_file(data: bytes) -> Iterator[str]:
-    """A path that holds ``data`` while the context lasts; in memory where the system can, so that no key reaches a disk."""
+    """Yields a path to ``data``; in memory if possible: no key reaches a disk."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("rankfall-tls", os.MFD_CLOEXEC)
         try:

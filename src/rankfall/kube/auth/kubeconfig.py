@@ -1,8 +1,6 @@
-"""Chooses cluster and user: the kubeconfig as kubectl reads it, else the pod's own service account.
+"""Chooses cluster and user by kubectl's rules, else the pod's service account.
 
-kubectl's rules: ``--kubeconfig`` names one file that must exist; else the files of ``$KUBECONFIG``, missing
-ones skipped; else ``~/.kube/config``. The first file that sets a name (or the current context) wins as a
-whole. Relative paths are relative to their file. Only the chosen context is checked in full.
+The first file with a name wins as a whole. Only the chosen context is checked in full.
 """
 
 from __future__ import annotations
@@ -34,24 +32,24 @@ __all__ = [
     "reread",
 ]
 
-# A kubeconfig of thousands of clusters has a few MiB.
+# Thousands of clusters take a few MiB.
 _LARGEST: Final = 16 << 20
 _KINDS: Final = (("clusters", "cluster"), ("contexts", "context"), ("users", "user"))
 _CONTEXT: Final = frozenset({"cluster", "user", "namespace", "extensions"})
 _MAX_NAMES: Final = 10
-# libyaml is ten times as fast, where PyYAML was built with it.
+# libyaml is ten times as fast.
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Named(msgspec.Struct, frozen=True):
-    """One entry, and the file that it stands in."""
+    """One entry and the path of its file."""
 
     fields: dict[str, Any]
     path: str
 
 
 class Merged(msgspec.Struct, frozen=True):
-    """All files as one."""
+    """All files merged into one."""
 
     clusters: dict[str, Named]
     contexts: dict[str, Named]
@@ -66,16 +64,12 @@ def load_access(
     namespace: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Access:
-    """The cluster and user to work with. The context's name is pinned in the answer: a later change of the current one changes nothing.
+    """Returns the cluster and user of ``context``, unaffected by later changes of the current one.
 
-    Args:
-        kubeconfig: one file; None = those of ``$KUBECONFIG``, else ``~/.kube/config``.
-        context: None = the current one; ``in-cluster`` = the pod's service account, where no context has that name.
-        namespace: None = the context's, else ``default``.
-        environ: the environment.
+    ``kubeconfig`` None = ``$KUBECONFIG``, else ``~/.kube/config``. ``context`` may be ``in-cluster``.
 
     Raises:
-        KubeConfigError: there is none, it cannot be read, or says something that is refused.
+        KubeConfigError: Missing, unreadable or refused setting.
     """
     paths = _paths(kubeconfig, environ)
     merged = _merge(paths, must_exist=kubeconfig is not None)
@@ -90,11 +84,11 @@ def load_access(
 
 
 class Place(Protocol):
-    """Whatever says where: the section of a job spec, a plan, a source of pods."""
+    """Names a cluster."""
 
     @property
     def kubeconfig(self) -> str | None:
-        """One file; None = as kubectl finds them."""
+        """Path of one file; None = kubectl's rules."""
 
     @property
     def context(self) -> str | None:
@@ -106,19 +100,19 @@ class Place(Protocol):
 
 
 def access_of(place: Place) -> Access:
-    """The cluster that is named, or the one that kubectl would choose now.
+    """Returns access to the named, or kubectl's current, cluster.
 
     Raises:
-        KubeConfigError: there is none, or it cannot be used.
+        KubeConfigError: No usable cluster.
     """
     return load_access(kubeconfig=place.kubeconfig, context=place.context, namespace=place.namespace)
 
 
 def reread(access: Access) -> Access:
-    """The same context, cluster and user as their files have them now.
+    """Returns the same context as the files have it now.
 
     Raises:
-        KubeConfigError: they are gone, or name another server now: that is another cluster, and not the launch's.
+        KubeConfigError: Missing entries, or another server.
     """
     if access.origin is None:
         return access
@@ -142,7 +136,6 @@ def _paths(kubeconfig: str | None, environ: Mapping[str, str]) -> tuple[str, ...
         return (str(Path(kubeconfig).expanduser()),)
     listed = environ.get("KUBECONFIG", "")
     if listed:
-        # Each file once, the first time it is named.
         return tuple(dict.fromkeys(path for path in listed.split(os.pathsep) if path))
     home = environ.get("HOME", "")
     return (str(Path(home, ".kube", "config")),) if home else ()
@@ -185,7 +178,7 @@ def _parsed(path: str, data: bytes) -> dict[str, Any]:
     try:
         found = yaml.load(data, Loader=_LOADER)  # noqa: S506 - it is the safe one
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # Only the place: the text around it may be a credential.
+        # Only the line number: its text may be a credential.
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark is not None else ""
         found = ()

@@ -1,8 +1,7 @@
-"""Reads clusters, users and exec plug-ins of a kubeconfig field by field.
+"""Reads clusters, users and exec plug-ins of a kubeconfig.
 
-kubectl ignores unknown fields; here a misspelt ``insecure-skip-tls-verify`` or ``as-groups`` would silently
-change the identity, so unknown, contradictory and removed fields are refused by name. Messages never hold
-credential values.
+Unknown, contradictory and removed fields are refused, unlike kubectl: a misspelt ``as-groups`` would change the
+identity. Messages never contain credentials.
 """
 
 from __future__ import annotations
@@ -26,14 +25,7 @@ Entry = Mapping[str, Any]
 
 
 class Fields:
-    """One entry of a kubeconfig, with typed access to its fields.
-
-    Args:
-        entry: the fields.
-        what: names it in messages: ``user "bob"``.
-        path: of its file, against which relative paths are resolved.
-        known: names of fields that it may have.
-    """
+    """One entry of a kubeconfig, with typed access to its fields."""
 
     def __init__(self, entry: Entry, *, what: str, path: str, known: frozenset[str]) -> None:
         self._entry, self.what, self.path = entry, what, path
@@ -47,11 +39,11 @@ class Fields:
                 self.refuse(f"unknown field {excerpt(str(name), limit=60)!r}", "correct its spelling or remove it")
 
     def refuse(self, why: str, hint: str) -> NoReturn:
-        """Refuse this entry."""
+        """Raises the error for this entry."""
         raise KubeConfigError(f"{self.what} in {self.path}: {why}", hint=hint)
 
     def text(self, name: str) -> str | None:
-        """A text; None when it is missing or empty, as kubectl has it."""
+        """Returns a text; None if missing or empty, as in kubectl."""
         value = self._entry.get(name)
         if value is None or value == "":
             return None
@@ -60,28 +52,28 @@ class Fields:
         return value
 
     def flag(self, name: str) -> bool:
-        """True or false; false when it is missing."""
+        """Returns a boolean; False if it is missing."""
         value = self._entry.get(name)
         if value is not None and not isinstance(value, bool):
             self.refuse(f"{name} must be true or false", "write it without quotes")
         return bool(value)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts."""
+        """Returns a list of texts."""
         value = self._entry.get(name) or ()
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
             self.refuse(f"{name} must be a list of texts", "put each in quotes")
         return tuple(value)
 
     def mapping(self, name: str) -> Entry | None:
-        """Fields below this one."""
+        """Returns the fields below this one."""
         value = self._entry.get(name)
         if value is not None and not isinstance(value, dict):
             self.refuse(f"{name} must hold fields", "see kubectl config view")
         return cast("Entry | None", value)
 
     def data(self, name: str) -> bytes | None:
-        """Bytes, written as base64."""
+        """Decodes base64 bytes."""
         value = self.text(name)
         if value is None:
             return None
@@ -91,12 +83,12 @@ class Fields:
             self.refuse(f"{name} is no base64", "fetch this kubeconfig again")
 
     def file(self, name: str) -> str | None:
-        """A path; a relative one is meant from the folder of its file."""
+        """Returns a path, relative to its file's folder."""
         value = self.text(name)
         return None if value is None else str(Path(self.path).parent.absolute() / value)
 
     def file_or_data(self, name: str) -> tuple[str | None, bytes | None]:
-        """A path, or the content itself as base64; both at once are refused, as kubectl does."""
+        """Returns a path or base64 content; refuses both, like kubectl."""
         path, data = self.file(name), self.data(f"{name}-data")
         if path is not None and data is not None:
             self.refuse(f"{name} and {name}-data are both given", "keep one of them")
@@ -112,15 +104,10 @@ _CLUSTER_CONFIG: Final = "client.authentication.k8s.io/exec"
 
 
 def plugin(entry: Entry, user: Fields, cluster: Entry) -> ExecPlugin:
-    """The plug-in of a user.
-
-    Args:
-        entry: its fields.
-        user: the user's; its name and file are shown in messages.
-        cluster: the cluster's fields: one of its extensions is for the plug-in.
+    """Returns the plug-in of a user; the cluster's extension may configure it.
 
     Raises:
-        KubeConfigError: a field is unknown, missing or wrong, or the protocol is one that is gone.
+        KubeConfigError: An unknown, missing or invalid field.
     """
     fields = Fields(entry, what=f"{user.what} (exec)", path=user.path, known=_EXEC)
     version, command = fields.text("apiVersion"), fields.text("command")
@@ -163,7 +150,6 @@ def _environment(entry: Entry, fields: Fields) -> tuple[tuple[str, Secret], ...]
 
 
 def _cluster_config(cluster: Entry) -> Secret | None:
-    """The one extension of a cluster that is meant for plug-ins."""
     for row in cluster.get("extensions") or ():
         if isinstance(row, dict) and row.get("name") == _CLUSTER_CONFIG:
             try:
@@ -206,10 +192,10 @@ _USER: Final = frozenset(
 
 
 def endpoint(entry: Entry, *, name: str, path: str) -> Endpoint:
-    """A cluster's entry.
+    """Parses a cluster's entry.
 
     Raises:
-        KubeConfigError: a field is unknown, wrong or contradicts another one.
+        KubeConfigError: An unknown, invalid or contradictory field.
     """
     fields = Fields(entry, what=f"cluster {name!r}", path=path, known=_CLUSTER)
     server = fields.text("server")
@@ -231,16 +217,10 @@ def endpoint(entry: Entry, *, name: str, path: str) -> Endpoint:
 
 
 def login(entry: Entry, *, name: str, path: str, cluster: Entry) -> Login:
-    """A user's entry.
-
-    Args:
-        entry: its fields.
-        name: of the user.
-        path: of its file.
-        cluster: the cluster's fields: they may have something for the user's plug-in.
+    """Parses a user's entry.
 
     Raises:
-        KubeConfigError: a field is unknown, wrong or contradicts another one.
+        KubeConfigError: An unknown, invalid or contradictory field.
     """
     fields = Fields(entry, what=f"user {name!r}", path=path, known=_USER)
     cert_file, cert_data = fields.file_or_data("client-certificate")
@@ -269,10 +249,10 @@ def login(entry: Entry, *, name: str, path: str, cluster: Entry) -> Login:
 
 
 def check_transport(endpoint: Endpoint, login: Login, *, what: str) -> None:
-    """Refuse to send credentials over a network in clear text.
+    """Refuses to send credentials over a network in clear text.
 
     Raises:
-        KubeConfigError: the server is asked without TLS, is not on this machine, and the user has credentials.
+        KubeConfigError: Credentials for a remote server without TLS.
     """
     parts = urlsplit(endpoint.server)
     if parts.scheme == "https" or _on_this_machine(parts.hostname or ""):

@@ -1,7 +1,6 @@
-"""Frames of ``v4.channel.k8s.io`` and ``v5.channel.k8s.io``, their status channel, and the errors of exec.
+"""Frames and status channel of ``v4.channel.k8s.io`` and ``v5.channel.k8s.io``. Pure.
 
-A websocket message is one channel byte and data; version 5 can also close a channel, the only way to end a
-command's stdin. A message that cannot be read is refused, never passed on as output. Does no input or output.
+A message is one channel byte and data. Only version 5 can end a command's stdin.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from rankfall.model.patterns import Bounded, bounded
 
 V5: Final = "v5.channel.k8s.io"
 V4: Final = "v4.channel.k8s.io"
-# In order of preference: the server takes the first one that it knows.
+# In order of preference; the server chooses.
 PROTOCOLS: Final = (V5, V4)
 
 STDIN, STDOUT, STDERR, STATUS, CLOSE = 0, 1, 2, 3, 255
-# A status is a few hundred bytes; a runtime's complaint about a command line can be longer.
+# A status has a few hundred bytes, sometimes more.
 MAX_STATUS: Final = 64 << 10
 _MAX_CODE: Final = 255
 
@@ -29,27 +28,17 @@ Output = Literal["stdout", "stderr"]
 
 
 class BadFrame(ValueError):  # noqa: N818 - reads as the answer that it is
-    """A message that is none of the protocol."""
+    """A message that violates the protocol."""
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The command ran and ended.
-
-    Attributes:
-        code: its exit code, 0 to 255; a signal is 128 and its number.
-    """
+    """The command ended with an exit code; signals are 128 plus number."""
 
     code: int
 
 
 class NotRun(msgspec.Struct, frozen=True):
-    """The command did not run, or nobody knows how it ended.
-
-    Attributes:
-        reason: of the Status, as ``InternalError``; empty when there was none.
-        message: of the server; text of others, not bounded by the protocol.
-        status: HTTP-like number, 0 when there was none.
-    """
+    """The command did not run, or its end is unknown."""
 
     reason: str
     message: str
@@ -57,35 +46,35 @@ class NotRun(msgspec.Struct, frozen=True):
 
 
 def close_message(channel: int) -> bytes:
-    """Says that this channel gets no more data (version 5 only)."""
+    """Returns the message that closes a channel (version 5)."""
     return bytes((CLOSE, channel))
 
 
 def data_message(channel: int, data: bytes | bytearray | memoryview) -> bytes:
-    """Data for a channel."""
+    """Returns a message with data."""
     return bytes((channel,)) + data
 
 
 def split(message: bytes) -> tuple[int, bytes]:
-    """Channel and data of a message from the server.
+    """Returns channel and data.
 
     Raises:
-        BadFrame: it is empty or of a channel that servers do not write on.
+        BadFrame: Empty, or not a server's channel.
     """
     if not message:
         raise BadFrame("an empty message")
     channel = message[0]
-    # A server of version 5 may say of a channel of its own that it has ended; nothing follows from it that the status does not say.
+    # Only the status matters; version 5 may close channels.
     if channel not in {STDOUT, STDERR, STATUS, CLOSE}:
         raise BadFrame(f"a message on channel {channel}")
     return channel, message[1:]
 
 
 def longer_status(so_far: bytes, data: bytes) -> bytes:
-    """A status that comes in several messages.
+    """Appends to a status that spans several messages.
 
     Raises:
-        BadFrame: it is longer than ``MAX_STATUS``.
+        BadFrame: Longer than ``MAX_STATUS``.
     """
     if len(so_far) + len(data) > MAX_STATUS:
         raise BadFrame(f"a status of more than {MAX_STATUS} bytes")
@@ -93,7 +82,7 @@ def longer_status(so_far: bytes, data: bytes) -> bytes:
 
 
 def is_whole(status: bytes) -> bool:
-    """Whether nothing of a status is missing; one that cannot become JSON any more is not whole either."""
+    """True if the status is complete JSON."""
     try:
         decoding.decode(status, kind=msgspec.Raw)
     except msgspec.DecodeError:
@@ -102,10 +91,10 @@ def is_whole(status: bytes) -> bool:
 
 
 def read_status(data: bytes) -> Ended | NotRun:
-    """What the status channel says, all of its data together.
+    """Parses the status channel.
 
     Raises:
-        BadFrame: it is no Status, or one without the exit code it announces.
+        BadFrame: Not a Status, or without exit code.
     """
     try:
         document: Any = decoding.decode(data)
@@ -171,10 +160,7 @@ _TABLE: Final[tuple[tuple[Why, Bounded[str], str], ...]] = (
 class ExecFailed(KubeError):  # noqa: N818 - reads as the answer that it is
     """The command did not run.
 
-    Args:
-        why: ``no_container``: it does not run; ``no_program``: it cannot be started; ``no_node``: the kubelet cannot be reached.
-        reason: of the Status, as ``InternalError``.
-        status: of the Status; 0 = none.
+    ``why``: ``no_container`` (not running), ``no_program`` (cannot start), ``no_node`` (kubelet unreachable).
     """
 
     def __init__(self, message: str, *, why: Why, reason: str, status: int, hint: str) -> None:
@@ -185,30 +171,25 @@ class ExecFailed(KubeError):  # noqa: N818 - reads as the answer that it is
 
 
 class ExecLost(KubeError):  # noqa: N818 - reads as the answer that it is
-    """The connection ended before the command did: how it ended, and whether it has, is not known."""
+    """The connection ended first; the command's state is unknown."""
 
     advice: ClassVar[str] = "the command may still run in the container; look before it is started again"
 
 
 class ExecTimeout(KubeError):  # noqa: N818 - reads as the answer that it is
-    """The time given is over; the command may still run."""
+    """The time-out expired; the command may still run."""
 
 
 class ExecTooMuch(KubeError):  # noqa: N818 - reads as the answer that it is
-    """The command printed more than the caller wanted to keep."""
+    """The output exceeds the limit."""
 
 
 class ExecUnsupported(KubeError):  # noqa: N818 - reads as the answer that it is
-    """The server cannot do this."""
+    """The server lacks this feature."""
 
 
 def not_run(end: NotRun, *, what: str) -> ExecFailed:
-    """The error for a status that has no exit code.
-
-    Args:
-        end: of the status channel.
-        what: verb and object.
-    """
+    """Returns the error for a status without an exit code."""
     text = end.message[:_MESSAGE]
     known = ((why, hint) for why, pattern, hint in _TABLE if pattern.search(text))
     why, hint = next(known, ("other", "look at the pod, and at the kubelet's log on its node"))

@@ -1,9 +1,6 @@
-"""Runs a command in a running container as ``kubectl exec`` does: argv, stdin, stdout, stderr, exit code.
+"""Runs a command in a container like ``kubectl exec``, without a shell.
 
-:func:`execute` is for little output; :func:`open_exec` streams both ways and holds no more than a few frames,
-so back pressure reaches both sides. Arguments are passed one by one; no shell sees them. Closing the
-connection does not end the command: let it watch its stdin, or give it a time limit. Closing stdin is refused
-where the server cannot do it (before Kubernetes 1.30).
+Closing the connection does not end the command: let it watch its stdin. Closing stdin requires Kubernetes 1.30.
 """
 
 from __future__ import annotations
@@ -23,24 +20,17 @@ from rankfall.kube.resources import PODS
 
 __all__ = ["MAX_OUTPUT", "Exec", "ExecResult", "execute", "open_exec"]
 
-# Of stdin in one message. Servers read a message whole before they pass it on.
+# Bytes of stdin per message; servers read whole messages.
 _PIECE: Final = 64 << 10
-# Seconds that the rest of a status is waited for; servers write it at once.
+# Seconds to wait for remaining status parts.
 LAST_S: Final = 5.0
 _NAMES: Final[dict[int, Output]] = {frames.STDOUT: "stdout", frames.STDERR: "stderr"}
 
 
 class Exec:
-    """A command that runs.
+    """A running command.
 
-    Reading (:meth:`output`) and writing may and should happen in two tasks: a command that waits for somebody to read its output reads no stdin.
-
-    Args:
-        socket: open.
-        what: names it in messages.
-
-    Attributes:
-        code: its exit code, once :meth:`output` has ended; 0 proves nothing by itself, as in ``ExecResult``.
+    Read and write in two tasks: a command blocked on output reads no stdin.
     """
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, *, what: str) -> None:
@@ -49,19 +39,19 @@ class Exec:
 
     @property
     def protocol(self) -> str:
-        """What the server speaks."""
+        """Protocol that the server chose."""
         return self._socket.protocol or ""
 
     @property
     def can_close_stdin(self) -> bool:
-        """Whether stdin can be ended while the command runs on."""
+        """True if stdin can be ended meanwhile."""
         return self.protocol == frames.V5
 
     def require_close(self) -> None:
-        """Refuse a server that cannot end stdin.
+        """Checks that the server can end stdin.
 
         Raises:
-            ExecUnsupported: this one.
+            ExecUnsupported: It cannot.
         """
         if not self.can_close_stdin:
             raise ExecUnsupported(
@@ -70,50 +60,49 @@ class Exec:
             )
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send to stdin; returns when the connection has taken it.
+        """Sends data to stdin; returns when accepted.
 
         Raises:
-            ExecLost: the connection has ended, which it also does when the command has.
+            ExecLost: The connection ended.
         """
         view = memoryview(data)
         for at in range(0, len(view), _PIECE):
             await self._send(frames.data_message(frames.STDIN, view[at : at + _PIECE]))
-            # Sending does not wait while there is room, nor on a connection that broke a moment ago: the loop has to get a chance to notice.
+            # Lets the loop notice a broken connection: sends with room do not wait.
             await asyncio.sleep(0)
 
     async def close_stdin(self) -> None:
-        """End stdin; the command reads its end.
+        """Ends stdin; the command reads its end.
 
         Raises:
-            ExecUnsupported: the server does not know how.
-            ExecLost: the connection has ended.
+            ExecUnsupported: The server does not support it.
+            ExecLost: The connection has ended.
         """
         self.require_close()
         await self._send(frames.close_message(frames.STDIN))
 
     def abandon(self) -> None:
-        """End the connection at once; :meth:`output` ends with ``ExecLost``.
+        """Aborts the connection; :meth:`output` ends with ``ExecLost``.
 
-        A server that waits for the command to read, or no longer reads because the command has ended, takes no good-bye; the library would
-        wait for that without end.
+        A close message may never be answered.
         """
         connection = self._socket._response.connection  # noqa: SLF001 - there is no public way to the transport
         if connection is not None and connection.transport is not None:
             connection.transport.abort()
 
     async def output(self) -> AsyncGenerator[tuple[Output, bytes], None]:
-        """What the command prints, as it comes, until it has ended; then ``code`` is there.
+        """Yields the command's output until it has ended, then sets ``code``.
 
         Raises:
-            ExecFailed: the command did not run.
-            ExecLost: the connection ended, and nobody knows how the command did, or whether it has.
+            ExecFailed: The command did not run.
+            ExecLost: The connection ended before the command.
         """
         status, end = b"", None
         try:
             while end is None and (message := await self._receive(LAST_S if status else None)):
                 channel, data = frames.split(message)
                 if channel == frames.STATUS:
-                    # The last word: nothing of the command comes after it, and the server's good-bye is not waited for.
+                    # The status is last.
                     status = frames.longer_status(status, data)
                     end = frames.read_status(status) if frames.is_whole(status) else None
                 elif data and channel in _NAMES:
@@ -128,14 +117,14 @@ class Exec:
         self.code = end.code
 
     async def _receive(self, patience: float | None) -> bytes:
-        """The next message; none when there will be no more."""
+        """Returns the next message; empty at the end."""
         try:
             message = await self._socket.receive(timeout=patience)
         except TimeoutError:
             return b""
         if message.type is aiohttp.WSMsgType.BINARY:
             data: bytes = message.data
-            # Empty messages say nothing; the protocol forbids them.
+            # Empty messages are forbidden; ignored.
             return data or bytes((frames.CLOSE,))
         if message.type is aiohttp.WSMsgType.TEXT:
             raise frames.BadFrame("text")
@@ -147,26 +136,27 @@ class Exec:
             if not ended:
                 await self._socket.send_bytes(message)
                 return
-        # Outside the block: aiohttp's errors carry the headers that were sent, and must not be chained to ours.
+        # Outside the block: aiohttp's errors contain headers and must not be chained.
         raise ExecLost(
             f"cannot {self._what}: {'the command has' if ended else 'the connection'} ended",
             hint="its exit code is known" if ended else ExecLost.advice,
         )
 
 
-# Of stdout and stderr that ``execute`` keeps.
+# Bytes that ``execute`` accepts.
 MAX_OUTPUT: Final = 16 << 20
 
 
 class ExecResult(msgspec.Struct, frozen=True):
-    """A command that ended.
+    """Result of a command that ended.
+
+    ``code`` 0 proves nothing: an API server that loses the kubelet first sends ``Success`` (seen with 1.34.4;
+    kubernetes/kubectl issue 1726). For certainty print a last line.
 
     Attributes:
-        stdout: all of it.
-        stderr: all of it.
-        code: exit code, 0 to 255; a signal is 128 and its number. 0 proves nothing by itself, and then stdout and stderr may be incomplete: an
-            API server whose connection to the kubelet ends without the exit code sends ``Success`` (seen with 1.34.4; kubernetes/kubectl
-            issue 1726). If the caller needs to know, the command must print a last line, and the caller must look for it.
+        stdout: Standard output.
+        stderr: Standard error.
+        code: Signals are 128 plus number.
     """
 
     stdout: bytes
@@ -185,23 +175,14 @@ async def open_exec(
     stdin: bool = False,
     timeout: float | None,  # noqa: ASYNC109 - bounds the block, not a call
 ) -> AsyncIterator[Exec]:
-    """Start a command and stream.
-
-    Args:
-        kube: an open client.
-        pod: its name.
-        argv: program and arguments, as they are.
-        container: its name.
-        namespace: None = the client's.
-        stdin: whether there will be any.
-        timeout: seconds for the whole block; None = the caller has a limit of its own.
+    """Starts a command and yields its session; ``timeout`` bounds the block.
 
     Raises:
-        ValueError: there are no words.
-        ObjectNotFound: no such pod.
-        ApiError: no such container, or the pod is not running.
-        ExecTimeout: the time is over; the command may still run.
-        Unreachable: no answer; ``maybe_done`` tells whether the command may have been started.
+        ValueError: ``argv`` is empty or not a list.
+        ObjectNotFound: The pod does not exist.
+        ApiError: No such container, or not running.
+        ExecTimeout: Time-out; the command may still run.
+        Unreachable: No answer; ``maybe_done`` = may have started.
     """
     if isinstance(argv, str) or not argv or not argv[0]:
         raise ValueError(f"a command is a list of words, the first one a program; this is {argv!r:.100}")
@@ -213,7 +194,7 @@ async def open_exec(
     try:
         async with (
             limit,
-            # No pings: a server that waits for the command to read its stdin answers none, and is well.
+            # No pings: a server waiting for the command to read stdin answers none.
             kube.websocket(
                 PODS.path(space, pod, "exec"),
                 params=params,
@@ -244,29 +225,21 @@ async def execute(
     namespace: str | None = None,
     stdin: bytes | AsyncIterable[bytes] | None = None,
     stdin_ends: bool = True,
-    timeout: float,  # noqa: ASYNC109 - of the command, with an error of its own
+    timeout: float,  # noqa: ASYNC109 - time-out of the command, with a separate error
     max_output: int = MAX_OUTPUT,
 ) -> ExecResult:
-    """Run a command to its end.
+    """Runs a command to its end, within ``timeout`` seconds.
 
-    Args:
-        kube: an open client.
-        pod: its name.
-        argv: program and arguments, as they are.
-        container: its name.
-        namespace: None = the client's.
-        stdin: sent while output is read. A command that ends before it has read all is no error; where megabytes are left unread, though, the
-            kubelet may never tell that it has ended (seen with 1.34 and containerd, as with kubectl), and the time-out is all that helps; or
-            the exit code is lost on the way and 0 is reported instead.
-        stdin_ends: the command reads stdin to its end; False = it knows how much to read, so that servers before 1.30 will do.
-        timeout: seconds for all of it.
-        max_output: bytes of stdout and stderr together.
+    Unread stdin is no error. With megabytes unread, the kubelet may never report the end (seen with 1.34 and
+    containerd, also with kubectl), or the exit code reads 0.
+
+    ``stdin_ends=False``: the command knows the length, which works before 1.30. ``max_output`` in bytes.
 
     Raises:
-        ExecFailed: it did not run.
-        ExecTooMuch: it printed more.
-        ExecUnsupported: stdin cannot be ended on this server.
-        KubeError: as for ``open_exec`` and ``Exec.output``.
+        ExecFailed: The command did not run.
+        ExecTooMuch: The output exceeds ``max_output``.
+        ExecUnsupported: The server cannot end stdin.
+        KubeError: Errors of ``open_exec`` and ``Exec.output``.
     """
     opened = open_exec(
         kube, pod, argv, container=container, namespace=namespace, stdin=stdin is not None, timeout=timeout
@@ -283,14 +256,13 @@ async def execute(
                         hint="let it write to a file",
                     )
                 parts[name].append(data)
-    # Set by the end of the output, which is the only way to get here.
     code = -1 if session.code is None else session.code
     return ExecResult(b"".join(parts["stdout"]), b"".join(parts["stderr"]), code)
 
 
 @contextlib.asynccontextmanager
 async def _fed(session: Exec, source: bytes | AsyncIterable[bytes] | None, *, ends: bool) -> AsyncIterator[None]:
-    """While the block reads, stdin is written. What goes wrong with its source is raised in place of what follows from it."""
+    """Writes stdin during the block; a source's error replaces the resulting ``ExecLost``."""
     if source is None:
         yield
         return
@@ -320,7 +292,7 @@ async def _send_input(session: Exec, source: bytes | AsyncIterable[bytes], *, en
         if ends:
             await session.close_stdin()
     except ExecLost:
-        # The command has ended, or the connection has: whoever reads learns which.
+        # The reader finds out whether command or connection ended.
         return
     except BaseException:
         session.abandon()

@@ -1,6 +1,4 @@
-"""HTTP below the client: pools, directly read connections, streamed bodies, retries, responses.
+"""HTTP below the client; knows no Kubernetes objects.
 
-Knows statuses and headers, and nothing of Kubernetes objects. May import: ``kube.auth``, ``kube.errors``,
-``kube.request``, ``kube.secret``. The face is ``transport.Transport``; only ``kube.client`` and
-``kube.objects`` use it.
+The public class is ``transport.Transport``.
 """

@@ -1,7 +1,6 @@
-"""Streams one response body for as long as the server sends it: pod logs, a thousand at once.
+"""Streams one response body while the server sends.
 
-Without a proxy it is read by ``connection``; through a proxy by aiohttp, with the same bytes at several times
-the cost. Nothing is retried, and errors are those of the socket or of the library.
+Through a proxy aiohttp reads it, at several times the cost.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import aiohttp
 from rankfall.kube.http import responses
 from rankfall.kube.http.connection import Body, Head, Link, split_head
 
-# After a large piece, bytes, there is much to come: only what is on its way already is waited for, seconds.
+# After a chunk of these bytes the wait has only these seconds.
 LARGE: Final = 8 << 10
 HURRY_S: Final = 0.005
 _ERROR_BODY: Final = 64 * 1024
@@ -31,41 +30,36 @@ class BodyStream(Protocol):
     """One open body."""
 
     async def chunk(self) -> bytes:
-        """What has come, at once where there is something; empty at the end that the server gave it.
+        """Returns available bytes or waits; empty at the regular end.
 
         Raises:
-            aiohttp.ClientError, TimeoutError, OSError: it broke off, after all that had come was given.
+            aiohttp.ClientError, TimeoutError, OSError: Broke off; after all received bytes.
         """
         ...
 
     async def gather(self, seconds: float, *, size: int) -> None:
-        """Let what comes gather, so that it is read as one piece: a line costs nearly as much as a hundred.
-
-        Args:
-            seconds: for how long at most, after a small piece.
-            size: bytes of the piece that was given last.
-        """
+        """Waits up to ``seconds`` for more: a line costs nearly as much as a hundred."""
         ...
 
     def close(self) -> None:
-        """Let go of the connection; may be called again."""
+        """Releases the connection; repeatable."""
         ...
 
 
 class BatchTimer:
-    """One clock for all bodies of a client: those that gather are read together, in one turn of the event loop."""
+    """Shared timer: waiting bodies are read in one event loop iteration."""
 
     def __init__(self) -> None:
         self._waiting: dict[float, list[asyncio.Future[None]]] = {}
 
     async def wait(self, seconds: float) -> None:
-        """Until the next beat of this length."""
+        """Waits until the next multiple of this interval."""
         loop = asyncio.get_running_loop()
         waiting = self._waiting.get(seconds)
         if waiting is None:
             waiting = self._waiting[seconds] = []
             loop.call_at((math.floor(loop.time() / seconds) + 1) * seconds, self._fire, seconds)
-        # One for each: who is cancelled must not cancel the others.
+        # Canceling one must not cancel others.
         mine = loop.create_future()
         waiting.append(mine)
         await mine
@@ -77,13 +71,7 @@ class BatchTimer:
 
 
 class DirectBodyStream:
-    """A body on a connection of its own.
-
-    Args:
-        link: open; the request is not sent yet.
-        batch_timer: of the client.
-        read_timeout: longest silence, seconds; None = any.
-    """
+    """A body on a dedicated connection; ``read_timeout`` None = unlimited."""
 
     def __init__(self, link: Link, batch_timer: BatchTimer, *, read_timeout: float | None) -> None:
         self._link, self._batch_timer, self._read_timeout = link, batch_timer, read_timeout
@@ -91,11 +79,11 @@ class DirectBodyStream:
         self._body: Body | None = None
 
     async def ask(self, request: bytes) -> Head:
-        """Send a request; the head of its answer.
+        """Sends a request and returns the answer's head.
 
         Raises:
-            answers.Refusal: it has an error status.
-            aiohttp.ClientError, TimeoutError, OSError: no answer, or none of HTTP/1.1.
+            responses.Refusal: Error status.
+            aiohttp.ClientError, TimeoutError, OSError: No answer, or not HTTP/1.1.
         """
         await self._link.send(request)
         data = b""
@@ -111,7 +99,7 @@ class DirectBodyStream:
         return head
 
     async def chunk(self) -> bytes:
-        """As in ``BodyStream``."""
+        """See ``BodyStream``."""
         body = self._body
         if body is None:
             raise RuntimeError("nothing was asked for")
@@ -126,15 +114,14 @@ class DirectBodyStream:
                 return text
 
     async def gather(self, seconds: float, *, size: int) -> None:
-        """As in ``BodyStream``."""
+        """See ``BodyStream``."""
         await self._batch_timer.wait(_pause(seconds, size))
 
     def close(self) -> None:
-        """As in ``BodyStream``."""
+        """See ``BodyStream``."""
         self._link.close()
 
     async def _more(self) -> bytes:
-        """The next bytes; none when the other side has ended the connection in order."""
         link = self._link
         data = link.take()
         if not data and not link.ended:
@@ -144,7 +131,6 @@ class DirectBodyStream:
         return data
 
     async def _refused(self) -> bytes:
-        """The body of an error, as far as it comes."""
         body = b""
         try:
             async with asyncio.timeout(_ERROR_BODY_S):
@@ -156,20 +142,20 @@ class DirectBodyStream:
 
 
 class ProxiedBodyStream:
-    """A body that the HTTP library reads."""
+    """A body that aiohttp reads."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
         self._fault: aiohttp.ClientError | OSError | None = None
 
     async def chunk(self) -> bytes:
-        """As in ``BodyStream``."""
+        """See ``BodyStream``."""
         if self._fault is not None:
             raise self._fault
         try:
             return await self._response.content.readany()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            # The library forgets what has come when the connection breaks. It may be the last that anybody hears of a node.
+            # aiohttp drops received bytes with the connection, perhaps a node's last.
             rest = _unread(self._response.content)
             if not rest:
                 raise
@@ -177,31 +163,26 @@ class ProxiedBodyStream:
             return rest
 
     async def gather(self, seconds: float, *, size: int) -> None:
-        """As in ``BodyStream``."""
+        """See ``BodyStream``."""
         await asyncio.sleep(_pause(seconds, size))
 
     def close(self) -> None:
-        """As in ``BodyStream``."""
+        """See ``BodyStream``."""
         self._response.close()
 
 
 def _pause(seconds: float, size: int) -> float:
-    """How long to let gather after a piece of this size."""
     return min(seconds, HURRY_S) if size >= LARGE else seconds
 
 
 def message(url: SplitResult, headers: Iterable[tuple[str, str]]) -> bytes:
-    """A GET as it goes out; the connection is not used again.
-
-    Args:
-        url: with its path and query encoded already.
-        headers: further ones.
+    """Returns a GET for a single-use connection.
 
     Raises:
-        ValueError: a header would be more than one.
+        ValueError: A header contains a line break.
     """
     target = f"{url.path or '/'}{'?' if url.query else ''}{url.query}"
-    # Not compressed: a log is read while it is written.
+    # Uncompressed: a log is read while it grows.
     fixed = (("Host", url.netloc.rpartition("@")[2]), ("Accept-Encoding", "identity"), ("Connection", "close"))
     lines = [f"GET {target} HTTP/1.1", *(f"{name}: {value}" for name, value in (*fixed, *headers))]
     if any(any(each in line for each in _UNSAFE) for line in lines):
@@ -210,11 +191,11 @@ def message(url: SplitResult, headers: Iterable[tuple[str, str]]) -> bytes:
 
 
 def place(url: SplitResult) -> tuple[str, int]:
-    """Host and port of a server."""
+    """Returns host and port of a server."""
     return url.hostname or "", url.port or _PORTS[url.scheme]
 
 
 def _unread(content: aiohttp.StreamReader) -> bytes:
-    """What has come and was not read yet. There is no public way to it once the connection is broken."""
+    """Returns received, unread bytes."""
     first, *others = content._buffer or (b"",)  # noqa: SLF001
     return b"".join((first[content._buffer_offset :], *others))  # noqa: SLF001

@@ -1,9 +1,7 @@
-"""One HTTP/1.1 connection read directly from the socket, TLS included, and the parser of its response.
+"""One HTTP/1.1 connection read directly from the socket.
 
-asyncio's transports read 16 KiB of TLS at a time through five callbacks, the largest part of the CPU of
-following logs (a microsecond a line). Here one system call takes up to 64 KiB of what has arrived, into
-buffers that all connections share, so a silent one holds none. The parser is pure and refuses what it does
-not know (folded headers, encodings other than ``chunked``) with ``OSError(EPROTO)``.
+asyncio reads 16 KiB of TLS through five callbacks: most CPU of following logs. One system call reads up to 64
+KiB into shared buffers.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from multidict import CIMultiDict
 from rankfall.model import numbers
 from rankfall.model.patterns import anchored
 
-# Of a head, and of what stands between two chunks: more than any server sends.
+# Bytes of the head, and between chunks: more than servers send.
 MAX_HEAD: Final = 64 * 1024
 _MAX_SIZE_LINE: Final = 4096
 _STATUS: Final = anchored(rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?", limit=8_192)
@@ -39,10 +37,10 @@ class Head(NamedTuple):
 
 
 def split_head(data: bytes) -> tuple[Head, bytes] | None:
-    """The head, and what follows it; None while it is not whole. Answers that only say "wait" (1xx) are passed over.
+    """Returns head and following bytes; None if incomplete. Skips interim answers (1xx).
 
     Raises:
-        OSError: this is no head of HTTP/1.1, or it is too long.
+        OSError: Not HTTP/1.1, or too long.
     """
     while True:
         text, ended, rest = data.partition(b"\r\n\r\n")
@@ -67,16 +65,10 @@ def split_head(data: bytes) -> tuple[Head, bytes] | None:
 
 
 class Body:
-    """Takes the framing off a body.
-
-    Args:
-        head: of its answer.
-
-    Attributes:
-        ended: nothing follows.
+    """Removes the framing from a body; ``ended`` is True if nothing follows.
 
     Raises:
-        OSError: the head says that it comes in a form that nobody asked for.
+        OSError: Unrequested encoding.
     """
 
     def __init__(self, head: Head) -> None:
@@ -85,7 +77,7 @@ class Body:
         if coding not in {"", "chunked"} or head.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise _protocol_error("the form of its body")
         self._chunked = coding == "chunked"
-        # Of the chunk, its CR and LF included; of the body, where it has a length; None = to the end of the connection.
+        # Remaining bytes of the chunk with CR and LF, or of the body; None = until the connection ends.
         self._left: int | None = 0 if self._chunked else None
         self._rest = b""
         self.ended = False
@@ -96,10 +88,10 @@ class Body:
             self.ended = self._left == 0
 
     def push(self, data: bytes) -> bytes:
-        """What these bytes hold of the body; may be nothing.
+        """Returns the body's part of these bytes.
 
         Raises:
-            OSError: they are not what the head says.
+            OSError: The bytes contradict the head.
         """
         if self.ended:
             return b""
@@ -108,7 +100,7 @@ class Body:
         if not self._left and not self._rest and data[-2:] == b"\r\n" and (text := _whole_chunks(data)) is not None:
             return text
         data, self._rest = self._rest + data if self._rest else data, b""
-        # Views: of a large chunk nothing is copied before all are joined.
+        # Views avoid copies.
         view = memoryview(data)
         pieces: list[memoryview] = []
         at, size, left = 0, len(data), self._left or 0
@@ -121,7 +113,7 @@ class Body:
                     self._rest = data[at:]
                     break
                 at, left = found.end(), (numbers.hexadecimal(found[1]) or 0) + 2
-                if left == 2:  # noqa: PLR2004 - the chunk that ends a body; what may follow it are headers
+                if left == 2:  # noqa: PLR2004 - the chunk that ends a body; headers may follow
                     self.ended = True
                     break
             end = at + left
@@ -131,7 +123,7 @@ class Body:
                 pieces.append(view[at : end - 2])
                 at, left = end, 0
                 continue
-            # The last two bytes stay here until both have come, so that they are looked at together.
+            # The last two bytes are checked as a pair.
             take = max(0, min(size - at, left - 2))
             pieces.append(view[at : at + take])
             self._rest = data[at + take :]
@@ -141,7 +133,7 @@ class Body:
         return b"".join(pieces)
 
     def closed(self) -> bool:
-        """The connection was ended in order; whether that is the body's end."""
+        """Handles the connection's regular end; True if the body is complete."""
         self.ended = self.ended or (self._left is None)
         return self.ended
 
@@ -155,17 +147,14 @@ class Body:
 
 
 def _whole_chunks(data: bytes) -> bytes | None:
-    """What a row of whole chunks holds, where none of their texts holds a CR: most often, and told with few operations on all together.
-
-    None for any other data, also where a size is written in another way than Go does, or is that of the chunk that ends a body.
-    """
-    # Size, LF and text, LF and size, LF and text, ..., LF: one byte is searched for in half of the time of two.
+    """Returns the texts of complete chunks, the usual case, or None."""
+    # Searching one byte takes half the time of two.
     parts = (b"\n" + data).split(b"\r")
     texts = parts[1::2]
     if parts[:-1:2] != [b"\n%x" % (len(text) - 1) for text in texts]:
         return None
     found = [text[1:] for text in texts]
-    # All texts began with the line feed that was taken off, and held something else.
+    # Each text starts with a removed LF and has other content.
     return b"".join(found) if all(found) and {text[0] for text in texts} == {_LF} else None
 
 
@@ -173,17 +162,17 @@ def _protocol_error(what: str) -> OSError:
     return OSError(errno.EPROTO, f"{what} is not HTTP/1.1")
 
 
-# Small enough for what is made of it to stay in the processor's cache: pieces of 600 KiB cost a third more a line than those of 60.
+# Fits the processor's cache: pieces of 600 KiB cost a third more per line than of 60.
 _RAW: Final = 64 * 1024
 _PLAIN: Final = 160 * 1024
-# OpenSSL keeps as much of what it was given at once for each connection, bytes.
+# OpenSSL retains this many bytes per connection.
 _PIECE: Final = 32 * 1024
-# So much of a record may wait for its rest.
+# Bytes of an incomplete record that may wait.
 _RECORD: Final = 17 * 1024
 
 
 class Buffers:
-    """Where bytes pass through; one for all connections of a client, because nothing stays in it."""
+    """Transfer buffers of all connections; no data remains in them."""
 
     def __init__(self) -> None:
         self.raw = memoryview(bytearray(_RAW))
@@ -191,11 +180,7 @@ class Buffers:
 
 
 class Link:
-    """One connection. Not to be read by two at once.
-
-    Args:
-        buffers: of the client.
-    """
+    """One connection, read by one task at a time."""
 
     def __init__(self, buffers: Buffers) -> None:
         self._buffers = buffers
@@ -209,18 +194,11 @@ class Link:
     async def open(
         self, host: str, port: int, *, context: ssl.SSLContext | None, name: str | None, limit_s: float
     ) -> None:
-        """Connect.
-
-        Args:
-            host: name or address of the server.
-            port: there.
-            context: of TLS; None = none.
-            name: that the server's certificate must have; None = the host's.
-            limit_s: longest time until TCP and TLS stand, seconds.
+        """Connects within ``limit_s`` seconds; ``context`` None = no TLS.
 
         Raises:
-            OSError: it cannot be reached, or its certificate is refused.
-            aiohttp.ConnectionTimeoutError: not in time.
+            OSError: Unreachable, or certificate refused.
+            aiohttp.ConnectionTimeoutError: The time-out expired.
         """
         try:
             async with asyncio.timeout(limit_s):
@@ -232,10 +210,10 @@ class Link:
             raise aiohttp.ConnectionTimeoutError from None
 
     async def send(self, data: bytes) -> None:
-        """Send all of this.
+        """Sends all bytes.
 
         Raises:
-            OSError: the connection is gone.
+            OSError: The connection is closed.
         """
         if self._tls is not None:
             self._tls.write(data)
@@ -243,10 +221,10 @@ class Link:
         await asyncio.get_running_loop().sock_sendall(self._open(), data)
 
     def take(self) -> bytes:
-        """What has come by now; empty when nothing has, or nothing more will.
+        """Returns available bytes; empty if none now or any more.
 
         Raises:
-            OSError: the connection broke; raised once all that had come was taken.
+            OSError: Broken; after all received bytes.
         """
         buffers, sock, have = self._buffers, self._open(), 0
         try:
@@ -265,14 +243,14 @@ class Link:
 
     @property
     def ended(self) -> bool:
-        """The other side has ended the connection in order; what it had sent was taken."""
+        """True if the server closed in order and all bytes are read."""
         return self._ended
 
     async def wait(self) -> None:
-        """Until something may have come.
+        """Waits until bytes may be available.
 
         Raises:
-            ConnectionAbortedError: it was closed here meanwhile.
+            ConnectionAbortedError: ``close`` was called.
         """
         if self._over:
             return
@@ -284,12 +262,12 @@ class Link:
             await waiting
         finally:
             self._waiting = None
-            # Of one that was closed meanwhile the number may be another socket's by now.
+            # After a close, another socket may have this number.
             if self._socket is not None:
                 loop.remove_reader(number)
 
     def close(self) -> None:
-        """Close it; who waits for it is told. May be called again."""
+        """Closes the connection; a waiting reader gets an error. Repeatable."""
         if self._socket is None:
             return
         if self._waiting is not None:
@@ -306,13 +284,12 @@ class Link:
         return self._ended or self._fault is not None
 
     def _passed(self, count: int, have: int) -> int:
-        """Take bytes of a connection without TLS."""
         self._ended = count == 0
         self._buffers.plain[have : have + count] = self._buffers.raw[:count]
         return have + count
 
     def _opened(self, count: int, have: int) -> int:
-        """Take TLS off; the number of plain bytes afterwards. An end without TLS's own word is an error: anybody could have caused it."""
+        """Decrypts TLS; an end without TLS close is an error: any host can cause it."""
         raw = self._buffers.raw
         if not count:
             self._received.write_eof()
@@ -324,13 +301,12 @@ class Link:
         return have
 
     def _read(self, have: int) -> int:
-        """Read what is whole of what TLS was given; the number of plain bytes afterwards."""
         plain, received = self._buffers.plain, self._received
         tls: Any = self._tls
         read = tls.read
         try:
             while received.pending or tls.pending() or received.eof:
-                # Into a buffer it gives a number, which its type does not know.
+                # With a buffer it returns a number, despite its type hint.
                 count = read(_PLAIN - have, plain[have:])
                 if not count:
                     self._ended = True
@@ -343,7 +319,7 @@ class Link:
         return have
 
     def _answer(self) -> None:
-        """TLS may have something to say by itself (a change of keys): a few bytes, for which there is always room."""
+        """Sends TLS's few bytes (a change of keys); there is always room."""
         if self._outgoing.pending:
             with contextlib.suppress(OSError):
                 self._open().send(self._outgoing.read())
@@ -355,14 +331,14 @@ class Link:
                 tls.do_handshake()
             except ssl.SSLWantReadError:
                 await loop.sock_sendall(sock, self._outgoing.read())
-                # Not into the shared buffer: others use it while this one waits.
+                # Other connections use the shared buffer meanwhile.
                 data = await loop.sock_recv(sock, _PIECE)
                 if not data:
                     raise aiohttp.ServerDisconnectedError from None
                 self._received.write(data)
                 continue
             except ssl.SSLError:
-                # Why we refuse is said to the other side, where it still listens.
+                # Sends the reason of the refusal.
                 self._answer()
                 raise
             await loop.sock_sendall(sock, self._outgoing.read())
@@ -380,11 +356,6 @@ def _wake(waiting: asyncio.Future[None]) -> None:
 
 
 async def _connected(host: str, port: int) -> socket.socket:
-    """A connected socket to the first address of a name that answers.
-
-    Raises:
-        OSError: none does; the error of the last one.
-    """
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     failure: OSError = ConnectionRefusedError("the name has no address")

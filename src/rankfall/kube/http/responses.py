@@ -1,7 +1,6 @@
-"""Turns error responses and failed connections into errors: bounded, escaped, without credentials.
+"""Converts error responses and failed connections to bounded errors without credentials.
 
-A Status object speaks for itself; anything else (a proxy's HTML page, half a JSON document) is shown as an
-excerpt. Errors of the HTTP library are never passed on, because they carry the request's headers.
+Library errors are never passed on: they contain request headers.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ _NAMESPACE_HINT: Final = (
 _SERVER_SIDE: Final = 500
 _SERVER_HINT: Final = "the API server, or a proxy before it, is in trouble; try again later"
 _TITLE: Final = bounded(rb"<title[^>]{0,200}>([^<]{1,500})</title", limit=1 << 16, flags=re.IGNORECASE)
-# How many of a Status's own words are shown: a field error of a large manifest fits.
+# Characters of a Status message: a field error fits.
 _MESSAGE: Final = 1500
 
 
-class Refusal(Exception):  # noqa: N818 - carries an answer from inside the HTTP library to the client, and no further
-    """An answer with an error status: what is needed of it, after its connection is given back."""
+class Refusal(Exception):  # noqa: N818 - passes an answer from the HTTP library to the client only
+    """An answer with an error status."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         super().__init__(status)
@@ -54,14 +53,7 @@ class Refusal(Exception):  # noqa: N818 - carries an answer from inside the HTTP
 
 
 def refused(refusal: Refusal, *, what: str, secrets: Iterable[str] = (), maybe_done: bool = False) -> ApiError:
-    """The error for an answer.
-
-    Args:
-        refusal: the answer.
-        what: verb and object: ``get job default/train-1``.
-        secrets: our own credentials, masked in what the server says.
-        maybe_done: the request must not be repeated blindly; believed for 5xx only.
-    """
+    """Returns the error for an answer; with ``maybe_done`` a 5xx must not be repeated blindly."""
     status = _status_object(refusal.body)
     secrets = tuple(secrets)
     details: dict[str, Any] = {}
@@ -89,7 +81,7 @@ def refused(refusal: Refusal, *, what: str, secrets: Iterable[str] = (), maybe_d
 
 
 def unreadable(status: int, body: bytes, *, what: str, secrets: Iterable[str] = ()) -> ApiError:
-    """The error for a success whose body is not what Kubernetes sends."""
+    """Returns the error for a success without Kubernetes JSON."""
     text = excerpt(body, secrets=secrets) or "nothing"
     return ApiError(
         f"cannot {what}: the answer is no JSON object but: {text} ({status})",
@@ -99,10 +91,10 @@ def unreadable(status: int, body: bytes, *, what: str, secrets: Iterable[str] = 
 
 
 def retry_after(headers: Mapping[str, str], details: Mapping[str, Any]) -> float | None:
-    """Seconds that an answer asks us to wait, from its header (a number or a date) or its Status."""
+    """Returns the requested wait in seconds, or None."""
     now = None
     try:
-        # A date is meant by the server's clock, so it is compared with the server's.
+        # A date is relative to the server's Date.
         now = parsedate_to_datetime(headers["Date"])
     except (KeyError, ValueError, TypeError, IndexError, OverflowError):
         now = None
@@ -116,13 +108,9 @@ def retry_after(headers: Mapping[str, str], details: Mapping[str, Any]) -> float
 
 
 def lost(error: BaseException, *, what: str, server: str, repeatable: bool = True) -> Unreachable:
-    """The error for a request that got no answer.
+    """Returns the error for a request without an answer.
 
-    Args:
-        error: of aiohttp, of the socket, of TLS, or a time-out.
-        what: verb and object.
-        server: address for the message; without credentials.
-        repeatable: the request may be repeated without harm, so nobody needs to know whether it was done.
+    With ``repeatable`` the result is irrelevant.
     """
     sent = not isinstance(
         error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | aiohttp.ClientHttpProxyError
@@ -139,7 +127,7 @@ def lost(error: BaseException, *, what: str, server: str, repeatable: bool = Tru
 
 
 def _cause(error: BaseException) -> tuple[str, bool]:
-    """In words, and whether it is TLS. Only parts that cannot hold a credential are taken from the error."""
+    """Returns the cause without credentials, and True if it is TLS."""
     inner = _innermost(error)
     if isinstance(inner, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {excerpt(inner.verify_message or 'unknown')}", True
@@ -158,13 +146,13 @@ def _cause(error: BaseException) -> tuple[str, bool]:
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "it closed the connection", False
     if isinstance(inner, OSError) and (inner.errno or inner.strerror):
-        # asyncio's own text repeats the address instead of saying why.
+        # asyncio's text repeats the address instead of the reason.
         return os.strerror(inner.errno) if inner.errno else excerpt(inner.strerror or ""), False
     return type(error).__name__, False
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """What aiohttp wrapped: its own classes pose as those of ssl, without their attributes."""
+    """Returns the error inside aiohttp's wrappers."""
     while isinstance(error, aiohttp.ClientError):
         wrapped = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error.__cause__
         if not isinstance(wrapped, BaseException):
@@ -193,20 +181,14 @@ def _text(value: object) -> str:
 
 
 def _cut(error: BaseException) -> bool:
-    """Whether a TCP connection ended without TLS's own word; Python 3.11.2 has no class for it where OpenSSL 3 says so."""
+    """True if TCP ended without a TLS close; Python 3.11.2 has no class for it."""
     return isinstance(error, ssl.SSLEOFError) or (
         isinstance(error, ssl.SSLError) and error.reason == "UNEXPECTED_EOF_WHILE_READING"
     )
 
 
 def broken(error: aiohttp.ClientError | OSError, *, what: str, server: str) -> Unreachable:
-    """The error; to be raised outside the block that caught the other one, so that it is not chained to it.
-
-    Args:
-        error: out of the body.
-        what: verb and object.
-        server: its address.
-    """
+    """Returns the error; raise it outside the block of ``error``, to avoid chaining."""
     if isinstance(error, aiohttp.ClientPayloadError | ConnectionError) or _cut(error):
         hint = "it is opened anew by who reads on; a cut that comes again and again has its cause on the way: network, proxy, load balancer"
         return Unreachable(f"cannot {what}: the connection to {server} broke off", hint=hint)

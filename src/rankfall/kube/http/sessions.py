@@ -1,8 +1,7 @@
-"""aiohttp session pools with their sizes and time-outs, the proxy of a server, and the sockets of one client.
+"""aiohttp session pools, proxies and sockets.
 
-Proxies: the kubeconfig's, else ``HTTPS_PROXY``/``HTTP_PROXY``/``NO_PROXY`` by the rules of Go's clients,
-because Python's own reading knows no networks and would send pods astray. Sockets are remembered and closed
-at the end: a connection that is cancelled in its last step belongs to no session (seen with aiohttp 3.14).
+Proxy variables follow Go's rules, which know networks. A socket canceled in its last step belongs to no session
+(seen with aiohttp 3.14).
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ from rankfall.model.addresses import is_http
 
 
 class Sockets:
-    """Makes sockets, as aiohttp's ``socket_factory``, and closes at the end what nobody else closed."""
+    """Creates sockets as aiohttp's ``socket_factory`` and closes them."""
 
     def __init__(self) -> None:
         self._made: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     def make(self, info: Any) -> socket.socket:
-        """A socket for one address of a name."""
+        """Returns a socket for one address of a name."""
         family, kind, protocol, _, _ = info
         made = socket.socket(family=family, type=kind, proto=protocol)
         self._made.add(made)
         return made
 
     async def close(self) -> int:
-        """Close what is still open; how many there were. Called when every session is closed, in the loop that they lived in."""
-        # What was closed by its session leaves the loop a turn later.
+        """Closes open sockets, after all sessions; returns their number."""
+        # Closed sockets leave the loop one iteration later.
         await asyncio.sleep(0)
         loop: Any = asyncio.get_running_loop()
-        # asyncio's own table, of its selector loops; in another loop only the bare sockets can be closed.
+        # Private; elsewhere only bare sockets can be closed.
         transports = getattr(loop, "_transports", {})
         count = 0
         for one in list(self._made):
@@ -72,10 +71,10 @@ _LOCAL: Final = frozenset({"localhost"})
 
 
 def proxy_for(endpoint: Endpoint, environ: Mapping[str, str]) -> Secret | None:
-    """Address of the proxy, which may hold a password; None = none.
+    """Returns the proxy's address, or None.
 
     Raises:
-        KubeConfigError: the environment names a proxy of a kind that is not supported.
+        KubeConfigError: Unsupported kind of proxy.
     """
     if endpoint.proxy is not None:
         return endpoint.proxy
@@ -129,7 +128,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-# Of an error's body: more than any Status has.
+# Bytes of an error's body.
 _ERROR_BODY: Final = 64 * 1024
 _ERROR_BODY_S: Final = 10.0
 _REFUSED: Final = 300
@@ -139,13 +138,13 @@ class Limits:
     """Time-outs in seconds, and sizes.
 
     Attributes:
-        connect: until TCP and TLS stand.
-        pool: until a connection of the pool is free, connecting included.
-        total: one attempt of a call, from the beginning to the last byte of its answer.
-        head: until the head of a stream's answer is there.
-        calls: connections for calls.
-        streams: open streams and websockets.
-        body: largest answer of a call in bytes.
+        connect: TCP and TLS.
+        pool: For a free connection, including connecting.
+        total: For one attempt.
+        head: For a stream's headers.
+        calls: Connections for calls.
+        streams: Open streams and websockets.
+        body: Bytes of an answer.
     """
 
     def __init__(
@@ -164,7 +163,10 @@ class Limits:
 
 
 def pool(connections: int, timeout: aiohttp.ClientTimeout, *, sockets: Sockets) -> aiohttp.ClientSession:
-    """A pool of at most so many connections. Error statuses are raised as ``answers.Refusal``; nothing is repeated or redirected."""
+    """Returns a session with a bounded pool.
+
+    Error statuses raise ``responses.Refusal``; no retries, no redirects.
+    """
     made = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=connections, socket_factory=sockets.make),
         timeout=timeout,
@@ -172,14 +174,14 @@ def pool(connections: int, timeout: aiohttp.ClientTimeout, *, sockets: Sockets) 
         headers={"User-Agent": agent()},
         raise_for_status=_refuse,
     )
-    # aiohttp sends a DELETE again by itself when a kept connection turns out to be closed: unseen, and without asking what it risks.
+    # By default aiohttp resends a DELETE on a closed pooled connection.
     made._retry_connection = False  # noqa: SLF001 - there is no public setting
     return made
 
 
 @functools.cache
 def agent() -> str:
-    """What access logs of the server show of us. Looked up once: a thousand logs are opened with it."""
+    """Returns the User-Agent; cached."""
     try:
         return f"rankfall/{metadata.version('rankfall')}"
     except metadata.PackageNotFoundError:
@@ -198,7 +200,7 @@ async def _refuse(response: aiohttp.ClientResponse) -> None:
 
 
 async def read(response: aiohttp.ClientResponse, largest: int) -> tuple[bytes, bool]:
-    """The body, and whether this is all of it."""
+    """Returns the body, and True if it is complete."""
     parts: list[bytes] = []
     size = 0
     async for part in response.content.iter_any():
@@ -210,7 +212,7 @@ async def read(response: aiohttp.ClientResponse, largest: int) -> tuple[bytes, b
 
 
 def through(proxy: Secret | None) -> tuple[URL | None, dict[str, str] | None]:
-    """A proxy's address without its password, and the header that has it: aiohttp shows addresses in its errors."""
+    """Returns a proxy's address, and its password as header: errors show addresses."""
     if proxy is None:
         return None, None
     url = URL(proxy.reveal())

@@ -1,8 +1,6 @@
-"""Sends one request and its retries: rate limit, credentials, time-outs, back-off, counters.
+"""Sends a request and its retries, rate-limited.
 
-Two pools: one of few kept connections for calls, and one for streams, each of which owns its connection, so a
-thousand open logs never delay a call. The offset of the server's clock comes from the ``Date`` of its
-responses.
+Two pools: a few connections for calls, one per stream, so logs never delay a call.
 """
 
 from __future__ import annotations
@@ -38,31 +36,25 @@ from rankfall.model.timestamps import Bound
 
 
 class Limiter:
-    """Lets ``burst`` requests through at once and ``rate`` a second in the long run.
-
-    Args:
-        rate: requests a second; above zero.
-        burst: requests that may follow one another without a pause; at least one.
-        clock: seconds that never run backward.
-    """
+    """Rate limiter: ``burst`` requests without pause, ``rate`` per second on average."""
 
     def __init__(self, *, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         if rate <= 0 or burst < 1:
             raise ValueError("a limiter needs a rate above zero and a burst of at least one")
         self._rate, self._burst, self._clock = rate, burst, clock
-        # The moment at which the bucket is full again. It lies in the future by what was taken and has not flowed back.
+        # Time at which the bucket is full.
         self._full_at = clock()
 
     def reserve(self) -> float:
-        """Take a place; how many seconds to wait until it is ours. Places are given in the order in which they are asked for."""
+        """Reserves the next place; returns the seconds to wait."""
         now = self._clock()
-        # By spans, not by moments: rounding must not make the first one of a burst wait.
+        # By durations: rounding must not delay a burst's first request.
         ahead = max(0.0, self._full_at - now) + 1 / self._rate
         self._full_at = now + ahead
         return max(0.0, ahead - self._burst / self._rate)
 
     async def wait(self) -> None:
-        """Return when the next request may be sent. Whoever is cancelled meanwhile leaves its place unused."""
+        """Waits for permission to send; a canceled caller's place remains unused."""
         delay = self.reserve()
         if delay > 0:
             await asyncio.sleep(delay)
@@ -70,15 +62,15 @@ class Limiter:
 
 @dataclass
 class Counters:
-    """Counted since the client was made.
+    """Counters since the client was created.
 
     Attributes:
-        requests: sent, repeats included.
-        retries: of these, how many were repeats (after a pause, or with renewed credentials).
-        failures: sent without an answer: no connection, cut, time-out.
-        refreshes: times that credentials were renewed because of a 401.
-        by_verb: requests by verb: ``get``, ``list``, ``create``, ``watch`` …
-        by_status: answers by status of HTTP.
+        requests: Sent, including retries.
+        retries: After a pause, or with renewed credentials.
+        failures: Without an answer.
+        refreshes: Renewals of credentials after a 401.
+        by_verb: Requests by verb: ``get``, ``watch`` …
+        by_status: Answers by HTTP status.
     """
 
     requests: int = 0
@@ -93,28 +85,21 @@ _NS: Final = 1_000_000_000
 
 
 class ServerClock:
-    """Put together from all answers so far.
-
-    Attributes:
-        ahead: nothing on both sides until an answer bore a date.
-    """
+    """Estimates the server's clock; ``ahead`` bounds its offset."""
 
     def __init__(self) -> None:
         self.ahead = Bound()
 
     def answered(self, headers: Mapping[str, str], *, asked: int, got: int) -> None:
-        """Take one answer. A date that cannot be read tells nothing.
+        """Uses an answer's date, rounded down to seconds; ignores unreadable ones.
 
-        Args:
-            headers: of the answer; the date has whole seconds, cut.
-            asked: before the question, nanoseconds since the epoch by this machine's clock.
-            got: when the answer's head was there.
+        ``asked`` and ``got`` (head received) are nanoseconds since the epoch.
         """
         try:
             date = round(parsedate_to_datetime(headers.get("Date", "")).timestamp()) * _NS
         except (TypeError, ValueError, OverflowError):
             return
-        # Of a clock that was set while the question was on its way nothing is told.
+        # The clock was set back meanwhile.
         if got >= asked:
             self.ahead = self.ahead.meet(Bound(date - got, date + _NS - asked))
 
@@ -126,14 +111,7 @@ _SWITCHED: Final = 101
 
 
 class Transport:
-    """Sends requests as one user to one server.
-
-    Args:
-        access: which.
-        limiter: asked before each request.
-        retry: pace of repeats.
-        limits: time-outs and sizes.
-    """
+    """Sends requests as one user to one server."""
 
     def __init__(self, access: Access, *, limiter: Limiter, retry: Retry, limits: Limits) -> None:
         self.counters = Counters()
@@ -141,9 +119,9 @@ class Transport:
         self._access, self._limiter, self._retry, self._limits = access, limiter, retry, limits
         self._credentials = Credentials(access)
         self._proxy, self._proxy_headers = through(proxy_for(access.endpoint, os.environ))
-        self._rng = random.Random()  # noqa: S311 - of pauses, not of secrets
+        self._rng = random.Random()  # noqa: S311 - for pauses, not for secrets
         self._sockets = Sockets()
-        # They leave by themselves when nobody holds them.
+        # Weak, so that unused links disappear.
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
         self._buffers, self._batch_timer = Buffers(), BatchTimer()
         self._calls: aiohttp.ClientSession | None = None
@@ -151,11 +129,11 @@ class Transport:
 
     @property
     def secrets(self) -> frozenset[str]:
-        """Credentials used so far, to be masked in what others say."""
+        """Credentials used so far, to mask them."""
         return self._credentials.secrets
 
     async def open(self) -> None:
-        """Make the pools; connects to nothing."""
+        """Creates the pools without connecting."""
         key_material.shrink_tls_buffers()
         limits = self._limits
         calls = aiohttp.ClientTimeout(total=limits.total, connect=limits.pool, sock_connect=limits.connect)
@@ -164,7 +142,7 @@ class Transport:
         self._streams = pool(limits.streams, streams, sockets=self._sockets)
 
     async def close(self) -> None:
-        """Close every connection, open streams too."""
+        """Closes every connection."""
         for session in (self._calls, self._streams):
             if session is not None:
                 await session.close()
@@ -174,24 +152,21 @@ class Transport:
         await self._credentials.close()
 
     async def call(self, request: Request) -> bytes:
-        """The body of the answer.
+        """Sends a request and returns the answer's body.
 
         Raises:
-            ApiError: the server's no.
-            Unreachable: no answer.
-            CredentialsError: we cannot prove who we are.
+            ApiError: Error status.
+            Unreachable: No answer.
+            CredentialsError: Authentication failed.
         """
         return await self._repeated(request, self._call_once)
 
     async def stream(
         self, request: Request, *, read_timeout: float | None, head: float | None
     ) -> aiohttp.ClientResponse:
-        """An answer whose body has not been read; the caller closes it.
+        """Returns an answer with an unread body; the caller closes it.
 
-        Args:
-            request: what is asked.
-            read_timeout: longest silence in seconds; None = any.
-            head: longest wait for the answer's head; None = the usual one.
+        ``read_timeout`` in seconds of silence, None = unlimited.
         """
 
         async def once(request: Request, proof: Proof) -> aiohttp.ClientResponse:
@@ -214,7 +189,7 @@ class Transport:
     async def open_body(
         self, request: Request, *, read_timeout: float | None, head: float | None
     ) -> AsyncIterator[BodyStream]:
-        """As ``stream``, a body that is only read from end to end: at a fraction of the cost where no proxy is on the way."""
+        """Like ``stream``, for sequential reading; much cheaper without a proxy."""
         if self._proxy is not None:
             proxied = ProxiedBodyStream(await self.stream(request, read_timeout=read_timeout, head=head))
             with contextlib.closing(proxied):
@@ -250,13 +225,13 @@ class Transport:
     async def websocket(
         self, request: Request, *, protocols: Sequence[str], heartbeat: float | None, largest: int
     ) -> Websocket:
-        """An open websocket; the caller closes it."""
+        """Returns an open websocket; the caller closes it."""
 
         async def once(request: Request, proof: Proof) -> Websocket:
             arguments = self._arguments(request, proof)
             arguments.pop("data")
             arguments.pop("allow_redirects")
-            # Before 1.30 the kubelet itself answers, and of its own commands it knows no JSON: 406.
+            # Before 1.30 the kubelet answers, which refuses JSON with 406.
             del arguments["headers"]["Accept"]
             async with asyncio.timeout(self._limits.head):
                 socket: Websocket = await _open(self._streams).ws_connect(
@@ -282,7 +257,6 @@ class Transport:
             return body
 
     async def _repeated(self, request: Request, once: Callable[[Request, Proof], Awaitable[T]]) -> T:
-        """Send until there is an answer, or an error that repeating does not help, or patience is spent."""
         began = time.monotonic()
         attempt, renewed = 0, False
         while True:
@@ -313,7 +287,7 @@ class Transport:
     async def _tried(
         self, request: Request, proof: Proof, once: Callable[[Request, Proof], Awaitable[T]]
     ) -> T | KubeError:
-        """One attempt. Errors are returned, so that what they replace is not chained to them: it carries our headers."""
+        """Makes one attempt; returns errors, which must not be chained."""
         try:
             return await once(request, proof)
         except responses.Refusal as refusal:
@@ -345,7 +319,7 @@ class Transport:
             raise error from failure
 
     def _pause(self, request: Request, failure: KubeError, attempt: int) -> float | None:
-        """Seconds until the next attempt; None = none."""
+        """Returns the seconds until the next attempt; None = no retry."""
         if not request.repeat or attempt >= self._retry.attempts:
             return None
         if isinstance(failure, Unreachable):
@@ -367,7 +341,7 @@ class Transport:
         if request.body is not None:
             headers["Content-Type"] = request.kind
         return {
-            # Encoded already: a second time would turn %2F into %252F, and decoding would make a slash of it.
+            # Already encoded: otherwise %2F becomes %252F or a slash.
             "url": URL(self._url(request), encoded=True),
             "headers": headers,
             "data": request.body,
@@ -375,7 +349,7 @@ class Transport:
             "server_hostname": endpoint.tls_server_name,
             "proxy": self._proxy,
             "proxy_headers": self._proxy_headers,
-            # A redirect would carry impersonation to another host.
+            # A redirect would send impersonation headers to another host.
             "allow_redirects": False,
         }
 

@@ -1,7 +1,6 @@
-"""Objects that a watch has reported, and the differences to a new list. Pure.
+"""Reported objects of a watch, compared with a new list. Pure.
 
-No change is lost where the server's history has a gap. Only version, UID and what the caller keeps are
-stored. A name that returns with another UID is another object: the old one is reported as deleted first.
+A new UID under the same name is another object; the old one is reported as deleted first.
 """
 
 from __future__ import annotations
@@ -18,13 +17,7 @@ Key = tuple[str, str]
 
 
 class Known(msgspec.Struct, frozen=True):
-    """One object as it was last seen.
-
-    Attributes:
-        uid: of the object.
-        version: its resourceVersion; compared for being equal, nothing else.
-        kept: what ``keep`` made of it.
-    """
+    """Last known state of one object; ``kept`` is the result of ``keep``."""
 
     uid: str
     version: str
@@ -32,7 +25,7 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Head(NamedTuple):
-    """What tells one state of an object from another, and how to have all of it."""
+    """Identity of an object's state, with a decoder."""
 
     key: Key
     uid: str
@@ -41,11 +34,7 @@ class Head(NamedTuple):
 
 
 class Book:
-    """The objects that a watch has told of and that are not deleted.
-
-    Args:
-        keep: what is remembered of an object for the day it vanishes unseen.
-    """
+    """Reported objects that are not deleted; ``keep`` extracts what a deletion reports."""
 
     def __init__(self, keep: Keep) -> None:
         self._keep = keep
@@ -55,12 +44,9 @@ class Book:
         return len(self._known)
 
     def compare(self, heads: Iterable[Head]) -> Iterator[tuple[Change, Any, bool]]:
-        """What has changed since, when these are all objects that there are now; only of those that have is the whole wanted.
+        """Yields change, object (or extract) and True if vanished.
 
-        Objects that vanished come first, so that whoever counts never counts too many.
-
-        Yields:
-            The change, the object (of a vanished one what was kept), and whether it vanished.
+        Vanished objects come first, so that consumers never count too many.
         """
         new = {head.key: head for head in heads}
         for key, known in list(self._known.items()):
@@ -73,7 +59,7 @@ class Book:
                 yield *change, False
 
     def seen(self, head: Head) -> Iterator[tuple[Change, Any]]:
-        """An object is there in this state: nothing when this is known, else what has changed."""
+        """Yields an object's change, if new."""
         key, uid, version, whole = head
         old = self._known.get(key)
         if old is not None and old.uid == uid and old.version == version:
@@ -85,7 +71,7 @@ class Book:
         yield ("modified" if old is not None and old.uid == uid else "added"), item
 
     def gone(self, item: Object) -> Iterator[tuple[Change, Any]]:
-        """An object was deleted, or no longer fits the selector; nothing when nobody knew of it, or it is another one by now."""
+        """Handles a deleted or unmatched object; yields nothing if unknown or replaced."""
         key = _key_of(item)
         old = self._known.get(key)
         if old is not None and old.uid == _uid(item):
@@ -94,24 +80,23 @@ class Book:
 
 
 def head_of(item: Object) -> Head:
-    """Of an object that is one (:func:`is_object`)."""
+    """Returns the head of a valid object (:func:`is_object`)."""
     return Head(_key_of(item), _uid(item), version_of(item), lambda: item)
 
 
 def is_object(item: Any) -> TypeGuard[Object]:
-    """Whether this has what every object has; checked before anything below is asked."""
+    """True if this has every object's fields; check before the functions below."""
     meta = item.get("metadata") if isinstance(item, dict) else None
     return isinstance(meta, dict) and isinstance(meta.get("name"), str)
 
 
 def _key_of(item: Object) -> Key:
-    """Namespace and name."""
     meta = item["metadata"]
     return meta.get("namespace", ""), meta["name"]
 
 
 def version_of(item: Any) -> str:
-    """The resourceVersion; empty when there is none."""
+    """Returns the resource version; empty if absent."""
     meta = item.get("metadata") if isinstance(item, dict) else None
     return str(meta.get("resourceVersion", "")) if isinstance(meta, dict) else ""
 

@@ -1,8 +1,4 @@
-"""Time-outs, back-off and cancellation of a watch.
-
-One task waits for the caller's stop event during the whole life of a watch, instead of one more for every
-chunk.
-"""
+"""Time-outs, back-off and cancellation of a watch."""
 
 from __future__ import annotations
 
@@ -19,20 +15,19 @@ _DOUBLINGS: Final = 16
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of a watch, in seconds.
+    """Times of a watch in seconds.
 
     Attributes:
-        idle: longest silence before the connection is taken for dead. Servers send a bookmark about once a minute, where anything happened at all;
-            a needless new connection costs one request.
-        shortest: least life of one connection that we ask the server for.
-        longest: most. What is asked for is drawn between the two, so that watches that began together do not end together.
-        first: longest pause before the first new try; doubled each time.
-        cap: longest pause that we choose ourselves.
-        patience: longest ``Retry-After`` that is honoured.
-        head: longest wait for the head of an answer.
-        denied: how long a 401 or 403 is doubted after a connection that was granted. An API server that starts answers before it has read its
-            roles (seen with 1.34, up to some seconds).
-        doubting: a denial is doubted as long although nothing was granted before: of who may start together with the server.
+        idle: Silence until the connection counts as dead; bookmarks come about once a minute.
+        shortest: Shortest requested lifetime.
+        longest: Longest; random between both.
+        first: Longest pause before the first retry; doubles.
+        cap: Longest pause chosen by the client.
+        patience: Longest honored ``Retry-After``.
+        head: Time-out for headers.
+        denied: Seconds to retry a 401 or 403 after a granted connection: a starting server has not read its
+            roles (seen with 1.34).
+        doubting: True = also without a granted connection.
     """
 
     idle: float = 150.0
@@ -46,19 +41,14 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     doubting: bool = False
 
     def life(self, rng: random.Random) -> int:
-        """Whole seconds that the server should keep one connection."""
+        """Returns the requested lifetime of a connection in seconds."""
         return round(rng.uniform(self.shortest, self.longest))
 
     def pause(self, tries: int, *, retry_after: float | None, rng: random.Random) -> float:
-        """Seconds before the next try.
+        """Returns the seconds before the next attempt, never less than the server requests.
 
-        The first one is drawn from nothing to ``first``: most connections end for good reasons, all of a server at the same moment. Later ones
-        are at least half of their bound. What the server asks for is never undercut.
-
-        Args:
-            tries: that failed in a row.
-            retry_after: what the server asked for.
-            rng: of the chance.
+        ``tries`` counts consecutive failures. The first pause is random, because connections end normally at one
+        moment.
         """
         bound = min(self.cap, self.first * 2.0 ** min(tries, _DOUBLINGS))
         ours = bound * (rng.uniform(0.5, 1.0) if tries else rng.random())
@@ -66,11 +56,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waits:
-    """Bounds each wait by a time-out and by the caller's wish to stop.
-
-    Args:
-        stop: set by the caller when it has seen enough; None = never.
-    """
+    """Bounds waits by time-outs and the caller's stop event."""
 
     def __init__(self, stop: asyncio.Event | None) -> None:
         self._stop = stop
@@ -79,7 +65,7 @@ class Waits:
 
     @property
     def stopped(self) -> bool:
-        """Whether the caller wants to stop."""
+        """True if the caller has requested the stop."""
         return self._stop is not None and self._stop.is_set()
 
     async def __aenter__(self) -> Self:
@@ -97,10 +83,10 @@ class Waits:
 
     @contextlib.asynccontextmanager
     async def within(self, seconds: float | None) -> AsyncIterator[None]:
-        """A block of waiting.
+        """Bounds a block of waiting.
 
         Raises:
-            TimeoutError: the time is over, or the caller wants to stop; ``stopped`` tells which.
+            TimeoutError: Time-out or stop; see ``stopped``.
         """
         async with asyncio.timeout(0 if self.stopped else seconds) as scope:
             self._scope = scope
@@ -110,7 +96,7 @@ class Waits:
                 self._scope = None
 
     async def pause(self, seconds: float) -> None:
-        """Sleep, but not longer than the caller wants to go on."""
+        """Sleeps, at most until the stop."""
         with contextlib.suppress(TimeoutError):
             async with self.within(seconds):
                 await asyncio.Event().wait()

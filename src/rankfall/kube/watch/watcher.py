@@ -1,10 +1,7 @@
-"""Watches all objects that match a selector: one list, then connections from the last version seen.
+"""Watches objects: one list, then connections from the last version.
 
-After 410 a new list is compared with the known objects: nothing is lost or reported twice, and several
-changes of one object in between become one. Broken connections and failing servers are retried with back-off,
-without end. 401, 403 and kinds that are not served are raised; after a connection that was granted a denial
-is doubted for some seconds, because a starting server denies what it has not read yet. Half a line and a line
-beyond ``MAX_LINE`` are never decoded.
+After 410 a new list is compared with known objects: nothing is lost. Failures are retried without limit, 401
+and 403 briefly.
 """
 
 from __future__ import annotations
@@ -41,20 +38,16 @@ from rankfall.model import decoding
 
 __all__ = ["Event", "Pace", "watch"]
 
-# An object is at most about 1.5 MiB in etcd; its JSON with managed fields is a few times that in the worst case.
+# Objects have up to 1.5 MiB in etcd, their JSON a few times that.
 MAX_LINE: Final = 16 << 20
 
 
 class LineTooLong(ValueError):  # noqa: N818 - reads as the answer that it is
-    """A line is longer than the bound."""
+    """A line exceeds the bound."""
 
 
 class Lines:
-    """Cuts chunks into lines.
-
-    Args:
-        limit: longest line in bytes, without its LF.
-    """
+    """Splits chunks into lines of at most ``limit`` bytes, without LF."""
 
     def __init__(self, limit: int = MAX_LINE) -> None:
         self._limit = limit
@@ -63,20 +56,20 @@ class Lines:
 
     @property
     def held(self) -> int:
-        """Bytes of the line that has not ended yet."""
+        """Bytes of the incomplete line."""
         return self._held
 
     def push(self, chunk: bytes) -> list[bytes]:
-        """The lines that end in this chunk, without LF; empty ones are left out.
+        """Returns the non-empty lines that end in this chunk, without LF.
 
         Raises:
-            LineTooLong: a line is longer than the bound; what this object held is gone.
+            LineTooLong: Above the bound; buffered bytes are dropped.
         """
         first, *rest = chunk.split(b"\n")
         self._hold(first)
         found: list[bytes] = []
         for piece in rest:
-            # Joined once per line: adding to a bytes object would make a long line cost the square of its length.
+            # One join per line: appending would take quadratic time.
             found.append(b"".join(self._pieces))
             self._pieces, self._held = [], 0
             self._hold(piece)
@@ -94,12 +87,8 @@ class Lines:
 _DENIED: Final = frozenset({401, 403})
 
 
-class Gap(Exception):  # noqa: N818 - not an error: the server's history has a hole, a list closes it
-    """The next try has to begin with a list.
-
-    Args:
-        error: that said so.
-    """
+class Gap(Exception):  # noqa: N818 - not an error: the server's history has a gap, which a list closes
+    """The next attempt has to begin with a list; ``error`` requires it."""
 
     def __init__(self, error: KubeError) -> None:
         super().__init__(error.message)
@@ -107,20 +96,12 @@ class Gap(Exception):  # noqa: N818 - not an error: the server's history has a h
 
 
 def of_answer(error: ApiError) -> ApiError | Gap:
-    """Whether an answer calls for a new list."""
+    """Returns a ``Gap`` if the error requires a new list, else the error."""
     return Gap(error) if isinstance(error, Expired) or _version_too_new(error) else error
 
 
 def of_body(status: Any, line: bytes, *, what: str) -> ApiError | Gap:
-    """The error for an ``ERROR`` in the body.
-
-    A server that breaks off there with anything but a refusal or a wish for patience cannot go on from this version; a new list always can.
-
-    Args:
-        status: the Status object, or whatever stands in its place.
-        line: the whole line.
-        what: verb and object, for the message.
-    """
+    """Returns the error for an ``ERROR`` in the body: a ``Gap`` except for denials or requested waits."""
     code = status.get("code") if isinstance(status, dict) else None
     if not isinstance(code, int) or isinstance(code, bool):
         return unreadable(line, what=what)
@@ -129,13 +110,13 @@ def of_body(status: Any, line: bytes, *, what: str) -> ApiError | Gap:
 
 
 def unreadable(line: bytes, *, what: str) -> ServerError:
-    """The error for what no API server writes: something on the way did, and may stop doing so."""
+    """Returns the error for a line of a proxy."""
     error = responses.unreadable(200, line, what=what)
     return ServerError(error.message, status=error.status, hint=error.hint)
 
 
 def _version_too_new(error: ApiError) -> bool:
-    """The version is newer than the server's newest: its storage went back in time."""
+    """True if the version is newer than the server's, whose storage was reset."""
     causes = error.details.get("causes")
     return isinstance(causes, list) and any(
         isinstance(cause, dict) and cause.get("reason") == "ResourceVersionTooLarge" for cause in causes
@@ -145,7 +126,6 @@ def _version_too_new(error: ApiError) -> bool:
 Trouble = Callable[[KubeError | None], None]
 Type = Literal["listed", "added", "modified", "deleted", "relisted", "bookmark"]
 
-# How a change is told that a list shows, in the first list and in later ones.
 _LISTED: Final[dict[tuple[Change, bool], Type]] = {
     ("added", False): "listed",
     ("added", True): "added",
@@ -155,14 +135,13 @@ _LISTED: Final[dict[tuple[Change, bool], Type]] = {
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One thing that happened.
+    """One event of a watch.
 
     Attributes:
-        type: ``listed``: an object of the first list. ``added``, ``modified``, ``deleted``: of an object. ``relisted``: after a gap in the
-            server's history an object is in another state than before; one or several changes made it so. ``bookmark``: nothing else happened up to this
-            version; one comes after each list, so the first one says that all objects that were there have been told.
-        object: the object; of a bookmark only ``metadata.resourceVersion`` means something.
-        vanished: a ``deleted`` whose last state nobody saw; ``object`` is what ``keep`` made of the state before.
+        type: ``listed``: in the first list. ``relisted``: changed during a gap in the server's history.
+            ``bookmark``: follows each list; all existing objects are then reported. Others: a change.
+        object: Of a bookmark only ``metadata.resourceVersion``.
+        vanished: True if ``deleted`` with unknown last state; ``object`` is then ``keep``'s extract.
     """
 
     type: Type
@@ -185,17 +164,7 @@ _ITEM: Final = decoding.decoder(_Item)
 
 
 class Watcher:
-    """One watch.
-
-    Args:
-        kube: an open client.
-        resource: the kind.
-        namespace: as for ``watch``.
-        labels: selector.
-        fields: selector.
-        trouble: told of each failed try, and None when a connection stands again.
-        pace: times.
-    """
+    """One watch; ``trouble`` gets each failed attempt's error, and None after recovery."""
 
     def __init__(
         self,
@@ -212,7 +181,7 @@ class Watcher:
         self._labels, self._fields = labels, fields
         self._space = (kube.namespace if namespace is None else namespace) if resource.namespaced else None
         self._pace = pace or Pace()
-        self._rng = random.Random()  # noqa: S311 - of pauses, not of secrets
+        self._rng = random.Random()  # noqa: S311 - for pauses, not for secrets
         self._version: str | None = None
         self._listed = False
         self._tries = 0
@@ -226,12 +195,7 @@ class Watcher:
         return self._resource.label(None, self._space)
 
     async def events(self, waits: Waits, book: Book) -> AsyncGenerator[Event, None]:
-        """All there is to tell, until the caller wants to stop.
-
-        Args:
-            waits: entered.
-            book: empty.
-        """
+        """Yields all events until the caller requests the stop."""
         while not waits.stopped:
             try:
                 steps = [self._list] if self._version is None else []
@@ -250,7 +214,7 @@ class Watcher:
                     raise
                 await self._failed(waits, error)
             except TimeoutError:
-                # Of our own waits only the caller's wish to stop gets here; a watch never ends for another reason.
+                # Here only the caller's stop causes a time-out.
                 if not waits.stopped:
                     raise
                 return
@@ -269,7 +233,7 @@ class Watcher:
         yield Event("bookmark", {"metadata": {"resourceVersion": listing.resource_version}})
 
     async def _connection(self, waits: Waits, book: Book) -> AsyncGenerator[Event, None]:
-        """The events of one connection; ends when the server ends it in order, raises when it broke."""
+        """Yields one connection's events; raises if it broke."""
         self._opened = None
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -307,7 +271,7 @@ class Watcher:
         return {name: value for name, value in params.items() if value}
 
     async def _read(self, response: aiohttp.ClientResponse, waits: Waits) -> bytes:
-        """The next bytes; none at the end of the body, and when the connection seems dead: both call for the next one."""
+        """Returns the next bytes; empty at the end or on a dead connection."""
         try:
             async with waits.within(self._pace.idle):
                 return await response.content.readany()
@@ -317,7 +281,7 @@ class Watcher:
             return b""
         except (aiohttp.ClientError, OSError) as error:
             lost = broken(error, what=f"watch {self._what}", server=self._kube.access.server)
-        # Outside the block: aiohttp's errors carry the headers that were sent, and must not be chained to ours.
+        # Outside the block: aiohttp's errors contain sent headers and must not be chained.
         raise lost
 
     def _cut(self, lines: Lines, chunk: bytes) -> list[bytes]:
@@ -329,7 +293,6 @@ class Watcher:
             ) from None
 
     def _events_of(self, line: bytes, book: Book) -> list[Event]:
-        """The events of one line of the body."""
         try:
             document = decoding.decode(line)
         except msgspec.DecodeError:
@@ -339,7 +302,7 @@ class Watcher:
             raise of_body(item, line, what=f"watch {self._what}")
         if kind not in {"ADDED", "MODIFIED", "DELETED", "BOOKMARK"}:
             if kind is not None:
-                return []  # a kind of event that is newer than we are
+                return []  # an event type newer than this code
             raise unreadable(line, what=f"watch {self._what}")
         self._tries = 0
         if kind == "BOOKMARK":
@@ -347,7 +310,7 @@ class Watcher:
             return [Event("bookmark", item)]
         found = self._checked(item)
         changes = book.gone(found) if kind == "DELETED" else book.seen(head_of(found))
-        # Materialised before the version moves on: what cannot be read is asked for again.
+        # Before the version advances: an unreadable object is requested again.
         events = [
             Event(change, reported, vanished=change == "deleted" and reported is not found)
             for change, reported in changes
@@ -356,7 +319,6 @@ class Watcher:
         return events
 
     def _head(self, raw: msgspec.Raw) -> Head:
-        """Of an object of a list, which stays bytes until it is wanted."""
         try:
             meta = _ITEM.decode(raw).metadata
         except msgspec.DecodeError:
@@ -383,7 +345,7 @@ class Watcher:
         self._troubled = False
 
     def _may_be_starting(self, error: Forbidden | CredentialsError) -> bool:
-        """Whether a denial may pass: what was granted a moment ago is denied by a server that has just started and not read its roles yet."""
+        """True if a denial may pass: a starting server has not read its roles."""
         unknown = isinstance(error, CredentialsError) and not isinstance(error.__cause__, Unauthorized)
         if unknown or not (self._granted or self._pace.doubting):
             return False
@@ -393,7 +355,6 @@ class Watcher:
         return now - self._denied < self._pace.denied
 
     async def _failed(self, waits: Waits, failure: Unreachable | ApiError | CredentialsError | Gap) -> None:
-        """Ride it out: say so, and pause."""
         error = failure.error if isinstance(failure, Gap) else failure
         if isinstance(failure, Gap):
             self._version = None
@@ -405,7 +366,7 @@ class Watcher:
         await self._rest(waits, retry_after=error.retry_after if isinstance(error, ApiError) else None)
 
     async def _rest(self, waits: Waits, *, retry_after: float | None) -> None:
-        """The pause after a connection. One that stood for a while was a good one; one that is closed at once is as good as none."""
+        """Pauses after a connection; long-lived ones reset the back-off."""
         if self._opened is not None and time.monotonic() - self._opened >= self._pace.first:
             self._tries = 0
         self._opened = None
@@ -425,26 +386,17 @@ async def watch(
     trouble: Trouble | None = None,
     pace: Pace | None = None,
 ) -> AsyncGenerator[Event, None]:
-    """All objects that fit, and every change from then on.
+    """Yields all matching objects and every later change.
 
-    Close it when leaving early (``contextlib.aclosing``). A consumer that is slow makes the server wait, not this process grow.
+    Close it early with ``contextlib.aclosing``. A slow consumer makes the server wait.
 
-    Args:
-        kube: an open client.
-        resource: the kind.
-        namespace: None = the client's, ``client.ALL_NAMESPACES`` = every one.
-        labels: selector.
-        fields: selector.
-        stop: ends the watch when set.
-        keep: what is remembered of each object, for the day it vanishes unseen; the memory of a watch is that. None = the whole object.
-        trouble: told of each failed try, and None when a connection stands again after that.
-        pace: times; None = the usual ones.
+    ``keep`` extracts what to store; None = the whole object.
 
     Raises:
-        CredentialsError: the server does not know us, not with renewed credentials either.
-        ApiError: 403, 404 (the kind is not served) and what else waiting does not heal.
-        Unreachable: the server's certificate is refused before the first list.
-        KubeError: an object is larger than ``watch_lines.MAX_LINE``.
+        CredentialsError: Refused even when renewed.
+        ApiError: 403, 404 (kind not served) and other permanent errors.
+        Unreachable: Server certificate refused before the first list.
+        KubeError: An object exceeds ``MAX_LINE``.
     """
     watcher = Watcher(kube, resource, namespace=namespace, labels=labels, fields=fields, trouble=trouble, pace=pace)
     async with Waits(stop) as waits, contextlib.aclosing(watcher.events(waits, Book(keep or _whole))) as events:

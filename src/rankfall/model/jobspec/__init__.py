@@ -1,4 +1,4 @@
-"""The job spec ``rankfall.job/1``: its sections, its sizes, and the checks that need the spec alone.
+"""The job spec ``rankfall.job/1``: sections, sizes, and checks without a machine or cluster.
 
-What a machine or a cluster must be asked for is checked by its backend. May import: ``rankfall.model`` only.
+Imports ``rankfall.model`` only.
 """

@@ -1,7 +1,6 @@
-"""Makes a checked spec of plain data: fields, roles, record store and error file.
+"""Builds a checked spec from plain data; refuses wrong fields with path and allowed values.
 
-Unknown, wrong and contradictory fields are refused with their path and the allowed values. A role is checked
-as the job that it would be alone. Only what the spec alone can tell is checked here.
+Checks a role like a job, and nothing that needs a machine or cluster.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ _FILE: Final = re.compile(r"file://(/[\w.@+-]+)+/?")
 _S3: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[\w.=+-]+)*/?")
 _MAX: Final = 1024
 _ERROR_FILE: Final = re.compile(r"(/[\w.@+-]+)*/[\w.@+-]*\*?[\w.@+-]*\.(?:json|pb)")
-# What others would be called, and how they are reached all the same.
+# Refused stores, which get a hint.
 _OTHERS: Final = ("gs://", "gcs://", "az://", "azure://", "abfs://", "abfss://", "http://", "https://")
 
 
 def check_record_store(spec: JobSpec) -> None:
-    """Refuse a store that slots cannot write.
+    """Refuses a store that slots cannot write.
 
     Raises:
-        SpecError: with what is allowed.
+        SpecError: The store is wrong; names allowed ones.
     """
     url = spec.record_store
     if url is None:
@@ -67,10 +66,10 @@ def check_record_store(spec: JobSpec) -> None:
 
 
 def check_error_file(spec: JobSpec) -> None:
-    """Refuse a file that no older reader would know.
+    """Refuses an error file that no reader recognizes.
 
     Raises:
-        SpecError: with what is allowed.
+        SpecError: The path is wrong; names allowed ones.
     """
     path = spec.error_file
     if path is None:
@@ -97,14 +96,10 @@ ROLE_RULE: Final = "1-20 lower-case letters, digits and dashes, no dash at the e
 
 
 def check_roles(spec: JobSpec, *, alone: Callable[[JobSpec], None]) -> None:
-    """Refuse roles that contradict each other or the job.
-
-    Args:
-        spec: the job.
-        alone: checks the variables and the pods of a job of one role.
+    """Refuses roles that contradict each other or the job; ``alone`` checks a one-role job's variables and pods.
 
     Raises:
-        SpecError: with the path of the field and what is allowed.
+        SpecError: Names the field and allowed values.
     """
     _check_success(spec)
     _check_scopes(spec)
@@ -131,7 +126,7 @@ def check_roles(spec: JobSpec, *, alone: Callable[[JobSpec], None]) -> None:
 
 
 def _check_top(spec: JobSpec) -> None:
-    """Fields of a job of one role say nothing beside a list of them."""
+    """Refuses fields of a one-role job next to ``roles``."""
     for field in ("nnodes", "nnodes_max", "role"):
         if getattr(spec, field) != _DEFAULTS[field]:
             raise SpecError(
@@ -157,7 +152,7 @@ def _check_command(spec: JobSpec, role: Role, path: str) -> None:
 
 
 def _check_launchers(spec: JobSpec) -> None:
-    """One world has one way to start its ranks: those of torchrun meet in its agents' store, those of plain in rank 0's."""
+    """Refuses two launchers in one world: their ranks use different stores."""
     named = {"plain", "torchrun"}
     given = [(number, part.spec.launcher) for number, part in enumerate(spec.parts) if part.spec.launcher in named]
     for number, launcher in given:
@@ -170,7 +165,7 @@ def _check_launchers(spec: JobSpec) -> None:
 
 
 def _check_scopes(spec: JobSpec) -> None:
-    """Ranks of one world stand and fall together: one of its nodes alone could not join it again. One slot is its own gang."""
+    """Refuses restarts alone in a world, which one node cannot rejoin."""
     if spec.slot_count == 1:
         return
     for number, part in enumerate(spec.parts):
@@ -201,7 +196,6 @@ def _check_success(spec: JobSpec) -> None:
 
 
 def _own(spec: JobSpec, role: Role) -> JobSpec:
-    """What the role itself says, as a job: what it has of the job was checked there."""
     own, usual = role.kubernetes, Kubernetes()
     pods = Kubernetes(
         image=own.image,
@@ -227,15 +221,15 @@ _DEFAULTS: Final = msgspec.structs.asdict(JobSpec())
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _RESERVED_ENV = ("RANKFALL_",)
-# Fields of earlier versions: where their meaning went.
+# Fields of earlier versions and their new places.
 _MOVED = {"$.policies.start_timeout_s": "$.deadlines.startup_s"}
 
 
 def check_spec(spec: JobSpec) -> JobSpec:
-    """The same spec, when its fields agree with each other.
+    """Returns the spec if its fields are consistent.
 
     Raises:
-        SpecError: with the path of the field, what is wrong, and the allowed values.
+        SpecError: Names field, fault and allowed values.
     """
     if spec.backend == FOREIGN:
         raise SpecError(
@@ -271,10 +265,10 @@ def _check_single_role(spec: JobSpec) -> None:
 
 
 def spec_from(data: Any) -> JobSpec:
-    """A checked spec from plain data (parsed YAML or JSON).
+    """Returns a checked spec from plain data (parsed YAML or JSON).
 
     Raises:
-        SpecError: unknown, missing or wrong field, with its path and the allowed values.
+        SpecError: A field is unknown, missing or wrong.
     """
     if not isinstance(data, dict):
         raise SpecError("$", f"a job is a mapping of fields, not {type(data).__name__}")
@@ -372,7 +366,7 @@ def _check_job_success(spec: JobSpec) -> None:
 
 
 def _known_fields(data: Any, kind: msgspec.inspect.Type, path: str) -> None:
-    """Name an unknown field with the allowed ones, at any depth; msgspec would name the field alone."""
+    """Refuses unknown fields at any depth with allowed ones; msgspec names only the field."""
     if isinstance(kind, msgspec.inspect.UnionType):
         for one in kind.types:
             _known_fields(data, one, path)
@@ -395,7 +389,7 @@ def _known_fields(data: Any, kind: msgspec.inspect.Type, path: str) -> None:
 
 @cache
 def _choices() -> dict[str, tuple[str, ...]]:
-    """The allowed values of every field that has a list of them, by path, in the order of the model; list positions stand as ``[]``."""
+    """Allowed values by path, in the model's order; list positions are ``[]``."""
     found: dict[str, tuple[str, ...]] = {}
 
     def walk(kind: Any, path: str) -> None:

@@ -1,6 +1,6 @@
-"""Checks the section ``kubernetes`` of a spec against itself and what Rankfall puts into the pods.
+"""Checks the section ``kubernetes`` for contradictions, also with Rankfall's own pod parts.
 
-What the API server's own schema checks (volumes, affinity and the like) is not repeated here.
+The API server's schema checks the rest.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 
 
 def check_kubernetes(spec: JobSpec) -> None:
-    """Refuse what cannot be carried out on any cluster.
+    """Refuses a section that fails on any cluster.
 
     Raises:
-        SpecError: with the path of the field and what is allowed.
+        SpecError: Names field and allowed values.
     """
     section = spec.kubernetes
     if section == Kubernetes():
@@ -155,7 +155,7 @@ def _check_workspace(section: Kubernetes) -> None:
 
 
 def _plain(path: str) -> bool:
-    """Whether a path has only names in it."""
+    """True if a path consists of names only."""
     return "\0" not in path and all(part not in {"", ".", ".."} for part in path.split("/"))
 
 
@@ -184,7 +184,7 @@ def _check_pod(section: Kubernetes) -> None:
                     f"{path}.metadata.{field}.{key}", f"keys beginning with {OWN_PREFIX} are set by Rankfall itself"
                 )
     if pod.get("restartPolicy", "Never") != "Never":
-        # A kubelet that restarts a container by itself would hide its end from every rule, and its peers from each other.
+        # A restart by the kubelet hides the failure from rules and peers.
         raise SpecError(
             f"{path}.spec.restartPolicy",
             f"{pod['restartPolicy']!r} contradicts rules and budgets: Rankfall restarts the gang itself",
@@ -199,7 +199,7 @@ def _check_pod(section: Kubernetes) -> None:
 
 
 def _check_named(path: str, items: Iterable[Any]) -> None:
-    """Lists are merged by name, so each item needs one of its own."""
+    """Requires unique names, because lists merge by name."""
     seen = set()
     for number, item in enumerate(items):
         name = item.get("name") if isinstance(item, dict) else None
@@ -211,7 +211,7 @@ def _check_named(path: str, items: Iterable[Any]) -> None:
 
 
 def _check_launcher_variables(spec: JobSpec) -> None:
-    """``PET_*`` are torchrun's flags as variables; on a TrainJob the Trainer sets them and refuses anybody else's."""
+    """Refuses ``PET_*``, torchrun's flags, on a TrainJob: the Trainer reserves them."""
     if spec.backend != "trainjob":
         return
     containers = (spec.kubernetes.pod.get("spec") or {}).get("containers") or ()

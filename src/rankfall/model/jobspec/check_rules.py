@@ -1,4 +1,4 @@
-"""Checks the failure rules and restart budgets of a spec, independent of the backend."""
+"""Checks failure rules and restart budgets, independent of the backend."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from rankfall.model.exit_codes import MAX_CODE
 from rankfall.model.jobspec.job import JobSpec
 from rankfall.model.jobspec.policies import FailureRule
 
-# A pod failure policy of Kubernetes holds at most so many rules; a job file must mean the same on every backend.
+# Limit of a Kubernetes pod failure policy, for all backends.
 MAX_RULES = 20
 MAX_SIGNAL = 64
-# The budget that needs no number of its own: code 138 and exceptions declared retryable draw on it.
+# Budget with a default, for code 138 and retryable exceptions.
 USER_BUDGET = "user"
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.:/-]{0,99}")
 _BUDGET = re.compile(r"[a-z0-9]([a-z0-9_-]{0,38}[a-z0-9])?")
 
 
 def check_rules(spec: JobSpec) -> None:
-    """Refuse rules and budgets that could not be carried out.
+    """Refuses impossible rules and budgets.
 
     Raises:
-        SpecError: with the path of the field and what is allowed.
+        SpecError: Names the field and allowed values.
     """
     if len(spec.rules) > MAX_RULES:
         raise SpecError(
@@ -44,7 +44,7 @@ def check_rules(spec: JobSpec) -> None:
 
 
 def families() -> frozenset[str]:
-    """All families of causes."""
+    """Returns all families of causes."""
     return frozenset(info.family for info in catalogue().values())
 
 
@@ -66,7 +66,7 @@ def _check_match(rule: FailureRule, path: str, *, roles: list[str]) -> None:
     for field, numbers in (("exit_codes", rule.exit_codes), ("signals", rule.signals)):
         ordered = sorted(set(numbers))
         if list(numbers) != ordered:
-            # Kubernetes takes such a list only ascending and without repeats; one file must be good for every backend.
+            # Kubernetes requires ascending lists without repeats.
             raise SpecError(f"{path}.{field}", "is not ascending or repeats a value", hint=f"write: {ordered}")
     for cause in rule.causes:
         if cause not in catalogue() and cause not in families():

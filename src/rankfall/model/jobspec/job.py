@@ -1,8 +1,7 @@
-"""The job spec ``rankfall.job/1``: one frozen struct from flags, YAML or Python, the same for every backend.
+"""The job spec ``rankfall.job/1``: one frozen struct from flags, YAML or Python.
 
-A job without ``roles`` has one role; slots of several roles are numbered through in their order, so that a
-slot number is one key everywhere. Only :class:`Part` looks at both forms. All roles but those with launcher
-``exec`` form one world of ranks; what an ``exec`` command starts is unknown, so it is outside.
+Slot numbers continue across roles. Roles form one world of ranks, except those with launcher ``exec``. :class:`Part`
+unifies jobs with and without ``roles``.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ RestartScope = Literal["gang", "replica"]
 
 
 class RoleKubernetes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a role's pods have of their own, over the job's section ``kubernetes``.
+    """Pod settings of a role, over the section ``kubernetes``.
 
     Attributes:
-        image, resources, tolerations: in place of the job's; null = the job's.
-        node_selector: over the job's, key by key.
-        pod: merged after the job's ``pod``, in the same way.
+        image, resources, tolerations: Replace the job's; null = the job's.
+        node_selector: Merged over the job's by key.
+        pod: Merged after the job's ``pod``.
     """
 
     image: str | None = None
@@ -36,17 +35,17 @@ class RoleKubernetes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One role of a job of several; what is left out is the job's.
+    """One role of a job; absent fields come from the job.
 
     Attributes:
-        name: lower-case letters, digits and dashes; stands in names of pods and folders.
-        nnodes: its slots.
-        nproc_per_node: ranks per slot.
-        command, module: as the job's; ``module`` belongs to the role's own command.
-        launcher: as the job's. With ``exec`` the role is outside the world of ranks.
-        env: variables over the job's.
-        restart_scope: as the job's. A role of scope ``gang`` that falls ends the attempt; one of scope ``replica`` leaves the others alone.
-        kubernetes: its pods.
+        name: Lower-case letters, digits, dashes; part of pod and folder names.
+        nnodes: Number of slots.
+        nproc_per_node: Ranks per slot.
+        command, module: As the job's; ``module`` needs the role's own command.
+        launcher: As the job's; ``exec`` puts the role outside the world of ranks.
+        env: Variables over the job's.
+        restart_scope: As the job's. A failed ``gang`` role ends the attempt, a ``replica`` role does not.
+        kubernetes: Pod settings.
     """
 
     name: str
@@ -76,38 +75,36 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One job.
 
     Attributes:
-        name: lower-case letters, digits and dashes; the run's id begins with it.
-        backend: ``local`` processes, an Indexed ``job``, a ``jobset``, or a ``trainjob`` of Kubeflow Trainer. ``foreign`` stands in the
-            records of jobs that Rankfall did not start, and is refused in every job.
-        command: program and arguments. With launcher ``torchrun`` a script (or ``-m module``) and its arguments. May be left out
-            when every role has one.
-        launcher: ``auto`` picks torchrun when the job's Python has torch, else the plain launcher; ``exec`` starts the
-            command once per node as it is.
-        nnodes, nnodes_max: nodes; ``nnodes_max`` > ``nnodes`` is elastic (c10d rendezvous).
-        nproc_per_node: ranks per node.
-        roles: several roles in one job; each has its number of nodes, and what else it has of its own. Empty = the one ``role``.
-        code: a folder of this machine whose files the job runs in, as they are at the submission; several are laid over each other,
-            the later ones on top. ``cwd`` is then a path below them.
-        code_exclude: patterns of the shell for what of it is left out: one without a slash for any name, one with a slash for
-            the path below the folder.
-        python: the job's Python; null = the one Rankfall runs under.
-        env: variables added to the job's environment.
-        success: when the job counts as done.
-        deadlines: limits of time.
-        rules: what to do about which failure, first match wins; what no rule matches is decided by its cause.
-        suspend: begin suspended: nothing is started before ``rankfall resume``.
-        ttl_s: how long the objects of an ended run stay in the cluster; null = until they are deleted.
-        unattended: let the platform's own policies run the job, so that it needs no supervisor; what they cannot do is refused.
-        strategy: how the root is chosen from what all ranks said: ``causal``, ``earliest``, ``first-listed`` or one that a
-            package declares; null = the backend's own, which is ``causal``.
-        log_dir: a folder of this machine with the files for reading: that of all ranks grows there, the others come at the end; it belongs to one run.
-        record_store: where each rank's records are copied to as well, and read from: ``file:///path`` of a directory that all
-            slots and this machine share, or ``s3://bucket/prefix``.
-        error_file: where each slot writes its first error once more for readers that know no records: a path in the slot that ends
-            with ``.json`` (torchelastic's form) or ``.pb`` (Flyte's); the first writer of a name wins, a ``*`` makes it unique.
-        restart_scope: what is started again after a fall: the whole ``gang`` as a new attempt, or inside the attempt the one
-            ``replica`` that fell, while the others run on; for independent workers (launcher ``exec``) only.
-        kubernetes: its pods, on the backends that make some.
+        name: Lower-case letters, digits, dashes; prefix of the run's id.
+        backend: ``local`` processes, Indexed ``job``, ``jobset``, or Kubeflow ``trainjob``. ``foreign`` marks jobs not
+            started by Rankfall and is refused.
+        command: Program and arguments; for ``torchrun`` a script or ``-m module``. Optional if every role has one.
+        launcher: ``auto``: torchrun if the job's Python has torch, else plain; ``exec``: the unchanged command, once
+            per node.
+        nnodes, nnodes_max: Nodes; ``nnodes_max`` > ``nnodes`` is elastic (c10d rendezvous).
+        nproc_per_node: Ranks per node.
+        roles: Roles with their own settings; empty = the one ``role``.
+        code: Local folders, copied at submission as the job's code; later ones on top. ``cwd`` is then a path below
+            them.
+        code_exclude: Shell patterns to omit; without a slash for names, with one for paths below the folder.
+        python: The job's Python; null = Rankfall's.
+        env: Additional variables.
+        success: Condition of success.
+        deadlines: Time limits.
+        rules: Failure rules, first match wins; else the cause decides.
+        suspend: Start nothing before ``rankfall resume``.
+        ttl_s: Seconds that an ended run's objects remain in the cluster; null = until deleted.
+        unattended: The platform's policies run the job without supervisor; unsupported fields are refused.
+        strategy: Choice of the root: ``causal``, ``earliest``, ``first-listed`` or a package's; null = backend's
+            default, ``causal``.
+        log_dir: Local folder of readable logs for one run; all ranks' file grows live, others come at the end.
+        record_store: Shared copy of all records: ``file:///path`` visible to slots and this machine, or
+            ``s3://bucket/prefix``.
+        error_file: Path in the slot for its first error: ``.json`` (torchelastic) or ``.pb`` (Flyte); first writer
+            wins, ``*`` makes names unique.
+        restart_scope: Restart after a failure: the ``gang`` in a new attempt, or only the failed ``replica``, for
+            independent workers (launcher ``exec``).
+        kubernetes: Pod settings for cluster backends.
     """
 
     schema: Literal["rankfall.job/1"] = "rankfall.job/1"
@@ -150,31 +147,31 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The roles in their one form, in order: which slots each has, and the job as it alone has it."""
+        """Roles in order, with slots and the job of each alone."""
         return _parts_of(self)
 
     @property
     def code_folders(self) -> tuple[str, ...]:
-        """The folders of ``code``, from the lowest to the one on top; empty = the job brings no code."""
+        """Folders of ``code``, the top one last; empty = no code."""
         return (self.code,) if isinstance(self.code, str) else self.code
 
     @property
     def several_roles(self) -> bool:
-        """Whether there is more than one role."""
+        """True with more than one role."""
         return len(self.roles) > 1
 
     @property
     def slot_count(self) -> int:
-        """Slots of a full start: of all roles; the most, when elastic."""
+        """Slots of a full start over all roles; the maximum if elastic."""
         return sum(role.nnodes for role in self.roles) or self.nnodes_max or self.nnodes
 
     @property
     def least_slots(self) -> int:
-        """Slots that an attempt needs: fewer than all only when elastic."""
+        """Slots that an attempt needs; fewer only if elastic."""
         return self.nnodes if self.elastic else self.slot_count
 
     def role_of(self, slot: int) -> str:
-        """The role of a slot. A slot beyond the last one is of the last role."""
+        """Returns a slot's role; slots beyond the last get the last role."""
         if not self.roles:
             return self.role
         for role in self.roles:
@@ -185,25 +182,25 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def one_role(self) -> str | None:
-        """The role of everything in the job; None when there are several."""
+        """The only role; None with several."""
         return None if self.several_roles else self.role_of(0)
 
     @property
     def head_slot(self) -> int:
-        """The slot where the rendezvous is: the first one of the world; 0 when no role is in it."""
+        """Slot of the rendezvous, the first in the world; 0 without world."""
         return next((part.base for part in self.parts if part.in_world), 0)
 
     @property
     def world_nodes(self) -> int:
-        """Slots of a full start whose processes are ranks of the one world; all, when no role is in it."""
+        """Slots of a full start inside the world; all without world."""
         parts = self.parts
         return sum(part.count for part in parts if part.in_world) or self.slot_count
 
     @property
     def world_size(self) -> int:
-        """Ranks of a full start, over the roles inside the world: nodes (the most, when elastic) times processes per node.
+        """Ranks of a full start inside the world: nodes (maximum if elastic) times processes per node.
 
-        When no role is inside, as many as there would be if all were.
+        Without world, counts all roles.
         """
         parts = self.parts
         inside = [part for part in parts if part.in_world] or parts
@@ -211,33 +208,33 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def alone(self) -> frozenset[int]:
-        """Slots of a full start that are started again alone when they fall."""
+        """Slots of a full start that restart alone."""
         alone = [part for part in self.parts if part.spec.restart_scope == "replica" and not part.in_world]
         return frozenset(slot for part in alone for slot in part.slots)
 
     def restarts_alone(self, slot: int) -> bool:
-        """Whether a slot is started again alone when it falls; those of a world of ranks never are. A slot beyond the last is as the last."""
+        """True if a failed slot restarts alone, never inside a world. Slots beyond the last count as the last."""
         role = self.role_of(slot)
         part = next(part for part in self.parts if part.name == role)
         return part.spec.restart_scope == "replica" and not part.in_world
 
     @property
     def elastic(self) -> bool:
-        """Whether the number of nodes may change inside an attempt."""
+        """True if nodes may change inside an attempt."""
         return self.nnodes_max is not None and self.nnodes_max != self.nnodes
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One role as everybody sees it.
+    """One role in uniform form.
 
     Attributes:
-        name: of the role.
-        base: its first slot.
-        count: its slots in a full start.
-        spec: the job as this role alone has it: a job of one role, with this role's command, launcher, variables and pods.
-        pod: pod template of the role's own, merged after ``spec.kubernetes.pod``.
-        first_node: place of its first slot among all slots of the world; None: outside the world.
-        first_rank: first of its ranks where they are numbered by slot; None: outside the world.
+        name: Name of the role.
+        base: First slot.
+        count: Slots of a full start.
+        spec: Job of this role alone, with its command, launcher, variables and pods.
+        pod: Role's pod template, merged after ``spec.kubernetes.pod``.
+        first_node: Index of its first slot in the world; None: outside.
+        first_rank: Its first rank, numbered by slot; None: outside.
     """
 
     name: str
@@ -250,21 +247,20 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def slots(self) -> range:
-        """Numbers of its slots in the job."""
+        """Slot numbers."""
         return range(self.base, self.base + self.count)
 
     @property
     def in_world(self) -> bool:
-        """Whether its processes are ranks of the job's one world."""
+        """True if its processes are ranks of the world."""
         return self.first_node is not None
 
     def index_of(self, slot: int) -> int:
-        """A slot's place within the role."""
+        """Returns a slot's index in the role."""
         return slot - self.base
 
 
 def _parts_of(spec: JobSpec) -> tuple[Part, ...]:
-    """The roles of a job, in order; one for a job that names none."""
     if not spec.roles:
         inside = spec.launcher != "exec"
         first = 0 if inside else None

@@ -1,8 +1,7 @@
 """The section ``kubernetes`` of a job spec, with ``kubernetes.log_store``.
 
-Volumes, tolerations, affinity and pod overrides are kept as they are: the API server's schema checks them.
-Refused is a log store that a pod cannot write with Python's standard library, and a path that no volume
-holds. Backends that start no pods do not use the section, and say so.
+The API server checks volumes, tolerations, affinity and pod overrides. Pods write log stores with Python's standard
+library.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ GPU_RESOURCE = "nvidia.com/gpu"
 
 
 class EnvSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the value of a variable comes from: one key of exactly one secret or config map of the namespace."""
+    """Value of a variable: one key of exactly one secret or config map."""
 
     secret: str | None = None
     config_map: str | None = None
@@ -27,11 +26,11 @@ class EnvSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What each slot's container gets.
+    """Resources of each container.
 
     Attributes:
-        gpus: number of ``gpu_resource``; stands in requests and limits alike, as Kubernetes demands.
-        requests, limits: quantities by resource, as ``{"cpu": "8", "memory": "64Gi", "rdma/ib": "1"}``.
+        gpus: Number of ``gpu_resource``, in requests and limits.
+        requests, limits: Quantities, as ``{"cpu": "8", "memory": "64Gi", "rdma/ib": "1"}``.
     """
 
     gpus: Count = 0
@@ -41,14 +40,13 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Workspace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A volume of yours that all slots see: code is copied there, and ``rankfall cp`` copies to and from it.
+    """A volume visible to all slots, for code and ``rankfall cp``.
 
     Attributes:
-        claim: name of a PersistentVolumeClaim in the namespace of the job.
-        path: where it is mounted in the pods.
-        image: of the throw-away pod that copies, with ``sh`` and a Python 3.8; null = the job's image.
-        folder: below the volume, where the runs have their folders; null = ``<user>/<name of the job>``, filled in at the
-            submission.
+        claim: PersistentVolumeClaim in the job's namespace.
+        path: Mount path in the pods.
+        image: Image of the copying pod, with ``sh`` and Python 3.8; null = the job's.
+        folder: Runs' folder on the volume; null = ``<user>/<name of the job>``, set at submission.
     """
 
     claim: str
@@ -58,22 +56,22 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The pods of a job and where they run.
+    """Pods of a job and their place.
 
     Attributes:
-        namespace, context, kubeconfig: which cluster and where in it; null = as kubectl would choose.
-        queue: a local queue of Kueue.
-        env_from: variables whose values are secret or shared; those of ``$.env`` are literal.
-        labels, annotations: on the object and on the pods.
-        exclude_nodes: names of nodes that no slot may run on.
-        pod: a pod template (``metadata``, ``spec``) merged last over what Rankfall makes; lists of named things are merged by name.
-        container: name of the training container; a TrainJob's runtime usually calls it ``node``.
-        runtime, runtime_kind: of a TrainJob.
-        master_port: port of the rendezvous in slot 0.
-        workspace: a volume for code and files.
-        log_store: where pods store the lines of ranks, past the API server: ``volume:/path`` or ``file:///path`` on a volume of
-            theirs, or ``s3://bucket/prefix``.
-        annotate: put the verdict of an attempt that fell on the job's object, as the annotation ``rankfall.dev/verdict`` and an Event.
+        namespace, context, kubeconfig: Cluster and namespace; null = kubectl's choice.
+        queue: Local queue of Kueue.
+        env_from: Secret or shared variables; ``$.env`` has literals.
+        labels, annotations: Set on object and pods.
+        exclude_nodes: Forbidden nodes.
+        pod: Pod template (``metadata``, ``spec``) merged last; named lists merge by name.
+        container: Name of the training container, usually ``node`` in a TrainJob's runtime.
+        runtime, runtime_kind: Runtime of a TrainJob.
+        master_port: Rendezvous port in slot 0.
+        workspace: Volume for code and files.
+        log_store: Store of the ranks' lines, bypassing the API server: ``volume:/path``, ``file:///path``, or
+            ``s3://bucket/prefix``.
+        annotate: Put a failed attempt's verdict on the job's object: annotation ``rankfall.dev/verdict`` and Event.
     """
 
     image: str | None = None
@@ -112,12 +110,12 @@ _KINDS: Final[dict[str, Literal["file", "volume"]]] = {"file://": "file", "volum
 
 
 class LogStorePlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A store.
+    """A log store.
 
     Attributes:
-        kind: ``file``: this machine sees it by the same path; ``volume``: it may see it by another one, or not at all; ``s3``: both reach it with
-            the keys of their own environment.
-        path: in the pods, absolute; of ``s3`` the whole ``s3://BUCKET/PREFIX``.
+        kind: ``file``: same path on this machine; ``volume``: other path here or none; ``s3``: keys from each
+            environment.
+        path: Absolute path in the pods, or ``s3://BUCKET/PREFIX``.
     """
 
     kind: Literal["file", "volume", "s3"]
@@ -125,10 +123,10 @@ class LogStorePlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def log_store_place(text: str) -> LogStorePlace:
-    """What the text of the field says.
+    """Parses the field.
 
     Raises:
-        SpecError: it is of another form.
+        SpecError: The text has another form.
     """
     for head, kind in _KINDS.items():
         path = text.removeprefix(head)
@@ -152,10 +150,10 @@ def log_store_place(text: str) -> LogStorePlace:
 
 
 def check_log_store(section: Kubernetes) -> None:
-    """Refuse a store that cannot be one.
+    """Refuses an unusable store.
 
     Raises:
-        SpecError: with what is allowed.
+        SpecError: Names allowed stores.
     """
     if section.log_store is None:
         return

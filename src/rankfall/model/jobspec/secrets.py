@@ -1,8 +1,8 @@
-"""Which values of a job are secret, and how a job is shown and stored without them. Prefers one value too many hidden over one secret shown.
+"""Finds secret values of a job and masks them in output and storage; prefers over-masking.
 
-A value is secret by the name of its variable or option, or by its own shape (a token of a known service, a password in a URL, a private key).
-What a run directory stores of a job is :func:`concealed`: ``***`` in the place of each, and the values apart, by their JSON pointer in the spec.
-A plan holds a reference in such a place: the shown text, a NUL byte (which no argument and no variable can hold), the pointer.
+A name or a shape (service token, password in a URL, private key) marks a secret. Run directories store
+:func:`concealed` jobs, with ``***``, and the values apart by JSON pointer. Plans hold references: shown text, NUL byte
+(impossible in arguments), pointer.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 T = TypeVar("T")
-# A JobSpec or one of its roles; both show themselves through this module, so it does not import them.
+# JobSpec or role; both import this module.
 Job = TypeVar("Job", bound=msgspec.Struct)
 
 MASK: Final = "***"
-# Words of names, anywhere in them: "PGPASSWORD", "authToken". "tokenizer" and "max-tokens" are about text, "author" is a person.
+# Parts of names, as "PGPASSWORD" or "authToken", but not "tokenizer", "max-tokens", "author".
 _NAME: Final = re.compile(
     r"(?i)pass(?:word|wd|phrase)|secret|credential|cookie|private|signature|api[_.-]?key|access[_.-]?key|auth(?!or(?!i[sz]))|"
     r"token(?!i[sz]|s(?![a-z]))|session[_.-]?(?:key|id|token)|(?:^|[_.-])(?:pwd|pass|pat|dsn|bearer|pin)(?:$|[_.-])|[a-z0-9][_.-]key$"
 )
-# The name of such a one says where a secret is kept.
+# Such names hold a path of a secret.
 _PLACE: Final = re.compile(r"(?i)[_.-](?:file|path|dir|folder)$")
-# A number under such a name may be the secret; under another one it is a limit or a count.
+# Only under such names a number may be secret.
 _NUMBER_COUNTS: Final = re.compile(r"(?i)pass|pwd|pin|secret")
 _NUMBER: Final = re.compile(r"[+-]?\d{1,6}(?:\.\d{1,6})?")
 _SETTINGS: Final = frozenset(
@@ -40,17 +40,17 @@ _SHAPE: Final = re.compile(
     r"|(?<![\w/.-])sk-(?=[\w-]{0,64}\d)[\w-]{16}"
     r"|\beyJ[\w-]{8,4096}\.[\w-]{4}"
     r"|(?i:\bbearer\s{1,4}[\w.~+/=-]{8})"
-    # Assignments in a connection string or in the text of a shell; not one that refers to another variable.
+    # Assignments in connection strings or shell text, except references to variables.
     r"|(?i:(?:password|passwd|pwd|secret|accountkey|sharedaccesskey|api_key|access_key|token)=(?!['\"]?[$<{]|[\d.]{1,6}\b)[^\s;&'\"]{3}"
     r"|(?:password|passwd|pwd|secret|api_key|access_key|token)=['\"](?!\$)[^'\"]{3})"
 )
-# Names that sound secret and only say where one is kept.
+# Names that only refer to a secret.
 _REFERENCES: Final = frozenset({"secretName", "secretRef", "secretKeyRef", "imagePullSecrets", "serviceAccountToken"})
 _BETWEEN: Final = "\0"
 
 
 class Found(msgspec.Struct, frozen=True):
-    """One secret of a job: the text that holds it, and what is shown in its place."""
+    """One secret: its text and its masked form."""
 
     text: str
     label: str
@@ -60,30 +60,30 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or an option of this name probably holds a secret."""
+    """True if such a variable or option probably holds a secret."""
     return bool(_NAME.search(name)) and not _PLACE.search(name)
 
 
 def masked_value(name: str, value: str) -> str:
-    """The value of a variable, as people may see it."""
+    """Returns a variable's value for display."""
     if is_secret_name(name) and _may_be_secret(name, value):
         return MASK
     return masked_text(value)
 
 
 def masked_text(text: str) -> str:
-    """A text as people may see it: without the password in a URL; ``***`` where something else in it is secret by its shape."""
+    """Masks the password of a URL; returns ``***`` for any other secret shape."""
     text = _IN_URL.sub(rf"\1:{MASK}@", text)
     return MASK if _SHAPE.search(text) else text
 
 
 def masked(env: Mapping[str, str]) -> dict[str, str]:
-    """The same variables with secret values replaced."""
+    """Masks secret values of variables."""
     return {name: masked_value(name, value) for name, value in env.items()}
 
 
 def masked_words(words: Sequence[str]) -> tuple[str, ...]:
-    """The same command with secret values replaced: those of options (``--token X``, ``--token=X``), passwords in URLs, tokens by their shape."""
+    """Masks secrets of a command: options (``--token X``, ``--token=X``), passwords in URLs, tokens."""
     masked: list[str] = []
     before = ""
     for word in words:
@@ -100,42 +100,42 @@ def masked_words(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_masked(text: str) -> bool:
-    """Whether this is what is shown in the place of a secret, and no value that anything can run with."""
+    """True for a masked text, which cannot run."""
     return text == MASK or (text.endswith(f"={MASK}") and bool(_OPTION.fullmatch(text))) or f":{MASK}@" in text
 
 
 def secrets_of(spec: msgspec.Struct) -> dict[str, Found]:
-    """The secrets of a job by their JSON pointers: of variables, commands, and of what it says of its pods. Those already masked are among them."""
+    """Returns secrets by JSON pointer, from variables, commands and pod settings, masked ones included."""
     return dict(_of_job(spec, ""))
 
 
 def concealed(spec: Job) -> Job:
-    """The same job with ``***`` in the place of every secret."""
+    """Returns the job with ``***`` for every secret."""
     return replaced(spec, {pointer: found.label for pointer, found in secrets_of(spec).items()})
 
 
 def referring(spec: Job) -> Job:
-    """The same job with a reference in the place of every secret; see :func:`revealed`."""
+    """Returns the job with references instead of secrets."""
     return replaced(spec, {pointer: reference(pointer, found.label) for pointer, found in secrets_of(spec).items()})
 
 
 def reference(pointer: str, label: str) -> str:
-    """What stands in a plan for a secret of the spec."""
+    """Makes a plan's reference to a secret."""
     return f"{label}{_BETWEEN}{pointer}"
 
 
 def without_pointer(text: str) -> str:
-    """What is shown for a text of a plan: of a reference the part before the pointer."""
+    """Returns the visible part of a plan's text."""
     return text.partition(_BETWEEN)[0]
 
 
 def pointer_of(text: str) -> str | None:
-    """The pointer of a reference; None = the text is none."""
+    """Returns a reference's pointer, or None."""
     return text.partition(_BETWEEN)[2] or None
 
 
 def replaced(value: T, texts: Mapping[str, str]) -> T:
-    """A copy with other texts at some JSON pointers; pointers that lead to no text are left alone."""
+    """Returns a copy with new texts at JSON pointers; ignores pointers to non-texts."""
     if not texts:
         return value
     above = {pointer[:at] for pointer in texts for at in range(len(pointer)) if pointer[at] == "/"}
@@ -159,12 +159,12 @@ def _put(value: Any, path: str, texts: Mapping[str, str], above: set[str]) -> An
 
 
 def _of_job(job: Any, path: str) -> Iterator[tuple[str, Found]]:
-    """Of a spec or of one of its roles; whatever is not as a spec has it is passed over, because a repr must not fail."""
+    """Secrets of a spec or role; skips malformed parts, because a repr must not fail."""
     if isinstance(env := job.env, Mapping):
         for name, value in env.items():
             if isinstance(value, str):
                 yield from _pair(f"{path}/env/{_part(name)}", value, masked_value(str(name), value))
-    # The program itself has to be found, and is no secret.
+    # The program is no secret.
     yield from _words(job.command, f"{path}/command", first=1)
     for field in ("pod", "volumes"):
         yield from _in_pod(getattr(job.kubernetes, field, None), f"{path}/kubernetes/{field}")

@@ -1,6 +1,6 @@
-"""Number of nodes of each role: at the first start, and after a resize. Pure.
+"""Nodes of each role at the first start and after a resize. Pure.
 
-Refuses a size that the job cannot have and names the bound; what only a backend knows is checked there.
+Refuses impossible sizes and names the bound.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from rankfall.model.jobspec.policies import Positive
 
 
 class SizeChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a role's size, as it stands in the plan of an attempt. Times are nanoseconds since the epoch.
+    """One resize in an attempt's plan. Times are nanoseconds since the epoch.
 
     Attributes:
-        before: nodes until then.
-        nodes: nodes from then on.
-        asked_at: when it was asked for.
-        by, reason: by whom and why.
-        done_at: when it held; None while it is being carried out.
+        before: Previous nodes.
+        nodes: New nodes.
+        asked_at: Time of the request.
+        by, reason: User and reason.
+        done_at: Completion; None = in progress.
     """
 
     role: str
@@ -36,17 +36,18 @@ class SizeChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The change in one line."""
+        """One line."""
         words = f"{self.role}: {self.before} -> {self.nodes} nodes, asked for by {self.by or 'somebody'}"
         return f"{words}: {self.reason}" if self.reason else words
 
 
 class Left(msgspec.Struct, frozen=True, kw_only=True):
-    """A slot that does not belong to a gang of ``MIN:MAX`` nodes any more, while the attempt goes on without it.
+    """A slot outside a gang of ``MIN:MAX`` nodes while the attempt continues.
 
     Attributes:
-        at: since when, nanoseconds since the epoch.
-        why: ``resize``: fewer nodes were wished. ``lost``: it fell and the others went on. ``surplus``: the job was done before it began.
+        at: Time, nanoseconds since the epoch.
+        why: ``resize``: fewer nodes requested. ``lost``: it failed alone. ``surplus``: the job finished before its
+            start.
     """
 
     slot: int
@@ -55,16 +56,16 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def first_sizes(spec: JobSpec) -> dict[str, int]:
-    """Nodes of each role at the first start; of ``MIN:MAX`` the most."""
+    """Returns nodes by role at the first start; the maximum of ``MIN:MAX``."""
     return {part.name: part.count for part in spec.parts}
 
 
 def sized(spec: JobSpec, sizes: Mapping[str, int]) -> JobSpec:
-    """The spec of a job that was resized; ``MIN:MAX`` stays as it is, because its size changes within.
+    """Returns the resized spec; ``MIN:MAX`` stays, its size changes inside.
 
     Args:
-        spec: as it was submitted.
-        sizes: nodes by role; a role that is not named keeps its own.
+        spec: Submitted spec.
+        sizes: Nodes by role; others stay.
     """
     if spec.roles:
         roles = tuple(msgspec.structs.replace(role, nnodes=sizes.get(role.name, role.nnodes)) for role in spec.roles)
@@ -76,19 +77,16 @@ def sized(spec: JobSpec, sizes: Mapping[str, int]) -> JobSpec:
 
 
 def check_size(spec: JobSpec, *, nodes: int, role: str | None) -> str:
-    """Refuse a size that the job cannot have.
+    """Refuses an impossible size; returns the role's name.
 
     Args:
-        spec: as it was submitted.
-        nodes: wished.
-        role: whose; None = the job's only one.
-
-    Returns:
-        The role's name.
+        spec: Submitted spec.
+        nodes: Requested nodes.
+        role: None = the only role.
 
     Raises:
-        SpecError: there is no such role, or no such size.
-        Refused: the job cannot be resized so; names the field and the alternative.
+        SpecError: No such role or size.
+        Refused: Impossible resize; names field and alternative.
     """
     roles = first_sizes(spec)
     if role is not None and role not in roles:

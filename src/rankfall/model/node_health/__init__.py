@@ -1,6 +1,4 @@
-"""Documents of node health that controller, agent, runs and the command line exchange.
+"""Documents of node health for controller, agent, runs and command line.
 
-They lie here and not in ``rankfall.nodes`` because runs write and read them too. Annotations may be written
-by anybody who may change Nodes: what is out of bounds is refused with a reason. May import:
-``rankfall.model`` only.
+Other writers may edit annotations, so readers refuse invalid ones with a reason. Imports ``rankfall.model`` only.
 """

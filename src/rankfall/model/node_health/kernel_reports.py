@@ -1,7 +1,6 @@
-"""The agent's report of the kernel log: the annotation ``rankfall.dev/kernel-faults`` and printed lines.
+"""The agent's kernel log report: annotation ``rankfall.dev/kernel-faults`` and printed lines.
 
-Only the agent writes the annotation; the controller reads it. Equal records fold into one entry, so a burst
-stays small. Text that is too large, of another schema or out of bounds is refused as a whole.
+Only the agent writes it, the controller reads it. Equal records share one entry. Invalid text is refused whole.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from rankfall.model.node_health.records import MAX_SEEN, MAX_TEXT, decode_annota
 REPORT_SCHEMA: Final = "rankfall.kernelreport/1"
 LINE_SCHEMA: Final = "rankfall.kernelline/1"
 
-#: The agent's own annotation and condition.
+#: Annotation and condition of the agent.
 REPORT_ANNOTATION: Final = "rankfall.dev/kernel-faults"
 REPORT_CONDITION: Final = "RankfallKernelLog"
 
-#: Largest annotation that is written or read, in bytes of UTF-8.
+#: Largest annotation, in bytes of UTF-8.
 MAX_REPORT: Final = 8 << 10
 MAX_ENTRIES: Final = 32
 
@@ -37,34 +36,34 @@ _Code = Annotated[
 ]
 _Uncertainty = Annotated[float, msgspec.Meta(ge=0)]
 
-#: ``kernel``: facility 0, which no process can write; ``injected``: a process wrote it into the log.
+#: ``kernel``: facility 0, closed to processes; ``injected``: written by a process.
 RecordTrust = Literal["kernel", "injected"]
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One record: its number in the ring, and its time in nanoseconds since the epoch."""
+    """One record: number in the ring, nanoseconds since the epoch."""
 
     seq: _Sequence
     at: _Nanoseconds
 
 
 class KernelEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Equal records of the kernel's log: same code, device, instance, job and trust.
+    """Equal records: same code, device, instance, job and trust.
 
     Attributes:
-        code: what they are in the catalogue, as ``xid/79``.
-        trust: who could have written them.
-        seen: the newest ones, oldest first; at least as many as the packaged rule of the code counts, unless the annotation would be too large.
-        count: how many there were.
-        first: the oldest one.
-        uncertainty: seconds on each side of each time.
-        device: as ``gpu 0000:4e:00``; None = the node, or not known.
+        code: Catalogue code, as ``xid/79``.
+        trust: Possible writers.
+        seen: Newest records, oldest first; at least the rule's count, if the annotation has room.
+        count: Number of records.
+        first: Oldest record.
+        uncertainty: Seconds around each time.
+        device: Device, as ``gpu 0000:4e:00``; None = the node, or unknown.
         instance: MIG instance, as ``GPU-I:05``.
-        slug: the cause that the same text means for a job.
-        job: UID of the pod whose process the newest line names; None = not known.
-        pid, process: of the newest line, as the line says.
-        detail: what the newest line says beyond its code.
-        text: the newest line, bounded and without control characters.
+        slug: Cause of this text for a job.
+        job: UID of the pod of the newest line's process; None = unknown.
+        pid, process: Process in the newest line.
+        detail: Further facts of the newest line.
+        text: Newest line, bounded, without control characters.
     """
 
     code: _Code
@@ -92,15 +91,15 @@ class KernelReport(
     tag_field="schema",
     tag=REPORT_SCHEMA,
 ):
-    """What the kernel's log of one boot of one node held that concerns the node.
+    """Relevant records of one boot of one node.
 
     Attributes:
-        boot: boot id of the ring. Two Nodes that tell the same one share a kernel, and whose fault a record is cannot be told.
-        seq: highest number that was read when this was written; None = nothing yet.
-        lost: records that were overwritten before they could be read.
-        more: entries that did not fit; the gravest and newest are kept.
-        injected: the agent runs in the test mode, in which records that processes wrote are told too.
-        entries: the gravest last, and of equally grave ones the newest.
+        boot: Boot id of the ring. Nodes with equal ids share a kernel, so a record's node is unknown.
+        seq: Highest number read; None = none.
+        lost: Records overwritten before reading.
+        more: Dropped entries; the gravest and newest remain.
+        injected: Test mode: records written by processes count.
+        entries: Gravest last, equally grave ones by age.
     """
 
     boot: _Boot
@@ -112,21 +111,19 @@ class KernelReport(
 
 
 class KernelLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema", tag=LINE_SCHEMA):
-    """One line that the agent prints: JSON on one line, in ASCII; a collector brings it to Loki.
+    """One line that the agent prints, as ASCII JSON, for a collector and Loki.
 
     Attributes:
-        kind: ``record`` a record of interest; ``plain`` any other one, printed only when all were asked for; ``gap`` records that were overwritten
-            before they were read; ``fold`` records that are equal to one printed before and are only counted; ``unreadable`` bytes that are no
-            record; ``start`` the first line of each start; ``alive`` nothing to tell, and the ring is read.
-        node: its name, as the agent was told.
-        boot, seq: identity of the record; of a gap or fold the first one, and ``last_seq`` is the last one. Equal ones are one line that was
-            printed again.
-        count: records that this line stands for.
-        stamp_us: microseconds on the kernel's own clock.
-        at: nanoseconds since the epoch, with ``uncertainty`` seconds on each side.
-        facility, level: 0 is the kernel itself; 0 (emergency) to 7 (debug).
-        text: as the kernel escaped it, cut to 1,024 characters.
-        note: what the agent says itself.
+        kind: ``record`` of interest. ``plain``: any other, with ``--all``. ``gap``: overwritten before reading.
+            ``fold``: repetitions, only counted. ``unreadable`` bytes. ``start`` of the agent. ``alive``: no events.
+        node: Configured name.
+        boot, seq: Identity of the record, first of a gap or fold to ``last_seq``. Equal ones are one line.
+        count: Records in this line.
+        stamp_us: Microseconds, kernel's clock.
+        at: Nanoseconds since the epoch, ± ``uncertainty`` seconds.
+        facility, level: 0 is the kernel; 0 (emergency) to 7 (debug).
+        text: Kernel's escaped text, at most 1,024 characters.
+        note: Remark of the agent.
     """
 
     kind: Literal["record", "plain", "gap", "fold", "unreadable", "start", "alive"]
@@ -154,7 +151,7 @@ class KernelLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 def encode_report(report: KernelReport) -> str:
-    """The text of the annotation. Where it would be too large, texts and old places are cut, then entries left out, those in front first."""
+    """Encodes the annotation; if too large, cuts texts and old places, then drops the first entries."""
     replace = msgspec.structs.replace
     for text, seen in ((MAX_TEXT, MAX_SEEN), (160, MAX_SEEN), (120, 8), (60, 2)):
         entries = tuple(
@@ -171,10 +168,10 @@ def encode_report(report: KernelReport) -> str:
 
 
 def decode_report(text: str) -> KernelReport:
-    """Read the annotation.
+    """Decodes the annotation.
 
     Raises:
-        EvidenceLost: too large, no JSON, another schema, an unknown field or a value out of bounds.
+        EvidenceLost: Too large, not JSON, another schema, unknown field, value out of bounds.
     """
     hint = f"remove the annotation {REPORT_ANNOTATION}; the agent writes it anew"
     return decode_annotation(
@@ -183,7 +180,7 @@ def decode_report(text: str) -> KernelReport:
 
 
 def decode_line(text: str | bytes) -> KernelLine | None:
-    """Read a line that an agent printed; None = it is none. Unknown fields of newer agents are passed over."""
+    """Decodes an agent's line, ignoring unknown fields; None if it is another text."""
     data = text.encode("utf-8", "replace") if isinstance(text, str) else text
     if not data.startswith(_LINE_BEGINS):
         return None

@@ -1,4 +1,4 @@
-"""``rankfall.nodes/1``: what ``rankfall nodes list`` and ``describe`` print. Unknown fields are null."""
+"""``rankfall.nodes/1``, printed by ``rankfall nodes list`` and ``describe``. Unknown fields: null."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ NODES_SCHEMA: Final = "rankfall.nodes/1"
 
 
 class NodeCause(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is or was wrong with a node; times are RFC 3339.
+    """One past or present fault; RFC 3339 times.
 
     Attributes:
-        wants: what it asks for now, by the rules in force.
-        count: observations; a lower bound in a storm.
-        due: when it reached its threshold.
-        cured: it was taken back and not seen since.
-        text: the newest line, or the reason that a person gave.
+        wants: Action demanded by current rules.
+        count: Observations; a lower bound.
+        due: Time of reaching its threshold.
+        cured: Cleared and not seen since.
+        text: Newest line, or a person's reason.
     """
 
     code: str
@@ -34,18 +34,18 @@ class NodeCause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One node; times are RFC 3339.
+    """One node; RFC 3339 times.
 
     Attributes:
-        tainted: a taint of ours stands on it; ``taints`` are all of them, as ``KEY=VALUE:EFFECT``.
-        cordoned: a person keeps the scheduler away from it.
-        state: of its record; a node without one is healthy as far as anybody knows.
-        held: why it is not quarantined although it should be.
-        history: when it was quarantined, oldest first.
-        only_a_person: nobody but a person gives it back.
-        clean: rounds of checks in a row that passed.
-        step: of remediation, as its hook is called.
-        problem: why its record is not believed.
+        tainted: It has Rankfall's taint; ``taints`` lists all as ``KEY=VALUE:EFFECT``.
+        cordoned: A person made it unschedulable.
+        state: State of its record; default: healthy.
+        held: Obstacle to a due quarantine.
+        history: Quarantines, oldest first.
+        only_a_person: Only a person may release it.
+        clean: Consecutive passed rounds of checks.
+        step: Remediation hook.
+        problem: Fault of its record.
     """
 
     node: str
@@ -74,7 +74,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodesDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """All nodes that were asked for, by name."""
+    """All requested nodes, by name."""
 
     schema: Literal["rankfall.nodes/1"] = NODES_SCHEMA
     nodes: tuple[NodeStatus, ...]

@@ -1,8 +1,6 @@
-"""Faults seen on a node, and its record: the annotation ``rankfall.dev/node-health`` and the condition.
+"""Node faults, and a node's record: annotation ``rankfall.dev/node-health`` and condition.
 
-The record is one annotation, so it changes in one request with the taint and goes with the Node. Anybody who
-may change Nodes may have written it: text that is too large, of another schema or out of bounds is refused as
-a whole.
+One annotation changes in one request with the taint. Other writers are possible: invalid text is refused whole.
 """
 
 from __future__ import annotations
@@ -19,29 +17,29 @@ T = TypeVar("T")
 FAULT_SCHEMA: Final = "rankfall.nodefault/1"
 HEALTH_SCHEMA: Final = "rankfall.nodehealth/1"
 
-#: The annotation that holds a :class:`NodeHealth`, the condition that tells of it, and the taint that keeps the scheduler away by default.
+#: Annotation of a :class:`NodeHealth`, its condition, and the default taint.
 ANNOTATION: Final = "rankfall.dev/node-health"
 CONDITION: Final = "RankfallHealthy"
 TAINT_KEY: Final = "rankfall.dev/faulty"
 
-#: The code of a cause that a person gave; only a person takes it back.
+#: Cause given by a person, who alone removes it.
 MANUAL_CODE: Final = "person/taint"
 
-#: Largest annotation that is written or read, in bytes of UTF-8; all annotations of an object share 256 KiB.
+#: Largest annotation, in bytes of UTF-8; an object's annotations share 256 KiB.
 MAX_ANNOTATION: Final = 32 << 10
 MAX_CAUSES: Final = 16
 MAX_SEEN: Final = 32
 MAX_TRIED: Final = 20
-#: Events that are not known to be told, and answers to verdicts: the newest are kept.
+#: Newest unconfirmed Events and answers to verdicts.
 MAX_UNSENT_EVENTS: Final = 4
 MAX_ANSWERED: Final = 8
 MAX_TEXT: Final = 256
-#: Longest message of a condition, in characters.
+#: Longest condition message, in characters.
 MAX_MESSAGE: Final = 1_024
-#: Longest message of an Event that is kept in the record, in characters.
+#: Longest Event message in the record, in characters.
 MAX_EVENT_TEXT: Final = 512
 
-# A latest moment that still is a date: about the year 2262, where signed nanoseconds end.
+# Signed nanoseconds end about the year 2262.
 _Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Sequence = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
@@ -53,32 +51,31 @@ _Code = Annotated[
     str, msgspec.Meta(pattern=r"^[a-z0-9][A-Za-z0-9._-]{0,31}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95}){1,2}$(?!\n)")
 ]
 
-#: What a node is. ``suspect`` is watched and schedulable; the last three carry our taint.
+#: States of a node. ``suspect`` is schedulable; the last three have Rankfall's taint.
 NodeState = Literal["healthy", "suspect", "quarantined", "remediating", "validating"]
-#: Why a node that should be quarantined is not.
+#: Obstacles to a due quarantine.
 Held = Literal["budget", "rate", "breaker", "kill_switch", "dry_run", "opt_out"]
-#: Who could have written it. ``kernel``: facility 0 of the kernel's log, which no process can forge; ``collector``: the log of a DaemonSet
-#: that an administrator named; ``exporter``: metrics of an exporter that one named; ``injected``: a process wrote it into the kernel's log;
-#: ``pod_text``: any pod can print it.
+#: Possible writers. ``kernel``: facility 0 of its log, unforgeable; ``collector``: log of a DaemonSet, ``exporter``:
+# metrics, both named by an administrator; ``injected``: a process, into the kernel's log; ``pod_text``: any pod.
 FaultTrust = Literal["kernel", "collector", "condition", "exporter", "verdict", "injected", "pod_text"]
 FaultSource = Literal["kmsg", "loki", "pod_log", "condition", "metrics", "verdict"]
 
 
 class NodeFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing seen on a node.
+    """One fault observed on a node.
 
     Attributes:
-        id: content identity; two with the same id are one.
-        node: its name, from the metadata of the source and never from the text.
-        code: what it is in the catalogue: ``xid/79``, ``sxid/20034/fatal``, ``kernel/<signature>``, ``verdict/<cause>``.
-        slug: the cause of ``causes.csv`` that the same text means for a job.
-        device: what is at fault inside the node, as ``gpu 0000:4e:00``; None = the node, or not known.
+        id: Content identity.
+        node: Name, from the source's metadata, never the text.
+        code: ``xid/79``, ``sxid/20034/fatal``, ``kernel/<signature>`` or ``verdict/<cause>``.
+        slug: Cause in ``causes.csv`` of this text for a job.
+        device: Faulty device, as ``gpu 0000:4e:00``; None = the node, or unknown.
         instance: MIG instance, as ``GPU-I:05``.
-        boot, seq: identity of a kernel record: boot id and number in the ring.
-        at: nanoseconds since the epoch, with ``uncertainty`` seconds on each side; None = unknown, which is never early.
-        job: who used the device (a pod's UID); None = not known.
-        text: the line, bounded and without control characters.
-        detail: what the line says beyond its code, as ``previous 79`` or ``subcode 4``.
+        boot, seq: Identity of a kernel record: boot id, ring number.
+        at: Nanoseconds since the epoch, ± ``uncertainty`` seconds; None = unknown, never early.
+        job: UID of the pod that used the device; None = unknown.
+        text: Line, bounded, without control characters.
+        detail: Further facts, as ``previous 79`` or ``subcode 4``.
     """
 
     schema: Literal["rankfall.nodefault/1"] = FAULT_SCHEMA
@@ -102,7 +99,7 @@ class NodeFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One observation that counts towards a threshold: its id, its time, and the job that it struck."""
+    """One observation that counts for a threshold: id, time, affected job."""
 
     id: _Short
     at: _Nanoseconds | None
@@ -110,17 +107,17 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class OpenCause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One thing that is wrong with a node, until it is cured.
+    """One fault of a node, until it is cured.
 
     Attributes:
-        count: observations of it; in a storm those that came late are not counted again, so it is a lower bound.
-        first_at, last_at: nanoseconds since the epoch, of the observations.
-        due_at: when it reached its rule's threshold; None = not yet.
-        cured_at: everything up to there was taken back; a newer observation opens it again.
-        idle_at: when no job ran on the node any more, of a fault that waits for that.
-        on_probation: it came in the node's probation, where one warning is enough.
-        seen: the newest observations, oldest first.
-        text: the newest line.
+        count: Observations; a lower bound: bursts skip late ones.
+        first_at, last_at: Observations, nanoseconds since the epoch.
+        due_at: Threshold reached; None = not yet.
+        cured_at: Observations until then are cleared; a newer one reopens it.
+        idle_at: Time when the node had no more jobs, if the fault waits for that.
+        on_probation: Seen in probation, where one warning suffices.
+        seen: Newest observations, oldest first.
+        text: Newest line.
     """
 
     code: _Code
@@ -139,19 +136,19 @@ class OpenCause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
 
     @property
     def cured(self) -> bool:
-        """It was taken back, and not seen since."""
+        """True if cleared and not seen since."""
         return self.cured_at is not None and (self.last_at or 0) <= self.cured_at
 
     @property
     def named(self) -> str:
-        """As commands and messages write it: ``xid/79@gpu 0000:4e:00``, or the code alone."""
+        """``xid/79@gpu 0000:4e:00``, or the code."""
         return self.code if self.device is None else f"{self.code}@{self.device}"
 
 
 class Untold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An Event that belongs to a change of this record, written in the same request: so a kill between the two loses none.
+    """An Event of a record change, in the same request, so a kill between loses none.
 
-    Its name follows from node, reason and moment; sent again it is the same Event. It stays here until the record changes next.
+    Node, reason and time form its name, so a second send is harmless. It stays until the next change.
     """
 
     reason: _Short
@@ -161,33 +158,33 @@ class Untold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Answered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """That a verdict of a run was taken up: its id, and what became of it (as the controller counts observations)."""
+    """A verdict's id and its outcome, as the controller counts observations."""
 
     id: _Short
     outcome: _Short
 
 
 class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The record of one node: the annotation ``rankfall.dev/node-health``.
+    """The record of one node: annotation ``rankfall.dev/node-health``.
 
     Attributes:
-        since: when it came into this state, nanoseconds since the epoch.
-        held: why it is not quarantined although it should be.
-        more: causes beyond the ones that fit; the gravest are kept.
-        boot: the boot that is current; ``boot_at`` is when it was first seen here, ``past_boots`` are the ones before it.
-        seq: highest number of a kernel record of this boot that counted.
-        cleared_at, cleared_boot, cleared_seq: everything up to there is settled and never taints again.
-        tainted: our taint was placed together with this record. Where it is gone, somebody took it away.
-        quarantines: when it was quarantined, oldest first.
-        probation_until: until then one warning is enough.
-        repeat_offender: it came back too often; it stays quarantined until it is released by hand.
-        clean, clean_since: rounds of checks in a row that all passed, and when the first of them ended.
-        checked_at: the last round of checks that counted.
-        failed_check: the check that failed last.
-        step, step_boot: of remediation, as its hook is called, and the boot in which it began.
-        tried: the steps that were begun since it was last good.
+        since: Begin of this state, nanoseconds since the epoch.
+        held: Obstacle to a due quarantine.
+        more: Dropped causes; the gravest remain.
+        boot: Current boot, first seen ``boot_at``, after ``past_boots``.
+        seq: Highest counted kernel record of this boot.
+        cleared_at, cleared_boot, cleared_seq: Older evidence never taints again.
+        tainted: The taint came with this record; if absent, a person removed it.
+        quarantines: Times of quarantine, oldest first.
+        probation_until: Until then one warning suffices.
+        repeat_offender: Too many returns; only a person releases it.
+        clean, clean_since: Consecutive passed rounds of checks; end of the first.
+        checked_at: Last counted round of checks.
+        failed_check: Last failed check.
+        step, step_boot: Remediation hook and boot of its begin.
+        tried: Steps begun since last healthy.
         untold: Events of the newest changes.
-        answered: verdicts of runs that were taken up, the newest last: whoever told one waits for this.
+        answered: Processed verdicts of runs, newest last; their senders wait for it.
     """
 
     schema: Literal["rankfall.nodehealth/1"] = HEALTH_SCHEMA
@@ -219,9 +216,9 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class HealthCondition(msgspec.Struct, frozen=True, kw_only=True):
-    """The condition ``RankfallHealthy`` of a Node: ``True`` healthy, ``False`` quarantined or to be, ``Unknown`` suspect.
+    """Node condition ``RankfallHealthy``: ``True`` healthy, ``False`` quarantined or due, ``Unknown`` suspect.
 
-    ``reason`` is one CamelCase word as Kubernetes asks for; ``message`` names code, device and text, at most 1,024 characters.
+    ``reason`` is CamelCase; ``message`` has code, device and text, at most 1,024 characters.
     """
 
     status: Literal["True", "False", "Unknown"]
@@ -230,7 +227,7 @@ class HealthCondition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def printable(text: str, limit: int = MAX_TEXT) -> str:
-    r"""Text of others for an annotation, an Event or a terminal: control characters as ``\xNN``, cut to ``limit`` characters."""
+    r"""Escapes control characters as ``\xNN`` and cuts to ``limit`` characters."""
     safe = "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text[: limit + 1]
     )
@@ -238,10 +235,10 @@ def printable(text: str, limit: int = MAX_TEXT) -> str:
 
 
 def encode_health(health: NodeHealth) -> str:
-    """The text of the annotation. Where it would be too large, old observations and then the text of causes are left out.
+    """Encodes the annotation; if too large, drops old observations, then texts.
 
     Raises:
-        EvidenceLost: it does not fit even so, which no bounded record can reach.
+        EvidenceLost: Still too large; impossible for bounded records.
     """
     for smaller in (health, _thinned(health, seen=4, text=96), _thinned(health, seen=1, text=0)):
         data = msgspec.json.encode(smaller)
@@ -253,28 +250,22 @@ def encode_health(health: NodeHealth) -> str:
 
 
 def decode_health(text: str) -> NodeHealth:
-    """Read the annotation.
+    """Decodes the annotation.
 
     Raises:
-        EvidenceLost: too large, no JSON, another schema, an unknown field or a value out of bounds.
+        EvidenceLost: Too large, not JSON, another schema, unknown field, value out of bounds.
     """
     hint = f"remove the annotation {ANNOTATION} from the node to begin anew"
     return decode_annotation(text, NodeHealth, name=ANNOTATION, most=MAX_ANNOTATION, hint=hint)
 
 
 def decode_annotation(text: str, kind: type[T], *, name: str, most: int, hint: str, schema: str | None = None) -> T:
-    """Read an annotation of a Node that others may have written.
+    """Decodes a Node's annotation of at most ``most`` characters from any writer.
 
-    Args:
-        text: of it.
-        kind: what it holds.
-        name: of the annotation.
-        most: characters that are read.
-        hint: what helps where it cannot be read.
-        schema: that it has to begin with; None = wherever its schema stands.
+    The text must begin with ``schema``, unless None.
 
     Raises:
-        EvidenceLost: too large, no JSON, another schema, an unknown field or a value out of bounds.
+        EvidenceLost: Too large, not JSON, another schema, unknown field, value out of bounds.
     """
     if len(text) > most:
         raise EvidenceLost(f"{name}: {len(text)} characters, more than {most}", hint=hint)

@@ -1,8 +1,7 @@
-"""Verdicts of runs on a node (annotation ``rankfall.dev/run-verdicts``), and the controller's answer.
+"""Runs' verdicts on a node (annotation ``rankfall.dev/run-verdicts``), and the controller's answer.
 
-Only a proven verdict that blames the node is in it, as far as no job can forge it. It takes a right on Nodes
-that owners of jobs do not have. It holds causes, numbers and times, and one bounded line of a job's text that
-decides nothing.
+Only proven, unforgeable verdicts against the node enter; writing needs rights on Nodes. The one bounded line of job
+text decides nothing.
 """
 
 from __future__ import annotations
@@ -17,28 +16,28 @@ from rankfall.model.verdict import Verdict
 
 VERDICTS_SCHEMA: Final = "rankfall.runverdicts/1"
 VERDICTS_ANNOTATION: Final = "rankfall.dev/run-verdicts"
-#: Verdicts that one Node holds; the newest are kept.
+#: Verdicts per Node; the newest remain.
 MAX_VERDICTS: Final = 8
-#: Characters of the annotation.
+#: Limit of the annotation, in characters.
 MAX_VERDICTS_TEXT: Final = 16 << 10
 
 _Run = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$(?!\n)")]
-# A run's name, an attempt and both of these fit into an id of 128 characters.
+# Run, attempt and both numbers fit an id of 128 characters.
 _Number = Annotated[int, msgspec.Meta(ge=0, le=99_999)]
 _Slug = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}$(?!\n)")]
 _Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class RunVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A proven verdict of one attempt that blames this node.
+    """A proven verdict of one attempt against this node.
 
     Attributes:
-        cause: slug of ``causes.csv``.
-        action: the most that it asks for: ``taint`` only where kernel or platform prove it, which no job can forge.
-        at: when the first rank fell, nanoseconds since the epoch, with ``uncertainty`` seconds on each side.
-        slot, instance: of a slot that fell alone and is started again inside its attempt, and which of its starts fell; None = the attempt fell.
-        gpu: that failed, as the verdict names it; None = not known.
-        text: the line that decided, bounded and without control characters.
+        cause: Slug of ``causes.csv``.
+        action: Strongest action; ``taint`` needs proof by kernel or platform.
+        at: First rank failure, nanoseconds since the epoch, ± ``uncertainty`` seconds.
+        slot, instance: Slot that failed alone, and its start; None = the attempt failed.
+        gpu: Failed GPU, as in the verdict; None = unknown.
+        text: Deciding line, bounded, without control characters.
     """
 
     run: _Run
@@ -54,18 +53,18 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @property
     def id(self) -> str:
-        """Of this fall: told again it is the same one."""
+        """Identity of this failure; a repeated report has the same."""
         start = "" if self.slot is None else f":{self.slot}.{self.instance or 0}"
         return f"verdict:{self.run}:{self.attempt}{start}"
 
     @classmethod
     def of(cls, verdict: Verdict, *, at: int, start: tuple[int, int] | None = None) -> Self | None:
-        """What a verdict says of its node; None = it blames none, or is not proven.
+        """Returns a verdict against its node; None if unproven or without node.
 
         Args:
-            verdict: of an attempt of a run.
-            at: now, nanoseconds since the epoch; stands for the time of a fall that is not known.
-            start: slot and its start, where that fell alone; None = the attempt fell.
+            verdict: Verdict of an attempt.
+            at: Now, nanoseconds since the epoch, for a failure of unknown time.
+            start: Slot and start that failed alone; None = the attempt.
         """
         if verdict.node is None or verdict.run is None or verdict.attempt is None:
             return None
@@ -82,55 +81,55 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             action=verdict.node_action,
             at=at if fell is None else fell,
             uncertainty=verdict.time.uncertainty_s or 0.0,
-            # Drivers print the address with a prefix that agents leave out.
+            # Drivers print a prefix that agents omit.
             gpu=None if verdict.gpu is None else printable(verdict.gpu.removeprefix("PCI:"), 64),
             text=printable(line or verdict.cause.title),
         )
 
 
 class RunVerdicts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The annotation: the newest verdicts on one node, oldest first."""
+    """The annotation: newest verdicts on one node, oldest first."""
 
     schema: Literal["rankfall.runverdicts/1"] = VERDICTS_SCHEMA
     verdicts: Annotated[tuple[RunVerdict, ...], msgspec.Meta(max_length=MAX_VERDICTS)] = ()
 
     def with_one(self, verdict: RunVerdict) -> RunVerdicts:
-        """With this verdict in it, once; the oldest goes where there is no room."""
+        """Adds the verdict once, dropping the oldest if full."""
         others = [each for each in self.verdicts if each.id != verdict.id]
         return RunVerdicts(verdicts=(*others, verdict)[-MAX_VERDICTS:])
 
 
 def encode_verdicts(verdicts: RunVerdicts) -> str:
-    """The text of the annotation."""
+    """Encodes the annotation."""
     return msgspec.json.encode(verdicts).decode()
 
 
 def decode_verdicts(text: str) -> RunVerdicts:
-    """Read the annotation.
+    """Decodes the annotation.
 
     Raises:
-        EvidenceLost: too large, no JSON, another schema, an unknown field or a value out of bounds.
+        EvidenceLost: Too large, not JSON, another schema, unknown field, value out of bounds.
     """
     hint = f"remove the annotation {VERDICTS_ANNOTATION} from the node; runs write it anew"
     return decode_annotation(text, RunVerdicts, name=VERDICTS_ANNOTATION, most=MAX_VERDICTS_TEXT, hint=hint)
 
 
-#: Lease by which controllers of node health say who of them acts, and the namespace in which it is by default.
+#: Lease of the active controller, and default namespace.
 LEASE: Final = "rankfall-controller"
 NAMESPACE: Final = "rankfall"
-#: Environment of a supervisor: another namespace of the controller.
+#: Environment variable: controller's namespace.
 CONTROLLER_NAMESPACE: Final = "RANKFALL_CONTROLLER_NAMESPACE"
 
-#: ``waiting``: not taken up yet; ``none``: nobody is there who could.
+#: ``waiting``: not processed; ``none``: no controller.
 State = Literal["tainted", "held", "noted", "waiting", "none"]
 
 
 class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a verdict on its node.
+    """Result of a verdict on its node.
 
     Attributes:
-        state: ``tainted``: the scheduler keeps away; ``held``: it should, and a limit forbids; ``noted``: written down, or of no weight.
-        text: why, as the node's condition says it; bounded, without control characters.
+        state: ``tainted``: unschedulable; ``held``: due, but limited; ``noted``: recorded or irrelevant.
+        text: Reason in the node's condition; bounded, without control characters.
     """
 
     state: State
@@ -138,18 +137,12 @@ class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def answer_of(health: NodeHealth | None, verdict: RunVerdict, *, condition: str = "") -> NodeAnswer:
-    """Read the answer out of a node's record.
-
-    Args:
-        health: the record; None = there is none.
-        verdict: that was told.
-        condition: message of the node's condition.
-    """
+    """Returns the answer to ``verdict`` from a node's record (None = no record) and condition message."""
     outcome = next((each.outcome for each in health.answered if each.id == verdict.id), None) if health else None
     if health is None or outcome is None:
         return NodeAnswer(state="waiting")
     text = printable(condition, MAX_MESSAGE)
-    # Record and taint are one request, so a record that says so is the API server's word for the taint.
+    # One request writes record and taint, so the record proves the taint.
     if health.tainted:
         return NodeAnswer(state="tainted", text=text)
     if health.held is not None:

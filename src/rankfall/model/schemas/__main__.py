@@ -1,4 +1,4 @@
-"""Writes the schema files beside this module: ``python -m rankfall.model.schemas``."""
+"""Writes the schema files: ``python -m rankfall.model.schemas``."""
 
 from __future__ import annotations
 

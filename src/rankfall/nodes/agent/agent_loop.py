@@ -1,9 +1,6 @@
-"""The agent's loop: reads the kernel log with an exact cursor, prints faults, reports them on the Node.
+"""The agent's loop: reads the kernel log with an exact cursor, prints and reports faults.
 
-One thread waits for records and does everything but talk to the API server, so the ring is read as fast as it
-is written; overwritten records become a gap with its size. A batch is offered to the Node, then printed, then
-the cursor is saved: a kill between the last two prints a line again and loses none. The pod of a process
-comes from its cgroup, so the agent needs ``hostPID``; an unknown job counts as one and the same.
+A kill loses no line but may repeat one. A process's pod comes from its cgroup, so ``hostPID`` is required.
 """
 
 from __future__ import annotations
@@ -34,13 +31,13 @@ from rankfall.nodes.rules.faults import of_record
 from rankfall.nodes.rules.kernel_lines import Recogniser
 
 PROC: Final = Path("/proc")
-# Kubelets write the UID as it is (cgroupfs) or with underscores (systemd).
+# Unchanged (cgroupfs) or with underscores (systemd).
 _POD: Final = bounded(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})", limit=1 << 16)
 _LARGEST: Final = 64 << 10
 
 
 def pod_of(pid: int, *, proc: Path = PROC) -> str | None:
-    """UID of the pod of a process; None = not known."""
+    """Returns the UID of the pod of a process; None if unknown."""
     try:
         with (proc / str(pid) / "cgroup").open(encoding="utf-8", errors="replace") as file:
             found = _POD.search(file.read(_LARGEST))
@@ -50,7 +47,7 @@ def pod_of(pid: int, *, proc: Path = PROC) -> str | None:
 
 
 ALIVE_S: Final = 60.0
-#: Cursor of what nobody printed and nothing was made of: reading it again harms nothing.
+#: Seconds between saves of the cursor after records without effect.
 SAVE_S: Final = 10.0
 _SAVE_BURST_S: Final = 1.0
 _REOPEN_S: Final = (0.2, 30.0)
@@ -59,33 +56,21 @@ replace = msgspec.structs.replace
 
 
 class ReportPublisher(Protocol):
-    """Who brings the report to the Node."""
+    """Writes the report to the Node."""
 
     published: int
 
     def forget(self) -> None:
-        """Another boot."""
+        """Resets for another boot."""
 
     def offer(self, standing: Standing, *, new: KernelEntry | None = None, urgent: bool = False) -> None:
-        """Show this from now on."""
+        """Publishes this from now on."""
 
 
 class Agent:
-    """Reads until it is told to stop.
+    """Reads the kernel log until stopped.
 
-    Args:
-        node: name of the Node.
-        open_: opens the ring; called again when it broke.
-        out: takes the lines, JSON each.
-        state: what is kept over restarts.
-        shows: None = nothing is written to the Node.
-        say: takes a sentence for people.
-        all_: print every record, not only those of interest.
-        injected: the test mode: what processes wrote into the log counts as well.
-        once: end when everything that is in the ring was read.
-        boot: of this kernel, to tell that its ring cannot be read; None = not known.
-        probe: answered as long as this loop turns.
-        rules, proc, monotonic, kernel_clock: of tests.
+    ``boot`` is the kernel's boot id for an unreadable ring, or None. ``injected`` counts records that processes wrote.
     """
 
     def __init__(
@@ -133,19 +118,19 @@ class Agent:
 
     @property
     def wakes(self) -> int:
-        """A descriptor: a byte written to it makes the agent look whether it was told to stop. For ``signal.set_wakeup_fd``."""
+        """A descriptor for ``signal.set_wakeup_fd``; a byte makes the agent check for a stop."""
         return self._wake_out
 
     def stop(self) -> None:
-        """End after the batch that is being read. May be called by a signal handler and by other threads."""
+        """Ends after the current batch. Safe in signal handlers and threads."""
         self._stopping = True
         os.write(self._wake_out, b"s")
 
     def run(self) -> None:
-        """Read the ring, and open it again whenever it breaks.
+        """Reads the ring, and reopens it whenever it breaks.
 
         Raises:
-            EvidenceLost: with ``once``, when it cannot be opened.
+            EvidenceLost: With ``once``: it cannot be opened.
         """
         failures = 0
         while not self._stopping:
@@ -170,7 +155,7 @@ class Agent:
         self._save()
 
     def _follow(self, opened: Opened) -> bool:
-        """Read one open ring to its end; whether it gave anything."""
+        """Returns True if the ring had records."""
         self._begin(opened.boot)
         ring = Ring(opened.fd, boot=opened.boot, after=self._cursor)
         poll = self._poll()
@@ -186,7 +171,7 @@ class Agent:
                 gave = True
                 self._batch(ring, entries, live=waited)
                 waited = False
-                self._woken()  # a kernel that talks without end keeps the probe from no answer
+                self._woken()  # an endless log must not delay the probe
                 continue
             if ring.ended or self._once:
                 return gave
@@ -205,12 +190,11 @@ class Agent:
             [KernelLine(kind="start", node=self._node, boot=boot, seq=self._seq(), at=time.time_ns(), note=note)]
         )
         self._show(readable=True, urgent=True)
-        # Kinds whose Event was not sent yet when the agent was killed; the others are known by their number.
+        # Kinds whose Event an earlier agent did not send.
         for entry in self._book.report(None).entries:
             self._show(readable=True, new=entry)
 
     def _fresh(self, boot: str) -> None:
-        """Nothing is known of this boot but what was kept."""
         self._boot = boot
         self._book = Book(boot, rules=self._rules, injected=self._injected, report=self._report)
         self._reader, self._clock = Recogniser(), self._make_clock()
@@ -220,13 +204,13 @@ class Agent:
         lines: list[KernelLine] = []
         now = self._monotonic()
         changed = False
-        # The first record may be live; the last is the newest, so it bounds the clock best.
+        # The last record is the newest, so it bounds the clock best.
         records = [each for each in entries if isinstance(each, KmsgRecord)]
         for each in records[:1] + records[-1:]:
             self._clock.read(each.stamp_us, live=live and each is records[0])
         self._zero = self._clock.ring_start()
         self._jobs.clear()
-        # Nearly all that a kernel says concerns no node's health, and at ten thousand records a second only one look at all of them is cheap.
+        # At ten thousand records a second only one check of all is cheap.
         worth = self._reader.worth([each.text for each in records])
         printing = {records[place].seq for place in worth}
         for entry in entries:
@@ -249,9 +233,9 @@ class Agent:
             self._save()
 
     def _record(self, record: KmsgRecord, *, printing: bool) -> tuple[KernelLine | None, bool]:
-        """The line of a record, if it is one to print, and whether it changed what the Node is to show."""
+        """Returns the line to print, or None, and True if the report changed."""
         fault = self._fault(record) if printing else None
-        if not printing and record.by_kernel:  # what a process wrote is no line of the kernel's own, as in of_record
+        if not printing and record.by_kernel:  # a line written by a process is not the kernel's, as in ``of_record``
             self._reader.skip()
         if fault is None:
             return (replace(self._line("plain", record), **self._time(record)) if self._all else None), False
@@ -284,7 +268,7 @@ class Agent:
         )
         if fault is None or fault.pid is None or not record.by_kernel:
             return fault
-        # In a storm it is always the same process; a number may be given again later.
+        # In a burst it is always the same process; numbers are reused.
         if fault.pid not in self._jobs:
             self._jobs[fault.pid] = pod_of(fault.pid, proc=self._proc)
         return replace(fault, job=self._jobs[fault.pid])
@@ -317,7 +301,6 @@ class Agent:
         return KernelLine(kind="unreadable", node=self._node, boot=self._boot, text=text)
 
     def _idle(self) -> None:
-        """Nothing to read: what is due by the clock."""
         now = self._monotonic()
         lines = self._burst_limiter.due(now=now)
         if now - self._alive_at >= ALIVE_S:
@@ -328,7 +311,7 @@ class Agent:
             self._save()
 
     def _patience(self) -> float:
-        """Seconds for which nothing is due by the clock."""
+        """Returns the seconds until the next periodic work."""
         now = self._monotonic()
         ends = [self._alive_at + ALIVE_S]
         ends += [] if (fold := self._burst_limiter.next()) is None else [fold]
@@ -351,7 +334,7 @@ class Agent:
         return poll
 
     def _woken(self) -> None:
-        """Answer the probe, and empty the pipe: signals that mean nothing to us wake us too."""
+        """Answers the probe and empties the pipe: other signals wake the loop too."""
         if self._probe is not None:
             self._probe.serve()
         with contextlib.suppress(BlockingIOError):
@@ -372,7 +355,7 @@ class Agent:
         urgent: bool = False,
     ) -> None:
         if not self._boot:
-            return  # which boot it would be about is not known
+            return  # the boot is unknown
         report = self._book.report(seq if seq is not None else self._seq())
         before = self._state
         since = before.since if before.since and before.readable == readable else time.time_ns()
@@ -382,7 +365,6 @@ class Agent:
             self._report_publisher.offer(self._standing, new=new, urgent=urgent)
 
     def _seq(self) -> int | None:
-        """Highest number of this boot that was read."""
         return self._cursor.seq if self._cursor is not None and self._cursor.boot == self._boot else None
 
     def _print(self, lines: Iterable[KernelLine]) -> None:

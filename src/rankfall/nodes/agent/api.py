@@ -1,7 +1,6 @@
-"""The agent's two requests (patch the Node's status, create an Event) over Python's own HTTP client.
+"""The agent's requests over Python's own HTTP client: aiohttp alone would take 20 MiB on every node.
 
-aiohttp alone would take 20 MiB on every node. One kept connection, used by one thread, so it may block. Every
-request may be sent twice without harm, so one on a kept connection that the server closed is sent again.
+One connection for one thread. Each request is repeatable.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from rankfall.kube.resources import EVENTS, NODES
 from rankfall.kube.secret import excerpt
 from rankfall.model import decoding
 
-#: Namespace of Events about Nodes: where the kubelet puts its own.
+#: Namespace of Events about Nodes, as the kubelet's.
 EVENT_NAMESPACE: Final = "default"
 MANAGER: Final = "rankfall-agent"
 _TIMEOUT_S: Final = 10.0
-# Of an answer; a Node is some tens of KiB.
+# Bytes of an answer; a Node has some tens of KiB.
 _LARGEST: Final = 4 << 20
 _UNAUTHORIZED: Final = 401
 _REFUSED: Final = 400
@@ -38,13 +37,7 @@ Object = dict[str, Any]
 
 
 class NodeApi:
-    """One node's side of the API server. To be used by one thread.
-
-    Args:
-        access: which server, as whom.
-        node: the only Node that is ever named.
-        timeout: seconds for each step of a request.
-    """
+    """One node's client of the API server, for one thread; ``timeout`` in seconds per step."""
 
     def __init__(self, access: Access, *, node: str, timeout: float = _TIMEOUT_S) -> None:
         if access.endpoint.proxy is not None:
@@ -69,15 +62,15 @@ class NodeApi:
         self._runner.close()
 
     def patch(self, body: Mapping[str, Any]) -> Object:
-        """Merge into the Node, by its status: so no right is needed with which taints or cordons could be changed.
+        """Merges into the Node by its status, which changes no taints or cordons.
 
         Raises:
-            KubeError: as the client of ``kube``.
+            KubeError: As the client of ``kube``.
         """
         return self._call("PATCH", NODES.path(None, self._node, "status"), body, kind=_STRATEGIC)
 
     def event(self, body: Mapping[str, Any]) -> Object:
-        """Create an Event. One of the same name is there already: ``Conflict``."""
+        """Creates an Event. Raises ``Conflict`` if one of this name exists."""
         return self._call("POST", EVENTS.path(EVENT_NAMESPACE), body, kind="application/json")
 
     def _call(self, method: str, path: str, body: Mapping[str, Any], *, kind: str) -> Object:
@@ -118,7 +111,7 @@ class NodeApi:
             except (OSError, http.client.HTTPException) as error:
                 self._drop()
                 if last:
-                    # The text of a failed request may hold what was sent.
+                    # An error text may hold sent data.
                     reported = f"no answer from {self._access.server}: {type(error).__name__}"
                     tls = isinstance(error, ssl.SSLError)
                     raise Unreachable(reported, hint="it is tried again", maybe_done=True, tls=tls) from None
@@ -143,7 +136,7 @@ class NodeApi:
 
 
 class _Secure(http.client.HTTPSConnection):
-    """A connection whose server may have another name in its certificate than in its address."""
+    """A connection whose certificate name may differ from the address."""
 
     def __init__(
         self, host: str, port: int | None, *, context: ssl.SSLContext, timeout: float, name: str | None
@@ -157,7 +150,6 @@ class _Secure(http.client.HTTPSConnection):
 
 
 def _message(data: bytes) -> bytes | str:
-    """What a Status object says, or the bytes as they came."""
     try:
         found = decoding.decode(data)
     except msgspec.DecodeError:

@@ -1,8 +1,6 @@
-"""Folds equal faults into the node's report, and limits how many equal lines are printed.
+"""Folds equal faults into the node's report, and limits equal printed lines.
 
-A burst of one Xid (800,000 lines were seen) is one entry with a count. The report is bounded, and what the
-rules rank lowest is left out first. Of equal lines the first of a minute is printed, the others are counted
-in one line. Each new kind is printed at once, and memory is bounded.
+A burst of one Xid (800,000 lines in one case) is one entry with a count. Memory is bounded.
 """
 
 from __future__ import annotations
@@ -30,14 +28,7 @@ _Key = tuple[str, str | None, str | None, str | None, RecordTrust]
 
 
 class Book:
-    """What is to be told of one boot.
-
-    Args:
-        boot: boot id of the ring.
-        rules: say what is grave, and how many records a threshold needs.
-        injected: records that processes wrote are told too.
-        report: what was told before; that of another boot is forgotten.
-    """
+    """The report of one boot; an earlier report of another boot is dropped."""
 
     def __init__(self, boot: str, *, rules: Rules, injected: bool, report: KernelReport | None = None) -> None:
         self._boot, self._rules, self._injected = boot, rules, injected
@@ -47,11 +38,7 @@ class Book:
         self._more = before.more
 
     def add(self, fault: NodeFault) -> KernelEntry | None:
-        """Count a fault of this boot.
-
-        Returns:
-            Its entry; a count of 1 is a kind that was not there. None = it is not to be told: a process wrote it.
-        """
+        """Counts a fault of this boot; returns its entry, or None if a process wrote it."""
         if fault.seq is None or fault.at is None or fault.trust not in {"kernel", "injected"}:
             return None
         if fault.trust == "injected" and not self._injected:
@@ -76,7 +63,7 @@ class Book:
         key = _key(entry)
         before = self._entries.get(key)
         if before is not None:
-            # Last in the book is what was seen last.
+            # The newest entry is the last.
             del self._entries[key]
             entry = replace(
                 entry,
@@ -93,7 +80,7 @@ class Book:
         return entry
 
     def report(self, seq: int | None) -> KernelReport:
-        """As it stands when everything up to ``seq`` was read."""
+        """Returns the report after all records up to ``seq``."""
         entries = sorted(self._entries.values(), key=lambda each: self._grave(each.code))
         return KernelReport(
             boot=self._boot,
@@ -113,7 +100,10 @@ class Book:
 
 
 def gravity(rule: Rule | None) -> int:
-    """How much would be missed: 0 (nothing is ever done about it) to 3. What takes another one back counts as much as what isolates."""
+    """Returns the gravity of a rule: 0 (no action ever) to 3.
+
+    A rule that revokes another counts like one that isolates.
+    """
     if rule is None:
         return ORDER["watch"]
     return ORDER["quarantine"] if rule.recovers is not None else ORDER[rule.action]
@@ -146,12 +136,7 @@ class BurstLimiter:
         self._kinds: dict[Hashable, _Count] = {}
 
     def admit(self, line: KernelLine, *, now: float) -> bool:
-        """Whether this line is to be printed itself.
-
-        Args:
-            line: of any kind.
-            now: seconds on a clock that never jumps.
-        """
+        """True if this line is to be printed; ``now`` in monotonic seconds."""
         key: Hashable = (line.kind, line.code, line.device, line.instance, line.job, line.trust)
         if key not in self._kinds and len(self._kinds) >= KINDS:
             key = None
@@ -167,17 +152,12 @@ class BurstLimiter:
         return False
 
     def due(self, *, now: float, all_: bool = False) -> list[KernelLine]:
-        """Lines that tell the counts of the minutes that are over.
-
-        Args:
-            now: as above.
-            all_: those that are not over too: the agent ends.
-        """
+        """Returns lines with the counts of completed minutes; ``all_`` includes the others."""
         over = [key for key, each in self._kinds.items() if all_ or each.until <= now]
         return [_line_of(count) for key in over if (count := self._kinds.pop(key)).folded]
 
     def next(self) -> float | None:
-        """When the next minute is over; None = nothing is counted."""
+        """Returns the end of the next minute, or None."""
         return min((each.until for each in self._kinds.values() if each.folded), default=None)
 
 

@@ -1,4 +1,4 @@
-"""Builds an agent and runs it until a signal ends it; the publisher has a thread of its own."""
+"""Builds an agent and runs it until a signal; the publisher has a thread."""
 
 from __future__ import annotations
 
@@ -20,23 +20,15 @@ from rankfall.nodes.agent.probe import Probe
 from rankfall.nodes.agent.publisher import Publisher
 from rankfall.nodes.agent.state_file import StateFile
 
-#: Seconds that the last word to the API server may take.
+#: Seconds for the last write.
 _LAST_S: Final = 5.0
 _DEFECT: Final = 74
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator sets.
+    """Settings of the operator.
 
-    Attributes:
-        node: name of the Node.
-        device: the kernel's ring.
-        socket: read this instead of the device.
-        state: folder of the state file; None = nothing is kept.
-        all_: print every record.
-        injected: the test mode.
-        once: read what is there and end.
-        probe: host and port of the liveness probe; None = there is none.
+    ``state`` is the state file's folder or None; ``socket`` replaces the ring; ``once`` ends after existing records.
     """
 
     node: str
@@ -49,28 +41,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     probe: tuple[str, int] | None = None
 
     def open(self) -> Opened:
-        """The ring.
+        """Opens the ring.
 
         Raises:
-            EvidenceLost: it cannot be read.
+            EvidenceLost: It cannot be read.
         """
         return reader.open_device(self.device) if self.socket is None else reader.open_socket(self.socket)
 
 
 def run(settings: Settings, *, access: Access | None, out: BinaryIO, say: Callable[[str], None]) -> int:
-    """Run an agent until SIGTERM or SIGINT.
+    """Runs an agent until SIGTERM or SIGINT; returns the exit code.
 
-    Args:
-        settings: of the operator.
-        access: to the API server; None = nothing is written to the Node.
-        out: takes the lines.
-        say: takes a sentence for people.
-
-    Returns:
-        Exit code.
+    Without ``access`` it writes nothing to the Node.
 
     Raises:
-        RankfallError: what was asked for cannot be begun.
+        RankfallError: The agent cannot start.
     """
     state = StateFile(settings.state, say=say)
     publisher = None
@@ -107,7 +92,7 @@ def run(settings: Settings, *, access: Access | None, out: BinaryIO, say: Callab
             try:
                 with api:
                     publisher.run()
-            except BaseException as error:  # noqa: BLE001 - a thread that dies unseen would leave the Node as it was
+            except BaseException as error:  # noqa: BLE001 - a silently dead thread would leave the Node outdated
                 failed.append(error)
                 agent.stop()
 

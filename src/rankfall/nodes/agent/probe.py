@@ -1,7 +1,6 @@
-"""Answers the liveness probe from the loop that reads the kernel log, so a hanging agent is restarted.
+"""Answers the liveness probe from the loop that reads the kernel log, so that a hanging agent is restarted.
 
-HTTP only as far as a probe needs it, without a thread or a server library. Never waits, keeps few
-connections, and reads each request once.
+Minimal HTTP; never waits.
 """
 
 from __future__ import annotations
@@ -15,20 +14,16 @@ from typing import Final, Self
 
 from rankfall.model import UsageError
 
-#: Connections that may be open at a time; of more the oldest is closed.
+#: Open connections; the oldest is closed.
 MOST: Final = 8
 _LARGEST: Final = 4 << 10
 
 
 class Probe:
-    """Listens.
-
-    Args:
-        address: host and port; port 0 = any.
-        healthy: whether all else of the process does its work.
+    """Server of the liveness probe; port 0 for any.
 
     Raises:
-        UsageError: the address cannot be had.
+        UsageError: The address is not available.
     """
 
     def __init__(self, address: tuple[str, int], *, healthy: Callable[[], bool]) -> None:
@@ -59,15 +54,15 @@ class Probe:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Port of the server."""
         return int(self._listening.getsockname()[1])  # foreign-text: the number of an own port
 
     def fileno(self) -> int:
-        """A descriptor that is readable when ``serve`` has something to do."""
+        """Returns a descriptor that is readable when ``serve`` has work."""
         return self._epoll.fileno()
 
     def serve(self) -> None:
-        """Take who connects, and answer who asked. Never waits."""
+        """Accepts connections and answers requests. Never waits."""
         for number, _ in self._epoll.poll(0):
             if number == self._listening.fileno():
                 self._accept()
@@ -77,7 +72,7 @@ class Probe:
     def _accept(self) -> None:
         try:
             connection, _ = self._listening.accept()
-        except OSError:  # gone again
+        except OSError:  # closed already
             return
         connection.setblocking(False)
         if len(self._open) >= MOST:

@@ -1,8 +1,6 @@
-"""Writes the agent's report to its Node in one request, at once, and again until the server took it.
+"""Writes the agent's report to its Node, and retries until the server accepts it.
 
-A thread of its own, so a slow server never delays reading the ring. Only the newest report waits, so memory
-is bounded. An Event's name is made of boot and record, so a repeated one is the same; past a rate Events are
-left out, because the annotation has everything.
+A separate thread; only the newest report waits. Events beyond a rate are dropped: the annotation is complete.
 """
 
 from __future__ import annotations
@@ -31,10 +29,10 @@ from rankfall.model.node_health.kernel_reports import (
 from rankfall.model.node_health.records import MAX_MESSAGE, printable
 from rankfall.nodes.agent.api import EVENT_NAMESPACE, MANAGER
 
-#: Least seconds between two writes: where there is a new kind of fault, and where only counts grew.
+#: Least seconds between writes: new fault; only larger counts.
 URGENT_S: Final = 0.1
 COUNTS_S: Final = 5.0
-#: The same is written again after so many seconds: the Node may have been made anew, and the condition shows that the ring is read.
+#: Seconds until an unchanged report is rewritten: the Node may be new.
 REFRESH_S: Final = 300.0
 _EVENTS: Final = 20
 _EVENT_EVERY_S: Final = 30.0
@@ -43,25 +41,25 @@ _LOG_EVERY_S: Final = 60.0
 
 
 class Api(Protocol):
-    """What is asked of the server; see ``api``."""
+    """The needed requests to the server; see ``api``."""
 
     def patch(self, body: Mapping[str, Any], /) -> dict[str, Any]:
-        """Merge into the Node."""
+        """Merges into the Node."""
         ...
 
     def event(self, body: Mapping[str, Any], /) -> dict[str, Any]:
-        """Create an Event."""
+        """Creates an Event."""
         ...
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the Node is to show.
+    """The full state for the Node.
 
     Attributes:
-        report: of the ring.
-        readable: whether the ring is being read.
-        since: when that became so, nanoseconds since the epoch.
-        note: why it is not read.
+        report: Report of the ring.
+        readable: True if the ring is being read.
+        since: Last change of that, nanoseconds since the epoch.
+        note: Reason why it is not read.
     """
 
     report: KernelReport
@@ -71,16 +69,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Publisher:
-    """Writes what it is offered.
-
-    Args:
-        api: used by the thread that runs ``run``, and by no other.
-        node: for Events.
-        say: takes a sentence when the server begins to refuse, and when it takes things again.
-        published: number up to which Events were sent before.
-        clock: seconds, never jumps.
-        rng: of pauses.
-    """
+    """Publishes offered states; only the thread of ``run`` uses ``api``."""
 
     def __init__(
         self,
@@ -112,13 +101,7 @@ class Publisher:
         self.written = 0
 
     def offer(self, standing: Standing, *, new: KernelEntry | None = None, urgent: bool = False) -> None:
-        """Show this from now on.
-
-        Args:
-            standing: replaces what was offered before.
-            new: a kind of fault that was not there; gets an Event.
-            urgent: it is more than a count.
-        """
+        """Publishes this from now on. ``new`` gets an Event; ``urgent``: more than a count changed."""
         with self._changed:
             self._wanted = standing
             self._urgent = self._urgent or urgent or new is not None
@@ -129,23 +112,23 @@ class Publisher:
             self._changed.notify()
 
     def forget(self) -> None:
-        """Another boot: its numbers begin anew."""
+        """Resets the record numbers for another boot."""
         with self._changed:
             self._events.clear()
             self.published = -1
 
     def stop(self) -> None:
-        """Let ``run`` end after one more try."""
+        """Ends ``run`` after one more try."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
 
     def turns(self) -> bool:
-        """Whether ``run`` goes on. It never waits longer than a refresh, and each request has a limit."""
+        """True if ``run`` works: it never waits longer than a refresh."""
         return self._clock() - self._turned_at < 2 * REFRESH_S
 
     def run(self) -> None:
-        """Write until ``stop``."""
+        """Writes until ``stop``."""
         while True:
             self._turned_at = self._clock()
             with self._changed:
@@ -161,7 +144,6 @@ class Publisher:
                 return
 
     def _due(self) -> float:
-        """Seconds until something is to be sent."""
         now = self._clock()
         if self._wanted is None:
             return REFRESH_S
@@ -198,13 +180,13 @@ class Publisher:
         self._failed_at = now
 
     def _tell(self) -> None:
-        """Send the Events that wait, as far as the rate allows."""
+        """Sends waiting Events as far as the rate allows."""
         while True:
             with self._changed:
                 if not self._events or self._budget(self._clock()) < 1:
                     return
                 boot, entry = self._events[0]
-            # A conflict: it is there already, sent before this agent started.
+            # An earlier agent sent it.
             with contextlib.suppress(Conflict):
                 self._api.event(self.event(boot, entry))
             self._room -= 1
@@ -219,7 +201,7 @@ class Publisher:
         return self._room
 
     def body(self, standing: Standing) -> dict[str, Any]:
-        """The merge into the Node: one annotation and one condition, both the agent's own."""
+        """Returns the merge into the Node: the agent's annotation and condition."""
         report = standing.report
         text = f"boot {report.boot}, {report.lost} records lost"
         if report.injected:
@@ -238,7 +220,7 @@ class Publisher:
         }
 
     def event(self, boot: str, entry: KernelEntry) -> dict[str, Any]:
-        """An Event about a new kind of fault."""
+        """Returns an Event about a new kind of fault."""
         name = hashlib.sha256(f"{self._node} {boot} {entry.first.seq}".encode()).hexdigest()[:16]
         at = stamp(entry.seen[-1].at)
         note = "" if entry.trust == "kernel" else "(TEST MODE: a process wrote it) "
@@ -264,5 +246,5 @@ class Publisher:
 
 
 def stamp(at: int) -> str:
-    """Whole seconds as Kubernetes writes them; the nanoseconds are in the annotation."""
+    """Returns whole seconds in Kubernetes' format."""
     return datetime.fromtimestamp(min(at, 1 << 62) // 1_000_000_000, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

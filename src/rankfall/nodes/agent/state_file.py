@@ -1,7 +1,6 @@
-"""The agent's file on its node's disk: the cursor, and the report that goes with it. Replaced as a whole.
+"""The agent's state on its node's disk: cursor and matching report, replaced as a whole.
 
-Both lie in one file, so a record is never counted twice and never skipped, wherever the agent is killed.
-Nothing is forced to disk: a reboot begins a new ring, and the old file no longer counts.
+Nothing is forced to disk, because a reboot begins a new ring.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ _LARGEST: Final = 1 << 20
 
 
 class AgentState(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an agent is.
+    """Progress of an agent.
 
     Attributes:
-        cursor: the last record that was read and told.
-        report: what the Node is to show.
-        published: highest number of which an Event was sent.
-        since: when the ring became readable or unreadable, nanoseconds since the epoch.
-        readable: whether it is.
+        cursor: Last record that was reported.
+        report: Report for the Node.
+        published: Highest record number with a sent Event.
+        since: Last change of ``readable``, nanoseconds since the epoch.
+        readable: True if it is readable.
     """
 
     schema: Literal["rankfall.agentstate/1"] = "rankfall.agentstate/1"
@@ -42,12 +41,7 @@ class AgentState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateFile:
-    """The file.
-
-    Args:
-        folder: where it lies; None = nothing is kept: after a start everything that is in the ring is told again, with the same numbers.
-        say: takes a sentence where it cannot be read or written.
-    """
+    """The state file. Without a folder the whole ring is reported again after a start."""
 
     def __init__(self, folder: Path | None, *, say: Callable[[str], None]) -> None:
         self._path = None if folder is None else folder / FILE
@@ -55,7 +49,7 @@ class StateFile:
         self._failing = False
 
     def load(self) -> AgentState:
-        """What was kept; nothing where there is no file, or one that cannot be read."""
+        """Returns the stored state; empty if unreadable."""
         if self._path is None:
             return AgentState()
         try:
@@ -70,7 +64,7 @@ class StateFile:
             return AgentState()
 
     def save(self, state: AgentState) -> None:
-        """Replace what was kept. A disk that takes nothing stops nobody, and is said once."""
+        """Replaces the stored state; a failure is reported once."""
         if self._path is None:
             return
         new = self._path.with_suffix(".new")
@@ -78,7 +72,7 @@ class StateFile:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with open(new, "wb", opener=_private) as file:
                 file.write(msgspec.json.encode(state))
-            os.replace(new, self._path)  # noqa: PTH105 - as the call of the system that it is
+            os.replace(new, self._path)  # noqa: PTH105 - named as the system call
             self._failing = False
         except OSError as error:
             if not self._failing:
@@ -87,5 +81,5 @@ class StateFile:
 
 
 def _private(path: str, flags: int) -> int:
-    # As rankfall.rundir.lease, which brings more into the agent than it may weigh.
+    # ``rankfall.rundir.lease`` would load too much.
     return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -1,5 +1,4 @@
-"""Checks of a node before it is returned: their table, the Jobs that run them, and rounds of them.
+"""Checks of a node before its return.
 
-``jobs`` is pure but for packaged data; ``rounds`` uses ``kube``. May import: ``nodes.rules``, ``kube``,
-``model``.
+``jobs`` is pure. May import: ``nodes.rules``, ``kube``, ``model``.
 """

@@ -1,8 +1,6 @@
-"""The table of checks (commands in images), the Job of one check, and the result read from its pod.
+"""The table of checks, the Job of a check, and its result.
 
-An operator enables rows, changes them and adds own ones. The Job is pinned to the node through the scheduler,
-so without room it stays Pending, which is "cannot tell". It tolerates our taint and a cordon, has no account
-and no privilege, and ends by itself.
+Without room a Job stays Pending, which means ``unable``. It has no account and no privilege.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from rankfall.model import decoding, numbers
 from rankfall.model.errors import SpecError
 from rankfall.model.node_health.records import printable
 
-#: A command that ends with this could not tell; that is no pass.
+#: Exit code for no result, which is no pass.
 CANNOT_TELL: Final = 75
 
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?$(?!\n)")]
@@ -32,18 +30,18 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One check: a Job on the node.
 
     Attributes:
-        image: with the command in it.
-        command: ends with 0 for passed, 75 for "cannot tell", anything else for failed.
-        env: of the command; ``EXPECTED``, ``GPUS``, ``NODE``, ``NODE_RANK``, ``MASTER`` and ``SCRIPT`` are added.
-        script: a packaged file whose text is in ``SCRIPT``.
-        expected: the number that it is measured by: GPUs, GB/s.
-        needs_expected: without that number nothing could be told.
-        gpus: it gets all GPUs that the node offers, as ``gpu_resource``.
-        nodes: 2 = together with a node that is healthy.
-        timeout_s: it has failed when it is not over by then.
-        wait_s: it could not be made when it has not begun by then.
-        host_network: it sees the node's own links.
-        tolerate: keys of taints that it passes beside ours.
+        image: Image with the command.
+        command: Exits with 0 for passed, 75 for no result, anything else for failed.
+        env: Environment, in addition to ``EXPECTED``, ``GPUS``, ``NODE``, ``NODE_RANK``, ``MASTER`` and ``SCRIPT``.
+        script: Packaged file whose text is in ``SCRIPT``.
+        expected: Expected number: GPUs, GB/s.
+        needs_expected: True if that number is required.
+        gpus: True to get all GPUs (``gpu_resource``).
+        nodes: 2 if it needs a second, healthy node.
+        timeout_s: Seconds until an unfinished check has failed.
+        wait_s: Seconds until an unstarted check is not possible.
+        host_network: True if it uses the node's links.
+        tolerate: Keys of further tolerated taints.
     """
 
     name: _Name
@@ -63,10 +61,10 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def checks_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Check, ...]:
-    """The checks of an operator's file, in its order; one with a packaged name has all that it does not change from there.
+    """Returns the checks of an operator's file; a packaged name supplies unchanged fields.
 
     Raises:
-        SpecError: names file, check and field.
+        SpecError: Names file, check and field.
     """
     found: list[Check] = []
     for number, row in enumerate(rows, start=1):
@@ -94,13 +92,13 @@ def checks_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Check, 
 
 @cache
 def packaged_checks() -> dict[str, dict[str, Any]]:
-    """Rows of the table by name, without what only an operator knows: the image, and the number that is expected."""
+    """Returns the packaged rows by name, without image and expected number."""
     table = tomllib.loads(_data("checks.toml"))
     return {name: {"name": name, **row} for name, row in table.items()}
 
 
 def script_text(name: str) -> str:
-    """A packaged script."""
+    """Returns a packaged script."""
     return _data(name)
 
 
@@ -115,7 +113,7 @@ def _data(name: str) -> str:
 LABEL_CHECK: Final = "rankfall.dev/check"
 LABEL_NODE: Final = "rankfall.dev/check-node"
 _KEPT_S: Final = 3_600
-# What a shell says of a program that it cannot start.
+# Shell exit codes for a program that cannot start.
 _NOT_STARTED: Final = frozenset({126, 127, 128})
 _PROGRAM: Final = "check"
 
@@ -124,7 +122,7 @@ Outcome = Literal["passed", "failed", "unable"]
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one check; ``unable`` = it could not be made, which is no pass."""
+    """Result of one check; ``unable`` (not possible) is no pass."""
 
     check: str
     outcome: Outcome
@@ -132,7 +130,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job_name(check: Check, node: str, *, round_: str, rank: int = 0) -> str:
-    """The same for the same check of the same round, so that whoever asks again finds it."""
+    """Returns the name of a Job, equal for the same check of the same round."""
     digest = hashlib.sha256(f"{node}\0{round_}\0{rank}".encode()).hexdigest()[:12]
     return f"rankfall-check-{check.name}-{digest}"
 
@@ -148,18 +146,7 @@ def job(
     rank: int = 0,
     master: str | None = None,
 ) -> Object:
-    """The Job.
-
-    Args:
-        check: what is run.
-        node: where.
-        name: of the Job.
-        namespace: of the Job.
-        gpus: that the node offers.
-        keys: of our taints.
-        rank: 0 = the node in question, 1 = the one that is known to be good.
-        master: address of rank 0; None = its own.
-    """
+    """Returns the Job of a check; ``rank`` 1 is the healthy node, ``master`` None on rank 0."""
     labels = {LABEL_CHECK: check.name, LABEL_NODE: hashlib.sha256(node.encode()).hexdigest()[:16]}
     env = {
         **check.env,
@@ -213,13 +200,13 @@ def job(
 
 
 def gpus_of(node: Mapping[str, Any], resource: str) -> int:
-    """How many GPUs a Node offers now."""
+    """Returns the GPUs that a Node offers now."""
     found = ((node.get("status") or {}).get("allocatable") or {}).get(resource, 0)
     return numbers.whole(str(found)[:20]) or 0
 
 
 def result(check: Check, pod: Mapping[str, Any]) -> CheckResult | None:
-    """What a pod that is over says; None = it is not over."""
+    """Returns the result of a finished pod, or None."""
     status = pod.get("status") or {}
     phase, reason = status.get("phase"), str(status.get("reason") or "")
     if phase not in {"Succeeded", "Failed"}:
@@ -243,7 +230,7 @@ def result(check: Check, pod: Mapping[str, Any]) -> CheckResult | None:
 
 
 def waiting(pods: Sequence[Mapping[str, Any]]) -> str:
-    """Why the pod of a check does not run."""
+    """Returns why the pod of a check does not run."""
     if not pods:
         return "no pod was made"
     status = pods[0].get("status") or {}
@@ -253,12 +240,12 @@ def waiting(pods: Sequence[Mapping[str, Any]]) -> str:
 
 
 def running(pod: Mapping[str, Any]) -> bool:
-    """Whether its program has begun."""
+    """True if its program has begun."""
     return (pod.get("status") or {}).get("phase") == "Running"
 
 
 def address(pod: Mapping[str, Any]) -> str | None:
-    """Where it can be reached; None = not known yet."""
+    """Returns its IP address, or None."""
     found = (pod.get("status") or {}).get("podIP")
     return str(found) if found else None
 

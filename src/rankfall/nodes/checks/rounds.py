@@ -1,7 +1,6 @@
-"""Runs one round of checks on a node, in the operator's order, and ends with the first that does not pass.
+"""Runs one round of checks on a node until one does not pass.
 
-Jobs are named after the round, so a caller that was killed finds them and starts none twice; they are removed
-in the end. A check that cannot be made (no room, no image, no healthy second node) is no pass.
+Jobs are named after the round, so a later caller finds them. An impossible check is no pass.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from rankfall.nodes.rules.node_state import CheckRound
 from rankfall.nodes.rules.policy import Policy
 
 POLL_S: Final = 1.0
-# What the kubelet may take to end a pod after its deadline; a program that hangs in the kernel never ends.
+# Seconds for the kubelet after a deadline; a hung program never ends.
 _GRACE_S: Final = 30.0
 
 Clock = Callable[[], float]
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """A round of checks: for the core, and each result for people."""
+    """A round of checks, with results for users."""
 
     round: CheckRound
     results: tuple[CheckResult, ...]
@@ -48,21 +47,10 @@ async def run_checks(
     poll_s: float = POLL_S,
     tell: Callable[[CheckResult], None] = lambda _: None,
 ) -> Round:
-    """One round on one node.
-
-    Args:
-        kube: a client that may create, get and delete Jobs and list pods in ``namespace``, and get Nodes.
-        checks: in their order.
-        node: what is checked.
-        peer: a healthy node for checks of two; None = there is none.
-        namespace: of the Jobs.
-        policy: names our taint, which they tolerate.
-        round_: names the round.
-        poll_s: seconds between two looks.
-        tell: called with each result as it comes.
+    """Runs one round on one node. ``peer`` is a healthy node for checks of two, or None.
 
     Raises:
-        KubeError: the API server cannot be asked, or refuses; nothing is known then.
+        KubeError: The API server refuses or fails; result unknown.
     """
     before = await kube.get(NODES, node)
     results: list[CheckResult] = []
@@ -85,7 +73,7 @@ async def run_checks(
 
 
 class _One:
-    """One check: its Jobs from their creation to their removal."""
+    """One check: its Jobs from creation to removal."""
 
     def __init__(
         self,
@@ -109,7 +97,7 @@ class _One:
     async def run(self) -> CheckResult:
         check = self._check
         if check.gpus and self._gpus == 0:
-            # The device plug-in itself says that there is nothing to check with: that is a finding where GPUs are expected.
+            # The device plug-in reports no GPUs: a finding if GPUs are expected.
             return self._result_of(
                 "failed" if check.needs_expected else "unable", f"the node offers no {check.gpu_resource}"
             )
@@ -126,7 +114,7 @@ class _One:
                     await self._kube.delete(JOBS, name, namespace=self._namespace, grace=0)
 
     async def _both(self, first: str) -> CheckResult:
-        assert self._peer is not None  # noqa: S101 - asked for before anything was made
+        assert self._peer is not None  # noqa: S101 - checked before any Job was created
         pod = await self._begun(first)
         if isinstance(pod, CheckResult):
             return pod
@@ -135,7 +123,7 @@ class _One:
             self._end(second, limit=self._check.timeout_s + _GRACE_S),
             self._end(first, limit=self._check.timeout_s + self._check.wait_s + _GRACE_S),
         )
-        # Where the good one could not take part, the failure of the other says nothing about it.
+        # Without the healthy node's part the failure proves nothing.
         worst = theirs if theirs.outcome == "unable" or ours.outcome == "passed" else ours
         return msgspec.structs.replace(worst, text=f"with {self._peer}: {worst.text}".rstrip(": "))
 
@@ -153,7 +141,7 @@ class _One:
         return name
 
     async def _begun(self, name: str) -> dict[str, Any] | CheckResult:
-        """The pod once it runs and has an address; a result where it never does."""
+        """Returns the running pod, or a result if it never runs."""
         limit = _now() + self._check.wait_s
         while True:
             pods = await self._pods(name)

@@ -1,6 +1,4 @@
-"""``rankfall controller``: collects observations of faults, decides by ``nodes.rules``, writes taints.
+"""``rankfall controller``: collects observations, decides by ``nodes.rules``, writes taints.
 
-One loop decides; sources hand over observations and wait until these are acted on. What must outlive the
-process lies on the Nodes and in one ConfigMap. A controller without the lease writes nothing. May import:
-``nodes.*``, ``kube``, ``loki``, ``model``. Face: ``main.Controller``.
+Lasting state is on the Nodes and in one ConfigMap. Without the lease it writes nothing.
 """

@@ -1,8 +1,6 @@
-"""The only place where the controller decides: takes observations, makes a step, has it written.
+"""The only place where the controller decides: receives observations, makes a step, has it written.
 
-Holds the rules and policy in force (file, flags, switches) and drops kernel records of Nodes that share a
-boot id, because their origin cannot be told. A source waits until its observations are acted on or stored;
-while the API server is away nothing is dropped. At rest nothing runs.
+A source waits until its observations are processed or stored. Records of Nodes that share a boot id are dropped.
 """
 
 from __future__ import annotations
@@ -32,12 +30,7 @@ from rankfall.nodes.rules.policy import Policy
 
 
 class ActiveRules:
-    """What is in force.
-
-    Args:
-        config: policy and rules, read again when the file changes.
-        settings: of the controller's flags.
-    """
+    """The active rules and policy."""
 
     def __init__(self, config: ConfigFile, settings: Settings) -> None:
         self._config = config
@@ -47,12 +40,12 @@ class ActiveRules:
 
     @property
     def rules(self) -> Rules:
-        """The rules in force."""
+        """The active rules."""
         return self._config.config.rules
 
     @property
     def policy(self) -> Policy:
-        """The policy in force: of the file, flags and switches. The same object as long as nothing of it changes."""
+        """The active policy; the same object until something changes."""
         made = self._made()
         if made != self._policy:
             self._policy = made
@@ -60,11 +53,11 @@ class ActiveRules:
 
     @property
     def reset_word(self) -> str:
-        """The word by which a person closes the breaker; "" where there is none."""
+        """The word with which a person closes the breaker; "" without one."""
         return self._switches.reset_word
 
     def switch(self, switches: Switches) -> bool:
-        """Take what a person set; whether that is something new."""
+        """Applies a person's switches. Returns True if they changed."""
         if switches == self._switches:
             return False
         if switches.problem is not None:
@@ -78,7 +71,7 @@ class ActiveRules:
         base = self._config.config.policy
         return msgspec.structs.replace(
             base,
-            # A file that asks for a dry run while this one writes: the most that can be done is to change no taint any more.
+            # A dry run requested while this process writes can only stop taint changes.
             kill_switch=base.kill_switch or self._switches.kill or (base.dry_run and not self._settings.dry_run),
             dry_run=self._settings.dry_run,
             accept_injected=base.accept_injected or self._settings.accept_injected,
@@ -86,11 +79,7 @@ class ActiveRules:
 
 
 def sharing(boots: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
-    """Boot ids that more than one Node shows, with the names of these Nodes.
-
-    Args:
-        boots: the boot id that each Node shows; None = none.
-    """
+    """Returns boot ids of more than one Node, with these Nodes."""
     found: dict[str, list[str]] = {}
     for name, boot in boots.items():
         if boot:
@@ -101,24 +90,20 @@ def sharing(boots: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
 def refused(
     fault: NodeFault, *, shared: Mapping[str, tuple[str, ...]], boots: Mapping[str, str | None], owner: str | None
 ) -> tuple[str, ...]:
-    """The Nodes that share the kernel of which this fault is a record; empty = it counts.
+    """Returns the Nodes that share this record's kernel; empty if the fault counts.
 
-    Args:
-        fault: any.
-        shared: of :func:`sharing`.
-        boots: as there.
-        owner: the Node whose ring it is, as the operator says.
+    ``owner`` is the ring's configured Node.
     """
     if not shared or fault.source not in {"kmsg", "loki"} or fault.node == owner:
         return ()
     return shared.get(fault.boot or "") or shared.get(boots.get(fault.node) or "") or ()
 
 
-#: Between two turns while something has times in it, seconds.
+#: Seconds between steps while deadlines are pending.
 TICK_S: Final = 5.0
-#: After a turn that could not be finished, seconds.
+#: Seconds after an incomplete step.
 AGAIN_S: Final = 1.0
-#: Changes that come together are taken together, seconds.
+#: Seconds in which changes accumulate.
 _GATHER_S: Final = 0.02
 _NOT_LOGGED: Final = frozenset({"seen", "harmless"})
 
@@ -130,21 +115,13 @@ class _Batch:
 
 
 class Loop:
-    """Decides.
+    """Makes the decisions.
 
-    Args:
-        book: of the Nodes; filled by the watch.
-        plan_writer: carries out.
-        state: what outlives us.
-        config: policy and rules, read again when the file changes.
-        settings: of the controller.
-        teller: tells people.
-        metrics: counts.
-        clock: nanoseconds since the epoch.
+    ``turning_since`` is the current step's begin (``time.monotonic``), None if idle.
 
     Attributes:
-        in_force: policy and rules.
-        turning_since: when the turn began that is being made, seconds of ``time.monotonic``; None = none is. For the probe.
+        in_force: Active policy and rules.
+        turning_since: Begin of the current step, ``time.monotonic``; None if idle.
     """
 
     def __init__(
@@ -170,10 +147,10 @@ class Loop:
         self._shared: dict[str, tuple[str, ...]] = {}
         self.turning_since: float | None = None
 
-    # -- what comes in
+    # -- inputs
 
     async def give(self, inputs: Sequence[Input]) -> None:
-        """Hand over what a source saw; returns once it is acted on or kept."""
+        """Takes a source's observations; returns after they are processed or stored."""
         if not inputs:
             return
         batch = _Batch(inputs)
@@ -182,7 +159,7 @@ class Loop:
         await batch.done
 
     def node_event(self, event: Event) -> None:
-        """Take one event of the watch of Nodes."""
+        """Takes one event of the Node watch."""
         change: NodeChange = self._book.take(event, policy=self.in_force.policy)
         if change.problem is not None:
             LOG.warning("node `%s`: %s", event.object["metadata"]["name"], change.problem)
@@ -191,25 +168,25 @@ class Loop:
             self._awake.set()
 
     def switch(self, switches: Switches) -> None:
-        """Take what a person set."""
+        """Applies a person's switches."""
         if self.in_force.switch(switches):
             self._awake.set()
 
     def settings_changed(self) -> None:
-        """The file of settings says something else now."""
+        """Reacts to a changed settings file."""
         self._book.sort_anew(policy=self.in_force.policy)
         self._awake.set()
 
-    # -- turns
+    # -- steps
 
     async def run(self) -> None:
-        """Turn for ever.
+        """Makes steps forever.
 
         Raises:
-            LeaseGone: this process may not act any more.
+            LeadershipLost: This process may not act.
         """
         await self._book.until_complete()
-        # All that has woken it so far is in the turn that follows.
+        # All wake-ups so far belong to the next step.
         self._awake.clear()
         while True:
             self.turning_since = time.monotonic()
@@ -237,11 +214,11 @@ class Loop:
         )
 
     async def _run_step(self) -> bool:
-        """One step and what follows of it; false = something of it is to be done again soon.
+        """Returns False if part of the step must be repeated soon.
 
         Raises:
-            KubeError: what must outlive us cannot be kept; all that came in is still there.
-            LeaseGone: as :meth:`run`.
+            KubeError: The persistent state cannot be stored; all inputs are still queued.
+            LeadershipLost: As :meth:`run`.
         """
         policy, rules = self.in_force.policy, self.in_force.rules
         self._now = now = max(self._now, self._clock())
@@ -270,7 +247,7 @@ class Loop:
         await self._keep_waiting(waits)
         for identity, outcome in plan.outcomes:
             self._count(faults[identity], outcome, written)
-        # Only now, with everything acted on or kept, the sources may go on.
+        # Sources continue only after everything is processed or stored.
         del self._again[:count]
         self._again[:0] = waits
         self._batches = self._batches[len(batches) :]
@@ -283,7 +260,7 @@ class Loop:
         return reported and not any(result in {"changed", "later"} for result in written.values())
 
     async def _tell(self, now: int) -> bool:
-        """Send the Events of changes, and keep until when all are sent: so the next controller sends what this one did not, and no more."""
+        """Sends the Events of changes and stores the time up to which all are sent."""
         stored = self._state.stored
         until = await self._plan_writer.tell(now=now, until=stored.reported_until)
         await self._state.keep(msgspec.structs.replace(stored, reported_until=until))
@@ -300,7 +277,6 @@ class Loop:
         self._notifier.note("breaker_closed", now=now, by=word)
 
     def _own_kernel(self, inputs: Iterable[Input], *, now: int) -> list[Input]:
-        """Without the records of kernels that several Nodes share."""
         boots = self._book.boots()
         self._shared = sharing(boots)
         owner = self._settings.shared_kernel_node
@@ -319,7 +295,7 @@ class Loop:
         return kept
 
     def _left(self, inputs: Sequence[Input], plan: Plan, written: dict[str, Written]) -> list[Input]:
-        """What is to be given again: of Nodes that could not be written, and what the core holds back."""
+        """Returns inputs to repeat: deferred ones, and those of unwritten Nodes."""
         failed = {name for name, result in written.items() if result in {"changed", "later", "refused"}}
         left: list[Input] = [each for each in inputs if each.node in failed]
         known = {id(each) for each in left}
@@ -333,7 +309,7 @@ class Loop:
         await self._state.keep(msgspec.structs.replace(self._state.stored, waiting=faults[-MAX_WAITING:]))
 
     def _count(self, fault: NodeFault, outcome: str, written: dict[str, Written]) -> None:
-        """Count what became of an observation, once it did: one that is given again is counted then."""
+        """Counts the outcome of an observation once it is final."""
         if written.get(fault.node, "written") == "written":
             kind = fault.code.partition("/")[0]
             self._metrics.add("health_evidence_total", source=fault.source, kind=kind, outcome=outcome)

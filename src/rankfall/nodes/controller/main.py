@@ -1,7 +1,6 @@
-"""Life of a controller: finds its cluster, waits for the lease, runs sources and loop, releases it.
+"""Life cycle of a controller: access, lease, sources and loop.
 
-When the lease is lost everything stops at once; what was not written is decided again by the next leader,
-from the Nodes. The cluster is that of its own pod, else that of the kubeconfig.
+A lost lease stops everything immediately; the next leader decides unwritten changes again.
 """
 
 from __future__ import annotations
@@ -42,16 +41,10 @@ from rankfall.nodes.controller.validation import Validator
 def find_access(
     *, kubeconfig: str | None, context: str | None, environ: Mapping[str, str], folder: str | None = None
 ) -> Access:
-    """The cluster: this pod's own, else that of the kubeconfig. Which one it is stands in the log.
-
-    Args:
-        kubeconfig: a file; the pod's own cluster is not tried then.
-        context: of the kubeconfig; as above.
-        environ: the environment.
-        folder: of the service account, for tests.
+    """Returns access to the pod's own cluster, else to the kubeconfig's; logs the choice.
 
     Raises:
-        KubeConfigError: there is none.
+        KubeConfigError: There is none.
     """
     if kubeconfig is None and context is None:
         if in_cluster.possible(environ, folder=folder):
@@ -65,23 +58,15 @@ def find_access(
 
 
 NAME: Final = LEASE
-#: How long a leader may be silent before another one takes over, and the time between its renewals, seconds: two may fail.
+#: Seconds until another process takes over; between renewals, of which two may fail.
 DURATION_S: Final = 15
 RENEW_S: Final = 5.0
-#: Between two looks at a lease that another one holds, seconds. So a kill costs 15 s and two looks at most before another one leads.
+#: Seconds between checks: after a kill another leads within 15 s and two checks.
 POLL_INTERVAL_S: Final = 1.0
 
 
 class LeaderElection:
-    """The lease of controllers.
-
-    Args:
-        kube: an open client.
-        namespace: of the lease.
-        identity: names this process.
-        poll_interval_s: between two looks at another one's lease.
-        renew_s: between two renewals.
-    """
+    """The lease of controllers."""
 
     def __init__(
         self,
@@ -99,10 +84,9 @@ class LeaderElection:
         )
 
     async def sure(self) -> bool:
-        """Whether nobody else can be acting now; where that ran out it is renewed first.
+        """True if no other process can act; renews an expired lease first.
 
-        A machine that is short of time lets a renewal come late although nobody has taken the lease: to stop for that alone would let each leader begin
-        the same work anew, and none end it.
+        A late renewal on a busy machine must not restart the work.
         """
         if self._lock.firm():
             return True
@@ -113,10 +97,10 @@ class LeaderElection:
         return self._lock.firm()
 
     async def win(self) -> None:
-        """Wait until this process holds the lease.
+        """Waits until this process holds the lease.
 
         Raises:
-            LeaseLost: the lease of this name is not a controller's.
+            LeaseLost: This lease is not a controller's.
         """
         holder_idle, reported, trouble = HolderIdle(), "", ""
         while True:
@@ -135,14 +119,14 @@ class LeaderElection:
             except LeaseLost:
                 raise
             except KubeError as error:
-                # A lease that is not there is no error, so what is missing is the place for a new one.
+                # The missing object is the lease's namespace.
                 nowhere = found is None and isinstance(error, ObjectNotFound)
                 step = f"; next: kubectl create namespace {self._namespace}" if nowhere else ""
                 trouble = _once(f"{error.message}{step}", trouble)
             await asyncio.sleep(self._poll_interval_s)
 
     async def keep(self) -> None:
-        """Renew until it is lost; returns then."""
+        """Renews until the lease is lost."""
         while True:
             await asyncio.sleep(self._renew_s)
             try:
@@ -157,7 +141,7 @@ class LeaderElection:
 
     @asynccontextmanager
     async def given_back(self) -> AsyncIterator[None]:
-        """A block at whose end the lease is free at once for the next one."""
+        """Releases the lease at the end of the block."""
         try:
             yield
         finally:
@@ -167,35 +151,29 @@ class LeaderElection:
 
 
 def _once(message: str, before: str) -> str:
-    """Say why the lease cannot be seen, unless that was the last thing said: a look comes every second."""
+    """Logs only a changed message: a check runs every second."""
     if message != before:
         LOG.warning("the lease cannot be seen: %s", message)
     return message
 
 
-#: Between two looks at the file of settings, seconds.
+#: Seconds between reads of the settings file.
 RELOAD_S: Final = 2.0
-#: A turn that lasts longer is one that hangs, seconds.
+#: Seconds after which a step is hung.
 HANGS_S: Final = 300.0
-#: Between two looks at what only others count, seconds.
+#: Seconds between reads of other counters.
 _NUMBERS_S: Final = 2.0
 
 
 class Controller:
-    """One process.
-
-    Args:
-        settings: of flags and environment.
-        access: the cluster.
-        config: file with policy and rules; None = the defaults.
-        audit: takes lines of the audit trail.
+    """One controller process; ``audit`` receives lines.
 
     Attributes:
-        metrics: its numbers.
-        port: of metrics and probes, once they are served.
+        metrics: Its metrics.
+        port: Port of metrics and probes.
 
     Raises:
-        SpecError: the file is not usable: at its start a controller refuses it.
+        SpecError: The file is invalid.
     """
 
     def __init__(
@@ -204,7 +182,7 @@ class Controller:
         load_config(config)
         self._config = ConfigFile(config)
         self._config.reload()
-        # Of flag or file: one that began as a dry run stays one, for it has neither lease nor state.
+        # A dry run stays one: it has neither lease nor state.
         dry_run = settings.dry_run or self._config.config.policy.dry_run
         self._settings = msgspec.structs.replace(settings, dry_run=dry_run)
         self._access = access
@@ -217,11 +195,11 @@ class Controller:
         self.port: int | None = None
 
     async def run(self) -> None:
-        """Control until this is cancelled.
+        """Runs until canceled.
 
         Raises:
-            KubeError: the cluster refuses what a controller needs.
-            EvidenceLost: its state cannot be read.
+            KubeError: The cluster refuses a required request.
+            EvidenceLost: The state cannot be read.
         """
         settings = self._settings
         LOG.info("using POD_LOG_TYPE = %s", settings.log_type)
@@ -334,7 +312,7 @@ class Controller:
 
 
 async def _when_complete(book: NodeCache, run: Callable[[], Awaitable[None]]) -> None:
-    """Begin once all Nodes are seen: a line is known by the boot that its Node shows, and without it the same line would be another one."""
+    """Starts after all Nodes are cached: the boot is part of a line's identity."""
     await book.until_complete()
     await run()
 

@@ -1,7 +1,6 @@
-"""Metrics of the controller in Prometheus' text format, and the HTTP server for them and the probes.
+"""Metrics of the controller in Prometheus' text format, and their HTTP server with the probes.
 
-Label values are codes, sources and words of ours, never names of nodes or texts of others, so their number is
-bounded. Nothing can be changed over HTTP.
+Label values are never node names or foreign texts.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from aiohttp import web
 
 from rankfall.model.errors import UsageError
 
-#: Name -> kind and help. Each begins with ``rankfall_`` in the output.
+#: Name -> kind and help; printed with ``rankfall_``.
 NAMES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType({
     "health_evidence_total": ("counter", "Observations, by source, kind of code and what became of them."),
     "health_nodes": ("gauge", "Nodes by state."),
@@ -37,37 +36,37 @@ NAMES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType({
     "health_config_bad": ("gauge", "1 while the file of settings is not usable and the one before is in force."),
     "health_requests_total": ("counter", "Requests sent to the API server."),
 })  # fmt: skip
-#: More than this of one name are not kept: codes of new drivers are few.
+#: Series of one name: driver codes are few.
 _MAX_SERIES: Final = 2_000
 
 
 class Metrics:
-    """All numbers of one controller."""
+    """All metrics of one controller."""
 
     def __init__(self) -> None:
         self._values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {name: {} for name in NAMES}
 
     def add(self, name: str, amount: float = 1, **labels: str) -> None:
-        """Count."""
+        """Increments a counter."""
         series = self._values[name]
         key = tuple(sorted(labels.items()))
         if key in series or len(series) < _MAX_SERIES:
             series[key] = series.get(key, 0) + amount
 
     def set(self, name: str, value: float, **labels: str) -> None:
-        """Say how it stands."""
+        """Sets a value."""
         self._values[name][tuple(sorted(labels.items()))] = value
 
     def replace(self, name: str, label: str, values: Mapping[str, float]) -> None:
-        """Say how all of one name stand; those that are not named are gone."""
+        """Replaces all values of one name."""
         self._values[name] = {((label, key),): value for key, value in values.items()}
 
     def get(self, name: str, **labels: str) -> float:
-        """One value; 0 where nothing was counted."""
+        """Returns one value; 0 if unset."""
         return self._values[name].get(tuple(sorted(labels.items())), 0)
 
     def text(self) -> str:
-        """The text format, version 0.0.4."""
+        """Returns the text format, version 0.0.4."""
         lines = []
         for name, (kind, reported) in NAMES.items():
             lines += [f"# HELP rankfall_{name} {reported}", f"# TYPE rankfall_{name} {kind}"]
@@ -87,16 +86,12 @@ def _escaped(text: str) -> str:
 async def serving(
     address: tuple[str, int], *, metrics: Metrics, alive: Callable[[], bool], ready: Callable[[], bool]
 ) -> AsyncIterator[int]:
-    """``/metrics``, ``/healthz`` and ``/readyz`` for the life of the block; the port.
+    """Serves ``/metrics``, ``/healthz`` and ``/readyz`` inside the block; yields the port.
 
-    Args:
-        address: host and port; port 0 = any.
-        metrics: shown.
-        alive: whether the process does its work.
-        ready: whether it knows the cluster; one that waits for the lease is ready.
+    A controller that waits for the lease is ready.
 
     Raises:
-        UsageError: the address cannot be had.
+        UsageError: The address is not available.
     """
 
     def numbers() -> web.Response:

@@ -1,7 +1,6 @@
-"""Cache of all Nodes, fed by one watch, with the faults reported on them (annotations, conditions).
+"""Cache of all Nodes from one watch, with the faults reported on them.
 
-After a write the Node is as the response said until the watch has reached that version, so a step does not
-decide on its own change. Correctness does not rest on that: each write requires the version that was read.
+After a write the response counts until the watch reaches its version.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from rankfall.nodes.rules.policy import Policy
 
 
 class NodeChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What one change of a Node brought.
+    """Result of one change of a Node.
 
     Attributes:
-        relevant: something that decisions rest on is different.
-        faults: that the Node tells and did not tell before.
-        problem: why its agent's report, or what runs said of it, is not believed.
+        relevant: True if data for decisions changed.
+        faults: Faults that the Node newly reports.
+        problem: Reason why a report or verdict is refused.
     """
 
     relevant: bool = False
@@ -43,8 +42,8 @@ class NodeCache:
     """The Nodes by name.
 
     Attributes:
-        nodes: as they are now.
-        idle: when a look found no job on a Node, nanoseconds since the epoch.
+        nodes: Current Nodes.
+        idle: Last check without a job, nanoseconds since the epoch.
     """
 
     def __init__(self) -> None:
@@ -58,20 +57,15 @@ class NodeCache:
 
     @property
     def complete(self) -> bool:
-        """Whether all Nodes that there were at the beginning are in it."""
+        """True if it has all initial Nodes."""
         return self._filled.is_set()
 
     async def until_complete(self) -> None:
-        """Wait until the watch has told all Nodes that there were at the beginning."""
+        """Waits for all initial Nodes."""
         await self._filled.wait()
 
     def take(self, event: Event, *, policy: Policy) -> NodeChange:
-        """One event of the watch.
-
-        Args:
-            event: as the watch gave it.
-            policy: names the label of pools.
-        """
+        """Processes one event of the watch."""
         if event.type == "bookmark":
             self._filled.set()
             return NodeChange()
@@ -85,7 +79,7 @@ class NodeCache:
             return NodeChange(relevant=self.nodes.pop(name, None) is not None)
         awaited = self._awaited.get(name)
         version = str(event.object["metadata"].get("resourceVersion", ""))
-        # A watch that began anew may never show the awaited version itself: any later one has it in it.
+        # A restarted watch may skip the awaited version.
         if awaited is not None and event.type == "modified" and _older(version, awaited):
             return NodeChange()
         self._awaited.pop(name, None)
@@ -97,23 +91,23 @@ class NodeCache:
         )
 
     def sort_anew(self, *, policy: Policy) -> None:
-        """Put every Node into its pool again: another label may name the pools now."""
+        """Assigns every Node to its pool after a changed label."""
         for name, node in self.nodes.items():
             pool = pool_of(node.labels, policy)
             if pool != node.view.pool:
                 self.nodes[name] = msgspec.structs.replace(node, view=msgspec.structs.replace(node.view, pool=pool))
 
     def written(self, item: Mapping[str, Any], *, policy: Policy) -> None:
-        """A Node as the answer to a write of ours shows it."""
+        """Takes a Node from the response to a write."""
         node = read_node(item, policy=policy)
         known = self.nodes.get(node.name)
-        # The watch may have been faster than the answer: then nothing is awaited, or this Node would never be seen again.
+        # If the watch was faster, no version is awaited; the Node would stay outdated.
         if known is not None and _older(known.view.version, node.view.version):
             self.nodes[node.name] = node
             self._awaited[node.name] = node.view.version
 
     def boots(self) -> dict[str, str | None]:
-        """The boot id of each."""
+        """Returns the boot id of each Node."""
         return {name: node.view.boot for name, node in self.nodes.items()}
 
     def _faults_of(self, name: str, item: Mapping[str, Any]) -> tuple[tuple[NodeFault, ...], str | None]:
@@ -142,22 +136,19 @@ class NodeCache:
 
 
 def _older(version: str, than: str) -> bool:
-    """Whether a version comes before another one; versions that are no numbers are not known to.
-
-    To decide on an older Node costs a refused write; to wait for a version that never comes would leave the Node unseen.
-    """
+    """True for non-numbers: an older Node costs one refused write, waiting hides the Node."""
     first, second = numbers.whole(version, digits=20), numbers.whole(than, digits=20)
     return first is not None and second is not None and first < second
 
 
 def _essence(node: NodeObject) -> tuple[Any, ...]:
-    """What decisions rest on: all but the version, which every heartbeat changes."""
+    """Returns the data for decisions, without the version."""
     view = node.view
     return (view.pool, view.ready, view.taints, view.boot, view.opted_out, view.record, node.problem)
 
 
 def _conditions(name: str, item: Mapping[str, Any], *, record: NodeHealth | None) -> list[NodeFault]:
-    """Bad ones, and good ones of which a bad one still is an open cause: also those that turned good while nobody watched."""
+    """Returns bad conditions, and good ones with an open cause."""
     open_ = set() if record is None else {cause.code for cause in record.causes if not cause.cured}
     found = []
     for each in (item.get("status") or {}).get("conditions") or ():
@@ -181,7 +172,7 @@ def _conditions(name: str, item: Mapping[str, Any], *, record: NodeHealth | None
 
 
 def with_memory(book: NodeCache, memory: Mapping[str, NodeHealth]) -> dict[str, Any]:
-    """The views of all Nodes; with what looks at their jobs found, and where something was decided and not written, with that."""
+    """Returns all views, with idle times and unwritten records."""
     views = {name: node.view for name, node in book.nodes.items()}
     for name in memory.keys() & views.keys():
         views[name] = msgspec.structs.replace(views[name], record=memory[name])

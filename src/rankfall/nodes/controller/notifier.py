@@ -1,8 +1,6 @@
-"""Reports what was seen and done: log lines, the JSON audit trail on stdout, and Events on the Nodes.
+"""Reports observations and actions: log lines, the JSON audit trail, Events on the Nodes.
 
-A burst is reported once, with its count. An Event's name follows from its content and start, so the server
-refuses a second one after a kill. Events of changes stand in the node record and are sent from there by the
-current leader.
+A burst is one report with a count. Event names are deterministic, so a repeated Event is refused.
 """
 
 from __future__ import annotations
@@ -22,15 +20,15 @@ from rankfall.model.timestamps import rfc3339
 from rankfall.nodes.rules.planner import NodeEvent
 
 LOG: Final = logging.getLogger("rankfall.controller")
-#: Where Events of things without a namespace go; ``kubectl describe node`` finds them there.
+#: ``kubectl describe node`` finds Events there.
 EVENTS_NAMESPACE: Final = "default"
 COMPONENT: Final = "rankfall-controller"
 FORMAT: Final = "[%(levelname).1s %(asctime)s %(filename)s:%(lineno)d] %(message)s"
 DATE_FORMAT: Final = "%m-%d %H:%M:%S"
-#: One thing about one node is told once in this time.
+#: Between equal reports about one node.
 AGAIN_NS: Final = 600 * 1_000_000_000
 _MAX_REPORTED: Final = 20_000
-#: Happenings that change what a node is are told each time.
+#: Events that change a node's state.
 _ALWAYS: Final = frozenset({"Quarantined", "Returned", "TaintRemovedByOthers", "Cleared", "BreakerOpen"})
 _SOURCES: Final = {
     "loki": "dmesg error",
@@ -43,12 +41,7 @@ _SOURCES: Final = {
 
 
 class Notifier:
-    """Tells.
-
-    Args:
-        kube: for Events; None = none are sent.
-        audit: takes a line of JSON.
-    """
+    """Sends the reports; without ``kube`` no Events."""
 
     def __init__(self, kube: Kube | None, *, audit: Callable[[str], None]) -> None:
         self._kube = kube
@@ -56,7 +49,7 @@ class Notifier:
         self._notified: dict[tuple[str, ...], tuple[int, int]] = {}
 
     def saw(self, fault: NodeFault, outcome: str, *, now: int) -> None:
-        """An observation, and what became of it."""
+        """Reports an observation and its outcome."""
         again = self._again(("saw", fault.node, fault.code, fault.device or "", outcome), now=now)
         if again is None:
             return
@@ -65,14 +58,14 @@ class Notifier:
         self.note("saw", now=now, node=fault.node, outcome=outcome, fault=fault, before=again)
 
     def note(self, what: str, *, now: int, **fields: Any) -> None:
-        """A line of the audit trail."""
+        """Writes a line of the audit trail."""
         row = {"at": rfc3339(now), "what": what, **fields}
         self._audit(msgspec.json.encode(row).decode())
 
     async def happened(self, happenings: Iterable[NodeEvent], *, now: int) -> None:
-        """What a step told, to all who want to know. That an Event cannot be sent stops nothing."""
+        """Reports a step's events; a failed Event stops nothing."""
         for each in happenings:
-            # Of what was merely seen, the code is the thing; its text differs from line to line.
+            # Texts of observations differ from line to line.
             thing = each.message if each.reason in _ALWAYS else each.message.partition(" ")[0]
             again = self._again((each.reason, each.node, thing), now=now)
             if again is None and each.reason not in _ALWAYS:
@@ -88,12 +81,9 @@ class Notifier:
                 await self.event(each, at=now, about=about)
 
     async def event(self, event: NodeEvent, *, at: int, about: str) -> bool:
-        """One Event on a Node; whether it is there, or is refused for good.
+        """Creates one Event; True if it exists or is finally refused.
 
-        Args:
-            event: its words.
-            at: its moment, nanoseconds since the epoch.
-            about: what tells it from the other Events of its reason on this node: its name follows from it.
+        ``about`` is part of its name.
         """
         if self._kube is None:
             return True
@@ -104,7 +94,7 @@ class Notifier:
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"name": f"{event.node[:200]}.{digest.hexdigest()}", "namespace": EVENTS_NAMESPACE},
-            # A Node's name stands for its UID in Events, as the kubelet writes them and kubectl looks for them.
+            # A Node's name replaces its UID, as kubelet and kubectl expect.
             "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": event.node, "uid": event.node},
             "reason": event.reason,
             "message": event.message[:1_024],
@@ -127,7 +117,7 @@ class Notifier:
         return True
 
     def _again(self, key: tuple[str, ...], *, now: int) -> int | None:
-        """How often it was left out since it was told last; None = it is left out now."""
+        """Returns the number of suppressed reports; None to suppress this one."""
         at, left_out = self._notified.get(key, (0, 0))
         if key in self._notified and now - at < AGAIN_NS:
             self._notified[key] = (at, left_out + 1)

@@ -1,8 +1,6 @@
-"""The ConfigMap with what outlives a controller: breaker, rate, Loki positions, waiting observations.
+"""The ConfigMap that outlives a controller: breaker, rate, Loki positions, waiting observations.
 
-Every write requires the version that was read, so a controller that lost its lease is refused. Content that
-cannot be read is refused, not taken for empty, and a person removes it: a bad byte must not close the
-breaker.
+Unreadable content is refused until a person removes it.
 """
 
 from __future__ import annotations
@@ -26,21 +24,21 @@ from rankfall.nodes.rules.policy import Safety
 NAME: Final = "rankfall-controller-state"
 SCHEMA: Final = "rankfall.controller/1"
 LABELS: Final = {"app.kubernetes.io/name": "rankfall", "app.kubernetes.io/component": "controller"}
-#: Lines remembered across a restart, for each query. What was forgotten comes again, and the Nodes' records know it.
+#: Lines remembered for each query.
 MAX_LINES: Final = 2_000
-#: Observations that wait for a Node: for its next boot, or for a write that is refused.
+#: Observations that wait for a boot or a repeated write.
 MAX_WAITING: Final = 256
 _METRICS: Final = "metrics"
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The part of the decisions.
+    """The part for decisions.
 
     Attributes:
-        safety: breaker and rate.
-        reset_word: the word with which a person closed the breaker last.
-        waiting: observations to be given again.
-        reported_until: all Events of changes of Nodes of that moment and before are sent, nanoseconds since the epoch.
+        safety: Breaker and rate.
+        reset_word: Last word that closed the breaker.
+        waiting: Observations to repeat.
+        reported_until: All Events until then are sent; nanoseconds since the epoch.
     """
 
     schema: str = SCHEMA
@@ -51,29 +49,16 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where one query stands.
-
-    Attributes:
-        cursor: of the query.
-        begun: earliest beginning of each boot, by ``node boot``, in nanoseconds since the epoch.
-    """
+    """Position of one query; ``begun`` is the earliest begin by ``node boot``, nanoseconds."""
 
     cursor: State
     begun: dict[str, int] = {}
 
 
 class StateMap:
-    """The ConfigMap.
+    """The ConfigMap; without ``kube`` (dry run) nothing is read or written.
 
-    Args:
-        kube: an open client; None = nothing is read or written (dry run).
-        namespace: of it.
-        holder: who writes; another one's write is never overwritten.
-
-    Attributes:
-        stored: as it was read or written last.
-        places: of the queries, by name.
-        standing: values of metrics that are not 0.
+    Another writer's data is never overwritten.
     """
 
     def __init__(self, kube: Kube | None, *, namespace: str, holder: str) -> None:
@@ -87,11 +72,11 @@ class StateMap:
         self.standing: dict[str, ActiveMetric] = {}
 
     async def load(self) -> None:
-        """Read it, or begin anew where there is none.
+        """Reads it, or creates an empty one.
 
         Raises:
-            EvidenceLost: what stands there cannot be read, or is not ours.
-            KubeError: it cannot be asked for.
+            EvidenceLost: Unreadable, or not Rankfall's.
+            KubeError: It cannot be requested.
         """
         if self._kube is None:
             return
@@ -109,21 +94,21 @@ class StateMap:
         self.stored, self.places, self.standing = _read(item.get("data") or {}, namespace=self._namespace)
 
     async def keep(self, stored: Stored) -> None:
-        """Write the part of the decisions, where it is another one.
+        """Writes the part for decisions if it changed.
 
         Raises:
-            Conflict: another controller wrote it since.
-            KubeError: it cannot be written.
+            Conflict: Another controller wrote it since.
+            KubeError: It cannot be written.
         """
         if stored != self.stored:
             await self._write({"state": msgspec.json.encode(stored).decode()})
             self.stored = stored
 
     async def save_position(self, name: str, place: Place) -> None:
-        """Write where one query stands.
+        """Writes the position of one query.
 
         Raises:
-            Conflict, KubeError: as :meth:`keep`.
+            Conflict, KubeError: As :meth:`keep`.
         """
         seen = place.cursor.seen[-MAX_LINES:]
         short = msgspec.structs.replace(place, cursor=msgspec.structs.replace(place.cursor, seen=seen))
@@ -131,10 +116,10 @@ class StateMap:
         self.places[name] = place
 
     async def save_active_metrics(self, standing: dict[str, ActiveMetric]) -> None:
-        """Write what stands in metrics, where it is something else.
+        """Writes the active metrics if they changed.
 
         Raises:
-            Conflict, KubeError: as :meth:`keep`.
+            Conflict, KubeError: As :meth:`keep`.
         """
         if standing != self.standing:
             await self._write({_METRICS: msgspec.json.encode(standing).decode()})
@@ -147,7 +132,7 @@ class StateMap:
             try:
                 await self._patch(self._kube, data)
             except Conflict:
-                # The answer to a write of ours may have been lost; another one's stays.
+                # The response to this process's own write may be lost.
                 item = await self._kube.get(CONFIG_MAPS, NAME, namespace=self._namespace)
                 if (item.get("data") or {}).get("holder") != self._holder:
                     raise

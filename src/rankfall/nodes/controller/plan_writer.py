@@ -1,7 +1,6 @@
-"""Carries out a plan: stored state first, then record and taint of each Node, then conditions, then Events.
+"""Writes a plan: stored state, then record and taint of each Node, conditions, Events.
 
-Before each write the lease is checked. A write that is refused because the Node changed is no failure: the
-step is made again with the new Node. A Node that is gone is reported and does not delay the others.
+The lease is checked before each write. A Node that changed repeats the step.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from rankfall.nodes.rules.policy import Policy
 
 _AT_ONCE: Final = 8
 
-#: ``refused``: the server will say so again; ``later``: the same may succeed.
+#: ``refused`` is final; ``later`` may succeed.
 Written = Literal["written", "changed", "gone", "refused", "later"]
 
 
-class LeadershipLost(Exception):  # noqa: N818 - reads as the answer that it is
-    """This process may not act any more."""
+class LeadershipLost(Exception):  # noqa: N818 - reads as an outcome
+    """This process may not act."""
 
 
 @contextlib.contextmanager
 def sole_writer() -> Iterator[None]:
-    """Around what only the leader writes.
+    """Guards writes that only the leader makes.
 
     Raises:
-        LeaseGone: another controller wrote it, so this one leads no more.
+        LeadershipLost: Another controller wrote.
     """
     try:
         yield
@@ -49,17 +48,10 @@ def sole_writer() -> Iterator[None]:
 
 
 class PlanWriter:
-    """Writes.
-
-    Args:
-        kube: an open client; None = nothing is written (dry run).
-        book: of the Nodes; the answers go there.
-        sure: whether nobody else can be acting now.
-        teller: tells people.
-        metrics: counts.
+    """Writes plans to the Nodes; without ``kube`` nothing (dry run).
 
     Attributes:
-        untold: an Event could not be sent now and is to be sent again.
+        untold: True if an Event must be repeated.
     """
 
     def __init__(
@@ -82,15 +74,10 @@ class PlanWriter:
         self.untold = False
 
     async def apply(self, plan: Plan, *, policy: Policy, now: int) -> dict[str, Written]:
-        """Write what was decided; what became of each Node's part.
-
-        Args:
-            plan: its safety is stored already.
-            policy: in force.
-            now: nanoseconds since the epoch.
+        """Writes a plan whose safety is stored. Returns the outcome by Node.
 
         Raises:
-            LeadershipLost: somebody else may act; what was not written yet is not written.
+            LeadershipLost: Another process may act.
         """
         kube = self._kube
         if kube is None:
@@ -107,10 +94,10 @@ class PlanWriter:
         return found
 
     async def repair_conditions(self, *, rules: Rules, policy: Policy, now: int) -> None:
-        """Write the conditions that are not as the records say: a kill may come between both.
+        """Repairs conditions after a kill between both writes.
 
         Raises:
-            LeaseGone: as :meth:`carry_out`.
+            LeadershipLost: As :meth:`apply`.
         """
         kube = self._kube
         if kube is None:
@@ -128,16 +115,12 @@ class PlanWriter:
                 await self._condition(kube, patch, policy=policy, now=now)
 
     async def tell(self, *, now: int, until: int) -> int:
-        """Send the Events that stand in the records and were not sent yet: until when all are sent, or ``until`` where some are left.
+        """Sends unsent Events of the records; returns the time up to which all are sent.
 
-        The first time these are also what an earlier controller wrote and did not come to tell; of one that it told the server knows the name.
-
-        Args:
-            now: nanoseconds since the epoch.
-            until: all of that moment and before were sent by earlier controllers, as far as this one's clock does not lie behind theirs.
+        That is ``until`` if some remain.
 
         Raises:
-            LeadershipLost: as :meth:`carry_out`.
+            LeadershipLost: As :meth:`apply`.
         """
         self._began = self._began or now
         due = [

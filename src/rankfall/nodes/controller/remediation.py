@@ -1,8 +1,6 @@
-"""Runs the operator's hooks on tainted nodes, one at a time, where no running job would suffer.
+"""Runs the operator's hooks on tainted nodes, one at a time, unless a running job would suffer.
 
-Off without hooks. Decided by the records, so a killed controller goes on, and a hook without an answer is not
-called again. A job is a pod that asks for devices and has not ended; without the right to list pods every
-node counts as busy. The API server is asked only while a node needs it.
+An unanswered hook is not called again. Without the right to list pods every node is busy.
 """
 
 from __future__ import annotations
@@ -27,24 +25,13 @@ from rankfall.nodes.rules import node_state
 from rankfall.nodes.rules.node_objects import NodeObject
 from rankfall.nodes.rules.node_state import REBOOTS, Remedy, grave
 
-#: Between two looks at the book, seconds.
+#: Seconds between checks of the cache.
 POLL_INTERVAL_S: Final = 5.0
 _SECOND: Final = 1_000_000_000
 
 
 class Remediation:
-    """Cares.
-
-    Args:
-        kube: a client with the rights of ``JOB_RULES``.
-        book: of the Nodes.
-        loop: that decides; it is given what was done.
-        config: has the hooks.
-        occupied: knows whether a job runs on a node.
-        namespace: of the Jobs.
-        poll_interval_s: between two looks.
-        clock: nanoseconds since the epoch.
-    """
+    """Runs remediation hooks; needs the rights of ``JOB_RULES``."""
 
     def __init__(
         self,
@@ -64,7 +51,7 @@ class Remediation:
         self._waiting: set[str] = set()
 
     async def run(self) -> None:
-        """Care for ever."""
+        """Runs forever."""
         while True:
             for name in sorted(self._book.nodes):
                 try:
@@ -86,7 +73,7 @@ class Remediation:
                 await self._run_hook(node, health, *found)
 
     async def _may_disturb(self, name: str, health: NodeHealth) -> bool:
-        """Whether no job on the node would be the worse for it: none runs there, or none that uses what is broken can go on."""
+        """True if no job runs on the node, or the fault ends it anyway."""
         rules = self._config.config.rules
         causes = (rules.find(each.code) for each in grave(health, rules))
         if any(rule is not None and rule.fatal_for_job == "yes" for rule in causes) or await self._occupied.idle(name):
@@ -98,7 +85,7 @@ class Remediation:
         return False
 
     def _elsewhere(self, name: str) -> bool:
-        """Whether a step is under way on another node: one that an earlier controller began may be; of a node that was opted out nobody here knows."""
+        """True if a step runs on another node; ignores opted-out nodes."""
         records = (
             each.view.record for each in self._book.nodes.values() if each.name != name and not each.view.opted_out
         )
@@ -110,7 +97,7 @@ class Remediation:
         after = self._book.nodes.get(name)
         record = None if after is None else after.view.record
         if record is None or record.state != "remediating" or record.step != hook.step:
-            return  # it is not written down, so it must not be done
+            return  # not recorded, so it must not run
         key = hashlib.sha256(f"{name}\0{record.since}\0{hook.step}\0{attempt}".encode()).hexdigest()[:20]
         LOG.warning("node `%s` hook %s, attempt %d, for %s", name, hook.step, attempt, cause.named)
         answer = await call_hook(
@@ -125,15 +112,15 @@ class Remediation:
             await self._ended(name, hook.step, ok=self._rebooted(name))
 
     async def _await_boot(self, name: str, hook: Hook) -> None:
-        """Wait until the Node shows another boot id, for as long as the hook gives it; others wait too: one at a time."""
+        """Waits for another boot id; other nodes wait too."""
         until = time.monotonic() + hook.prove_s
-        # Looks at what the watch brings; the node may also go away.
+        # The node may also disappear.
         while name in self._book.nodes and not self._rebooted(name) and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(self._poll_interval_s)
         await self._ended(name, hook.step, ok=self._rebooted(name))
 
     async def _proof(self, node: NodeObject, health: NodeHealth) -> None:
-        """End a step that an earlier controller began: by its proof, or when its time is over."""
+        """Ends a step of an earlier controller: by its proof or time-out."""
         hook = next((each for each in self._config.config.hooks if each.step == health.step), None)
         limit = 0 if hook is None else hook.timeout_s + hook.prove_s
         proven = health.step in REBOOTS and self._rebooted(node.name)
@@ -152,21 +139,12 @@ class Remediation:
         await self._loop.give([Remedy(node=name, at=self._clock(), step=step, outcome="ended", ok=ok)])
 
 
-#: Between two looks at the pods of nodes on which something waits, seconds.
+#: Seconds between checks of pods on waiting nodes.
 OCCUPIED_LOOK_S: Final = 10.0
 
 
 class NodeOccupancy:
-    """Looks.
-
-    Args:
-        kube: an open client that may list pods.
-        book: of the Nodes; it is told which have no job.
-        loop: names the policy.
-        namespace: of the controller's own Jobs.
-        poll_interval_s: between two looks.
-        clock: nanoseconds since the epoch.
-    """
+    """Checks which nodes run no job."""
 
     def __init__(
         self,
@@ -184,13 +162,13 @@ class NodeOccupancy:
         self._waiting: set[str] = set()
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Checks forever."""
         while True:
             await self.look()
             await asyncio.sleep(self._poll_interval_s)
 
     async def look(self) -> None:
-        """One look at each node with a fault that waits for the end of its job."""
+        """Checks each node with a fault that waits for its job's end."""
         if not self._loop.in_force.policy.after_job:
             return
         for name, node in list(self._book.nodes.items()):
@@ -207,9 +185,9 @@ class NodeOccupancy:
                     self._waiting.add(name)
 
     async def idle(self, name: str) -> bool:
-        """Whether no job runs on a node; false also where that cannot be seen."""
+        """True if no job runs on a node; False if unknown."""
         try:
-            # Of all namespaces: with one, only the controller's own would be seen, and every node would be idle.
+            # With the controller's namespace only, every node would seem idle.
             found = await self._kube.list(PODS, namespace=ALL_NAMESPACES, fields=f"spec.nodeName={name}")
         except KubeError as error:
             if name not in self._reported:

@@ -1,10 +1,6 @@
-"""Settings of the controller from flags and environment, and the switches that people set while it runs.
+"""Settings of the controller and its switches.
 
-The variables of Konduktor's controller are accepted (``LOG_ENDPOINT``, ``POD_LOG_TYPE``,
-``WATCHED_NAMESPACES``). A log source without a namespace is refused: any pod of a fitting name could taint
-nodes. Switches are the ConfigMap ``rankfall-controller``: ``kill-switch: "true"`` stops every change of a
-taint, an unreadable value counts as on, and ``breaker-reset: WORD`` closes the breaker once for each new
-word.
+Log sources need a namespace: any pod of a matching name could taint nodes.
 """
 
 from __future__ import annotations
@@ -28,12 +24,10 @@ _OFF: Final = frozenset({"", "false", "off", "no", "0"})
 
 
 class Switches(msgspec.Struct, frozen=True, kw_only=True):
-    """As they stand.
+    """Switches in the ConfigMap ``rankfall-controller``.
 
-    Attributes:
-        kill: no taint changes.
-        reset_word: the breaker is closed when this is another word than before.
-        problem: what of it cannot be read.
+    ``kill-switch: "true"`` stops taint changes, also if unreadable; each new ``breaker-reset: WORD`` closes the breaker
+    once.
     """
 
     kill: bool = False
@@ -42,7 +36,7 @@ class Switches(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_switches(item: Mapping[str, Any] | None) -> Switches:
-    """The switches of the ConfigMap; None = there is none, and nothing is switched."""
+    """Returns the ConfigMap's switches, or defaults."""
     data = (item or {}).get("data") or {}
     word = str(data.get("kill-switch", "")).strip().lower()
     problem = None
@@ -59,7 +53,7 @@ _NAME: Final = anchored(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", limit=256)
 
 
 class Labels(msgspec.Struct, frozen=True, kw_only=True):
-    """How a collector names what we ask for: labels or structured metadata of Loki."""
+    """Names of a collector's labels in Loki."""
 
     node: str
     namespace: str
@@ -67,7 +61,7 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True):
     daemon_set: str
 
 
-#: Values of ``POD_LOG_TYPE``. ``skypilot`` stands in the logs of Konduktor's users; its lines came with the same labels.
+#: Konduktor's users have ``skypilot``, with the labels of ``otlp``.
 LOG_TYPES: Final[Mapping[str, Labels]] = MappingProxyType(
     {
         "otlp": Labels(
@@ -82,33 +76,33 @@ LOG_TYPES: Final[Mapping[str, Labels]] = MappingProxyType(
 
 
 class Stream(msgspec.Struct, frozen=True, kw_only=True):
-    """A DaemonSet whose log is believed, because only administrators may start pods in its namespace."""
+    """A DaemonSet with a trusted log: only administrators may start pods there."""
 
     namespace: str
     daemon_set: str
 
 
-#: The DaemonSet that prints ``dmesg`` in Konduktor's manifests, and our own agent.
+#: Konduktor's ``dmesg`` DaemonSet, and Rankfall's agent.
 DMESG: Final = Stream(namespace="dmesg-logging", daemon_set="dmesg")
 AGENT: Final = Stream(namespace=NAMESPACE, daemon_set="rankfall-agent")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """A controller's settings.
+    """Settings of a controller.
 
     Attributes:
-        namespace: of its own objects: lease, state, switches.
-        identity: names this process in the lease.
-        loki: where Loki is; None = it is not asked.
-        log_type: how the collector names things; ``labels`` are its names.
-        watched: namespaces whose pods' own output is looked at; nobody believes it without more.
-        streams: whose kernel lines are believed.
-        poll_s: seconds between the beginnings of two looks at Loki.
-        look_back_s: how far back the very first look goes.
-        shared_kernel_node: whose ring it is where several Nodes tell one boot id; None = then nothing of that kernel is acted on.
-        web: address and port of metrics and probes; None = none.
-        dry_run: nothing at all is written.
-        accept_injected: the test mode: records that processes wrote into the kernel's log count as the kernel's.
+        namespace: Namespace of lease, state and switches.
+        identity: Name in the lease.
+        loki: Address of Loki, or None.
+        log_type: Collector's naming scheme.
+        watched: Namespaces whose untrusted pod output is read.
+        streams: Streams with trusted kernel lines.
+        poll_s: Seconds between Loki polls.
+        look_back_s: Reach of the first poll in seconds.
+        shared_kernel_node: Owner of a ring that several Nodes report, or None.
+        web: Address of metrics and probes, or None.
+        dry_run: True to write nothing.
+        accept_injected: Test mode: trusts records that processes wrote.
     """
 
     namespace: str = NAMESPACE
@@ -126,25 +120,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def labels(self) -> Labels:
-        """Names of the collector."""
+        """Label names of the collector."""
         return LOG_TYPES[self.log_type]
 
 
 def loki_of(url: str | None, environ: Mapping[str, str]) -> LokiSettings | None:
-    """Where Loki is: a flag, ``LOG_ENDPOINT``, ``RANKFALL_LOKI_URL``; None = nobody says.
+    """Returns the Loki settings by flag, ``LOG_ENDPOINT`` or ``RANKFALL_LOKI_URL``, or None.
 
     Raises:
-        UsageError: an address or a setting is none.
+        UsageError: An address or setting is invalid.
     """
     address = url or environ.get("LOG_ENDPOINT") or environ.get(f"{PREFIX}URL")
     return loki_settings(address, environ) if address else None
 
 
 def log_type_of(environ: Mapping[str, str]) -> str:
-    """``POD_LOG_TYPE``; without one that of OpenTelemetry's collector.
+    """Returns ``POD_LOG_TYPE``, or that of OpenTelemetry's collector.
 
     Raises:
-        UsageError: there is no such type.
+        UsageError: The type is unknown.
     """
     found = environ.get("POD_LOG_TYPE") or "otlp"
     if found not in LOG_TYPES:
@@ -153,19 +147,19 @@ def log_type_of(environ: Mapping[str, str]) -> str:
 
 
 def watched_of(text: str | None) -> tuple[str, ...]:
-    """Names of namespaces with commas between them.
+    """Parses comma-separated namespaces.
 
     Raises:
-        UsageError: one cannot be the name of a namespace.
+        UsageError: A name is invalid.
     """
     return tuple(_name(part, "WATCHED_NAMESPACES") for part in (text or "").split(",") if part.strip())
 
 
 def stream_of(text: str) -> Stream:
-    """A DaemonSet as ``NAMESPACE/NAME``.
+    """Parses a DaemonSet as ``NAMESPACE/NAME``.
 
     Raises:
-        UsageError: it is of another form; a namespace must be named.
+        UsageError: It has another form.
     """
     namespace, slash, name = text.partition("/")
     if not slash:
@@ -176,22 +170,22 @@ def stream_of(text: str) -> Stream:
 
 
 def kernel_query(stream: Stream, labels: Labels, *, texts: tuple[str, ...]) -> str:
-    """Lines of a DaemonSet that hold one of these texts, in Loki's language."""
+    """Returns the Loki query for a DaemonSet's lines."""
     names = {labels.namespace: stream.namespace, labels.daemon_set: stream.daemon_set}
     return logql.selector(names) + logql.containing(texts)
 
 
 def pod_query(namespaces: tuple[str, ...], labels: Labels, *, texts: tuple[str, ...]) -> str:
-    """Lines of all pods of these namespaces that hold one of these texts."""
+    """Returns the Loki query for pod lines."""
     any_of = "|".join(logql.literal(name) for name in namespaces)
     return logql.selector({}, like={labels.namespace: any_of}) + logql.containing(texts)
 
 
 def namespace_of(text: str | None, environ: Mapping[str, str]) -> str:
-    """The controller's own namespace: a flag, ``POD_NAMESPACE``, the default.
+    """Returns the controller's namespace: flag, ``POD_NAMESPACE``, or default.
 
     Raises:
-        UsageError: no namespace can have that name.
+        UsageError: The name is invalid.
     """
     return _name(text or environ.get("POD_NAMESPACE") or NAMESPACE, "namespace")
 

@@ -1,8 +1,6 @@
-"""Runs rounds of the operator's checks on nodes that may be returned, one node at a time.
+"""Runs rounds of checks on nodes that may be returned, one node at a time.
 
-Jobs are named after the state of the record, so a controller that is killed in a round finds them again.
-Checks ask for all GPUs and wait where a job still runs; a round that could not be made is no pass. No pod is
-evicted.
+Jobs have deterministic names, so a killed controller finds them. No pod is evicted.
 """
 
 from __future__ import annotations
@@ -24,26 +22,15 @@ from rankfall.nodes.controller.notifier import LOG
 from rankfall.nodes.rules.node_objects import NodeObject
 from rankfall.nodes.rules.node_state import CheckRound
 
-#: Between two looks for a node whose turn it is, seconds.
+#: Seconds between searches for a due node.
 POLL_INTERVAL_S: Final = 2.0
-#: After a round that could not even be begun, seconds.
+#: Seconds after a round that could not begin.
 REFUSED_S: Final = 60.0
 _SECOND: Final = 1_000_000_000
 
 
 class Validator:
-    """Makes rounds of checks.
-
-    Args:
-        kube: an open client that may make Jobs.
-        book: of the Nodes.
-        loop: takes the rounds.
-        config: has the checks.
-        namespace: of the Jobs.
-        check: makes a round.
-        poll_interval_s: between two looks.
-        refused_s: after a round that could not be begun.
-    """
+    """Runs rounds of checks."""
 
     def __init__(
         self,
@@ -62,7 +49,7 @@ class Validator:
         self._poll_interval_s, self._refused_s = poll_interval_s, refused_s
 
     async def run(self) -> None:
-        """Check for ever."""
+        """Checks forever."""
         while True:
             await asyncio.sleep(self._poll_interval_s)
             found = self.next_node(now=time.time_ns())
@@ -70,11 +57,11 @@ class Validator:
                 await self._round(*found)
 
     def next_node(self, *, now: int) -> tuple[NodeObject, NodeHealth] | None:
-        """The node that waited longest for its next round; None = none, or nothing may be given back now."""
+        """Returns the node that waited longest for its next round, or None."""
         policy = self._loop.in_force.policy
         if not self._config.config.checks or policy.kill_switch:
             return None
-        # So many rounds must cover that time; more often would prove no more.
+        # More frequent rounds would prove no more.
         apart = policy.clean_s * _SECOND // max(1, policy.clean_rounds - 1)
         waiting = [
             (node, record)

@@ -1,4 +1,4 @@
-"""Remediation hooks of the operator: the ladder of steps (pure), and one call of a hook. Off without hooks.
+"""Remediation hooks of the operator: ladder (pure) and calls.
 
 May import: ``nodes.rules``, ``nodes.checks``, ``kube``, ``model``.
 """

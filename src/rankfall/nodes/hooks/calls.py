@@ -1,6 +1,6 @@
 """Calls one hook once: a command, a webhook or a Job.
 
-Its answer proves nothing: a reboot is proven by another boot id, everything else by checks.
+Its answer proves nothing: a boot id proves a reboot, checks prove the rest.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from rankfall.nodes.hooks.ladder import Hook, HookJob
 
 _POLL_S: Final = 1.0
 _MAX_OUTPUT: Final = 4_096
-# Characters of what a command printed: its last words say how it ended.
+# Last characters of a command's output.
 _MAX_REPORTED: Final = 200
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """What a hook is told.
+    """Data for a hook.
 
     Attributes:
-        node: whose remedy it is.
-        cause: what asks for it.
-        attempt: of this step, from 1.
-        key: the same for the same attempt; a hook that gets it twice has done it already.
+        node: Node to repair.
+        cause: Cause of the call.
+        attempt: Attempt of this step, from 1.
+        key: Identifies the attempt; a repeated key already ran.
     """
 
     node: str
@@ -46,7 +46,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     key: str
 
     def words(self, hook: Hook) -> dict[str, str]:
-        """As environment; a webhook gets the same in small letters, without the prefix."""
+        """Returns the environment; a webhook gets lower case without the prefix."""
         variables = {
             "NODE": self.node, "STEP": hook.step, "CAUSE": self.cause.code, "DEVICE": self.cause.device or "", "ATTEMPT": str(self.attempt), "KEY": self.key,
         }  # fmt: skip
@@ -54,21 +54,14 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it: ``ok`` = it says that it did its work."""
+    """Result of a call; ``ok``: the hook reported success."""
 
     ok: bool
     text: str
 
 
 async def call_hook(kube: Kube, hook: Hook, call: Call, *, namespace: str) -> Answer:
-    """Call it and wait for its answer, ``timeout_s`` at most. Nothing is raised but the cancellation of the caller.
-
-    Args:
-        kube: for hooks that are Jobs.
-        hook: to be called.
-        call: what it is told.
-        namespace: of Jobs.
-    """
+    """Calls a hook and waits at most ``timeout_s``. Raises only cancellation."""
     words = call.words(hook)
     try:
         async with asyncio.timeout(hook.timeout_s):
@@ -81,7 +74,7 @@ async def call_hook(kube: Kube, hook: Hook, call: Call, *, namespace: str) -> An
     except TimeoutError:
         return Answer(ok=False, text=f"had not answered after {hook.timeout_s} s")
     except (OSError, KubeError, aiohttp.ClientError, ValueError) as error:
-        # ValueError: what no word of a command can hold.
+        # ValueError: characters that arguments cannot contain.
         return Answer(ok=False, text=printable(str(error)))
     raise AssertionError(hook)
 
@@ -100,7 +93,7 @@ async def _command(command: tuple[str, ...], words: Mapping[str, str]) -> Answer
         await process.wait()
     finally:
         if process.returncode is None:
-            # The whole session: what it started must not go on when nobody waits for it any more.
+            # Kills the session: no child may continue.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
@@ -109,7 +102,6 @@ async def _command(command: tuple[str, ...], words: Mapping[str, str]) -> Answer
 
 
 async def _tail(stream: asyncio.StreamReader | None) -> bytes:
-    """The end of what a command prints, however much that is."""
     said = b""
     while stream is not None and (part := await stream.read(_MAX_OUTPUT)):
         said = (said + part)[-_MAX_OUTPUT:]
@@ -119,7 +111,7 @@ async def _tail(stream: asyncio.StreamReader | None) -> bytes:
 async def _webhook(url: str, token_file: str | None, words: Mapping[str, str]) -> Answer:
     headers = {"Idempotency-Key": words["RANKFALL_KEY"]}
     if token_file is not None:
-        # Read anew each time: tokens rotate.
+        # Tokens rotate.
         token = (await asyncio.to_thread(Path(token_file).read_text, "utf-8")).strip()
         if not (token.isascii() and token.isprintable()):
             return Answer(ok=False, text=f"{printable(token_file)} holds no token that a header can carry")
@@ -156,7 +148,7 @@ async def _job(kube: Kube, job: HookJob, words: Mapping[str, str], *, node: str,
 
 
 def hook_job(job: HookJob, words: Mapping[str, str], *, node: str, name: str, limit: int) -> Object:
-    """The Job of a hook: tried once, ended by itself, kept for nobody."""
+    """Returns the Job of a hook: one try, expires."""
     container: Object = {
         "name": "hook",
         "image": job.image,

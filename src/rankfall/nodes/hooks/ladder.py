@@ -1,4 +1,4 @@
-"""The ladder of remediation steps: which hooks an operator gave, and which of them a node gets next. Pure."""
+"""The ladder of remediation steps and the next hook for a node. Pure."""
 
 from __future__ import annotations
 
@@ -16,22 +16,16 @@ from rankfall.nodes.rules.fault_rules import Remedy, Rules
 from rankfall.nodes.rules.node_state import grave, needs_manual_return
 
 Step = Literal["restart_pods", "reset_gpu", "reboot", "power_cycle"]
-#: From the gentlest to the last.
+#: Gentlest first.
 LADDER: Final[tuple[Step, ...]] = ("restart_pods", "reset_gpu", "reboot", "power_cycle")
-#: The rung where each remedy of the rules begins; what is not here is a person's work.
+#: First rung of each remedy; others need a person.
 _FIRST: Final[Mapping[Remedy, int]] = MappingProxyType({"restart_app": 0, "check_app": 0, "reset_gpu": 1, "reboot": 2})
 
 _Limit = Annotated[int, msgspec.Meta(ge=1, le=86_400)]
 
 
 class HookJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A hook that is a Job in the controller's namespace.
-
-    Attributes:
-        on_node: it runs on the node itself, past its taints; else anywhere.
-        privileged: with all rights on that machine; the namespace must allow it.
-        service_account: its account; None = none.
-    """
+    """A hook that is a Job; ``on_node``: on the node despite taints; ``privileged``: all rights there."""
 
     image: str
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -44,12 +38,12 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One rung: exactly one of ``command``, ``webhook`` and ``job``.
 
     Attributes:
-        command: run beside the controller.
-        webhook: an address that gets a POST.
-        token_file: whose text is sent to the webhook as bearer token.
-        timeout_s: the hook has failed when it has not answered by then.
-        prove_s: of a reboot or power cycle: the node shows another boot id by then, or it has failed whatever the hook said.
-        attempts: at most so many before the next rung, until the node is given back.
+        command: Runs in the controller's container.
+        webhook: Address of a POST.
+        token_file: File with the webhook's bearer token.
+        timeout_s: Seconds until a hook has failed.
+        prove_s: Seconds to show another boot id; otherwise failed.
+        attempts: Attempts before the next rung.
     """
 
     step: Step
@@ -63,10 +57,10 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def hooks_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Hook, ...]:
-    """The hooks of an operator's file, by their rung.
+    """Returns the hooks of an operator's file, by rung.
 
     Raises:
-        SpecError: names file, hook and field.
+        SpecError: Names file, hook and field.
     """
     found: dict[Step, Hook] = {}
     for number, row in enumerate(rows, start=1):
@@ -89,9 +83,9 @@ def hooks_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Hook, ..
 
 
 def next_hook(health: NodeHealth, *, hooks: Sequence[Hook], rules: Rules) -> tuple[Hook, OpenCause] | None:
-    """The hook that a quarantined node gets next, and the cause that asks for it; None = it is a person's turn.
+    """Returns the next hook for a quarantined node and its cause.
 
-    Where any cause asks for a person, no hook is called: mending half of a node gives back the other half broken.
+    None if any cause needs a person: a partial repair returns a broken node.
     """
     causes = grave(health, rules)
     if health.state != "quarantined" or not health.tainted or not causes or needs_manual_return(health):

@@ -1,5 +1,4 @@
-"""Objects of an installation as data: agent, controller, rights of runs, admission policies.
+"""Objects of an installation as data: agent, controller, rights, admission policies.
 
-Pure but for reading the settings file. May import: ``nodes`` and ``model`` for names and defaults; makes no
-request.
+Reads only the settings file; sends no request.
 """

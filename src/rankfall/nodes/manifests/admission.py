@@ -1,4 +1,4 @@
-"""ValidatingAdmissionPolicy on Nodes and its binding: RBAC names verbs and objects, and cannot limit fields."""
+"""ValidatingAdmissionPolicy on Nodes: RBAC cannot limit fields."""
 
 from __future__ import annotations
 
@@ -18,14 +18,9 @@ def admission(
     validations: Sequence[tuple[str, str]],
     resources: Sequence[str] = ("nodes", "nodes/status"),
 ) -> list[Object]:
-    """A ValidatingAdmissionPolicy, and its binding; what it does not allow is denied.
+    """Returns a ValidatingAdmissionPolicy and its binding; other changes are denied.
 
-    Args:
-        name: of both.
-        who: whose requests are looked at: a word, and an expression in CEL.
-        operations: of the API that are looked at.
-        validations: expressions in CEL that must all be true, each with what is said where it is not.
-        resources: that are looked at.
+    ``who`` is a word and a CEL expression; ``validations`` are expressions and messages.
     """
     word, match = who
     rule = {
@@ -56,17 +51,17 @@ def admission(
 
 
 def account(name: str, *, namespace: str) -> str:
-    """That a request is of this service account."""
+    """Returns the condition for this service account."""
     return f"request.userInfo.username == 'system:serviceaccount:{namespace}:{name}'"
 
 
 def unchanged(part: str, fields: Collection[str]) -> str:
-    """That these fields of a part of the object are as they were."""
+    """Returns the condition that these fields are unchanged."""
     return " && ".join(f"object.{part}.?{field} == oldObject.{part}.?{field}" for field in fields)
 
 
 def annotations_but(allowed: Collection[str]) -> str:
-    """That all other annotations are there with the values they had, and no new ones."""
+    """Returns the condition that other annotations are unchanged."""
     own = " || ".join(f"k == '{key}'" for key in sorted(allowed))
     halves = [
         f"{one}.metadata.?annotations.orValue({{}}).all(k, {own} || {other}.metadata.?annotations[?k] == {one}.metadata.?annotations[?k])"

@@ -1,9 +1,6 @@
-"""Objects of the agent: account, rights, DaemonSet, and a policy that limits what the account may change.
+"""Objects of the agent: account, rights, DaemonSet, policy.
 
-It must be privileged: no other setting of a pod gives ``/dev/kmsg`` (with CAP_SYSLOG and the device mounted
-the open is refused by the device control group: tried), and containerd gives a privileged container all
-capabilities whatever is dropped. Everything else is minimal: read-only root, one folder of the node, no right
-on taints, cordon or spec.
+It must be privileged: with CAP_SYSLOG and the device mounted, the device control group refuses the open (tried).
 """
 
 from __future__ import annotations
@@ -20,9 +17,9 @@ STATE: Final = "/var/lib/rankfall-agent"
 PORT: Final = 8081
 _RBAC: Final = "rbac.authorization.k8s.io"
 
-#: Of a ClusterRole: the annotation and the condition are written through the status, which changes no spec.
+#: Annotation and condition are written through the status, which changes no spec.
 CLUSTER_RULES: Final[tuple[Object, ...]] = ({"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},)
-#: Of a Role in the namespace of Events about Nodes.
+#: Rules for Events about Nodes.
 EVENT_RULES: Final[tuple[Object, ...]] = ({"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},)
 
 
@@ -36,16 +33,9 @@ def agent_objects(
     injected: bool = False,
     pull: str = "IfNotPresent",
 ) -> list[Object]:
-    """All of the agent but its namespace, which must allow privileged pods (``pod-security.kubernetes.io/enforce: privileged``).
+    """Returns the agent's objects without its namespace.
 
-    Args:
-        namespace: of the account and the DaemonSet.
-        image: that has Rankfall, best by digest.
-        command: that starts Rankfall in it.
-        labels: of every object, beside the usual ones.
-        node_selector: which nodes; None = all.
-        injected: the test mode.
-        pull: policy of the image.
+    The namespace must allow privileged pods (``pod-security.kubernetes.io/enforce: privileged``).
     """
     meta = {"name": NAME, "labels": {"app.kubernetes.io/name": NAME, **(labels or {})}}
     inside = {**meta, "namespace": namespace}
@@ -99,10 +89,10 @@ def _pod(
 ) -> Object:
     pod: Object = {
         "serviceAccountName": NAME,
-        # A node that is tainted, ours or anybody's, must not go dark.
+        # A tainted node must stay observed.
         "tolerations": [{"operator": "Exists"}],
         "priorityClassName": "system-node-critical",
-        # An Xid names a process of the node; its pod is read from /proc.
+        # The pod of an Xid's process is read from /proc.
         "hostPID": True,
         "terminationGracePeriodSeconds": 10,
         "containers": [
@@ -120,7 +110,7 @@ def _pod(
                     *(["--accept-injected-kmsg"] if injected else []),
                 ],
                 "ports": [{"name": "probe", "containerPort": PORT}],
-                # The loop that reads the ring answers. A minute apart: nobody waits for it, and an agent at rest stays one.
+                # A minute apart: an idle agent should stay idle.
                 "livenessProbe": {
                     "httpGet": {"path": "/healthz", "port": "probe"},
                     "periodSeconds": 60,
@@ -150,9 +140,9 @@ def _pod(
 
 
 def agent_admission(*, namespace: str) -> list[Object]:
-    """A policy: this account changes one annotation and one condition of the Node its pod runs on, and nothing else. Kubernetes 1.32 or newer.
+    """Returns a policy that limits this account to one annotation and condition of its Node.
 
-    RBAC can name neither fields nor "the own node"; the token of a pod names its node.
+    Needs Kubernetes 1.32: a pod's token names its node.
     """
     node = "authentication.kubernetes.io/node-name"
     notes = (

@@ -1,8 +1,6 @@
-"""All objects of node health: namespace, controller, agents, and the rights by which runs report.
+"""All objects of node health, and the rights by which runs report.
 
-The rights of runs are bound to nobody: whoever has them can have nodes tainted, so an administrator binds
-them. RBAC names no fields, so a policy limits everybody with these rights, and without one on Nodes, to the
-one annotation.
+The runs' rights are not bound: their owner can have nodes tainted. A policy limits them to one annotation.
 """
 
 from __future__ import annotations
@@ -18,29 +16,25 @@ from rankfall.nodes.manifests.agent import agent_admission, agent_objects
 from rankfall.nodes.manifests.controller import controller_admission, controller_objects
 
 NAME: Final = "rankfall-runs"
-#: A resource that no server has: to have this right says that the policy is meant.
+#: A nonexistent resource whose right marks this policy's accounts.
 _GROUP: Final = "rankfall.dev"
 _WORD: Final = "runverdicts"
 _RBAC: Final = "rbac.authorization.k8s.io"
 
-#: Of a ClusterRole: a Node is read, and an annotation of it written by its status.
+#: Reads a Node and writes an annotation through its status.
 CLUSTER_RULES: Final[tuple[Object, ...]] = (
     {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
     {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
     {"apiGroups": [_GROUP], "resources": [_WORD], "verbs": ["create"]},
 )
-#: Of a Role in the controller's namespace: whether one is there.
+#: Detects a controller in its namespace.
 OWN_RULES: Final[tuple[Object, ...]] = (
     {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [LEASE], "verbs": ["get"]},
 )
 
 
 def runs_objects(*, namespace: str) -> list[Object]:
-    """The rights as a ClusterRole and a Role, bound to nobody.
-
-    Args:
-        namespace: of the controller.
-    """
+    """Returns the rights as an unbound ClusterRole and Role."""
     meta = {"name": NAME, "labels": {"app.kubernetes.io/name": NAME}}
     return [
         {
@@ -59,7 +53,7 @@ def runs_objects(*, namespace: str) -> list[Object]:
 
 
 def runs_admission() -> list[Object]:
-    """A policy: who has these rights, and none to change Nodes themselves, writes the one annotation and nothing else."""
+    """Returns a policy that limits accounts with these rights to the one annotation."""
     note = f"metadata.?annotations[?'{VERDICTS_ANNOTATION}']"
     same = unchanged("metadata", ("labels", "finalizers", "ownerReferences"))
     validations = [
@@ -96,25 +90,16 @@ def cluster_objects(
     command: tuple[str, ...] = ("rankfall",),
     pull: str = "IfNotPresent",
 ) -> list[Object]:
-    """The objects in the order in which they are to be made.
+    """Returns the objects in order of creation; policies are last.
 
-    Args:
-        namespace: of all that has one.
-        image: that has Rankfall, by digest.
-        loki_url: where the controller finds Loki; None = it asks none.
-        agent: with the DaemonSet that reads kernel logs.
-        injected: the test mode of agents and controller.
-        admission: with policies that limit what the accounts may change; they come last, so that they never stand without what they are for.
-        config: the operator's file; what is wrong with it is refused here, not by a pod that does not start.
-        command: that starts Rankfall in the image.
-        pull: policy of the image.
+    ``config`` is checked here, not by a failing pod. ``loki_url`` None means no Loki.
 
     Raises:
-        SpecError: the file cannot be read, or anything in it is wrong.
+        SpecError: The file is unreadable or invalid.
     """
     settings = load_config(config)
     text = None if config is None else config.read_text("utf-8")
-    # The agent reads a device of its node, which only a privileged pod may.
+    # Only a privileged pod may read a device.
     level = "privileged" if agent else "restricted"
     labels = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "warn")}
     objects: list[Object] = [
@@ -122,7 +107,7 @@ def cluster_objects(
     ]
     arguments = ["--accept-injected-kmsg"] if injected else []
     if agent and namespace != AGENT.namespace:
-        # Whose lines are believed is named with the namespace: of another one the controller would not read them.
+        # The controller reads no lines of other namespaces.
         streams = (DMESG, Stream(namespace=namespace, daemon_set=AGENT.daemon_set))
         arguments += [word for each in streams for word in ("--stream", f"{each.namespace}/{each.daemon_set}")]
     objects += runs_objects(namespace=namespace)

@@ -1,7 +1,6 @@
-"""Objects of the controller: account, rights, Deployment, disruption budget, a policy for Node changes.
+"""Objects of the controller: account, rights, Deployment, policy for Node changes.
 
-Whoever may patch Nodes may cordon them all or rewrite their labels; the policy prevents that on Kubernetes
-1.30 or newer. It is optional, because creating one needs an administrator of the whole cluster.
+The optional policy (Kubernetes 1.30) prevents cordons and label changes.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from rankfall.nodes.manifests.admission import Object, account, admission, annot
 from rankfall.nodes.rules.policy import Policy
 
 NAME: Final = "rankfall-controller"
-#: ConfigMaps of the controller: what outlives it, what a person switches, and the file of settings.
+#: ConfigMaps: state, switches, settings file.
 STATE: Final = "rankfall-controller-state"
 SWITCHES: Final = "rankfall-controller"
 SETTINGS: Final = "rankfall-controller-config"
@@ -24,7 +23,7 @@ _FOLDER: Final = "/etc/rankfall"
 _FILE: Final = "health.toml"
 _RBAC: Final = "rbac.authorization.k8s.io"
 _USER: Final = 65532
-# Of a Node's spec and status: all that is not ours; a field that later versions add is the kubelet's or an administrator's, and RBAC alone guards it.
+# Foreign fields of Nodes; only RBAC guards fields of later versions.
 _SPEC: Final = ("unschedulable", "providerID", "podCIDR", "podCIDRs", "configSource", "externalID")
 _STATUS: Final = (
     "capacity", "allocatable", "addresses", "nodeInfo", "images", "volumesInUse", "volumesAttached", "phase", "daemonEndpoints", "config",
@@ -32,14 +31,14 @@ _STATUS: Final = (
 )  # fmt: skip
 _META: Final = ("labels", "finalizers", "ownerReferences")
 
-#: Of a ClusterRole: Nodes are seen, our taint and annotation patched, and our condition in their status.
+#: Watches Nodes, patches taint, annotation and condition.
 CLUSTER_RULES: Final[tuple[Object, ...]] = (
     {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch", "patch"]},
     {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
 )
-#: Of a Role in the namespace of Events about Nodes.
+#: Rules for Events about Nodes.
 EVENT_RULES: Final[tuple[Object, ...]] = ({"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},)
-#: Of a Role in the controller's own namespace. What is created cannot be limited by name; all else is.
+#: Rules in the controller's namespace. Creation cannot be limited by name.
 OWN_RULES: Final[tuple[Object, ...]] = (
     {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]},
     {
@@ -50,9 +49,9 @@ OWN_RULES: Final[tuple[Object, ...]] = (
     {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [STATE], "verbs": ["get", "patch"]},
     {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [SWITCHES], "verbs": ["list", "watch"]},
 )  # fmt: skip
-#: Of a Role in each namespace with exporters of metrics; of the ClusterRole where it has to see whether a job runs on a node.
+#: Rules in exporter namespaces; cluster-wide to check for jobs.
 POD_RULES: Final[tuple[Object, ...]] = ({"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},)
-#: Beside these where checks or hooks are configured that are Jobs.
+#: Rules for checks or hooks that are Jobs.
 JOB_RULES: Final[tuple[Object, ...]] = (
     {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create", "get", "delete"]},
     *POD_RULES,
@@ -73,20 +72,9 @@ def controller_objects(
     replicas: int = 2,
     pull: str = "IfNotPresent",
 ) -> list[Object]:
-    """All of the controller but its namespace.
+    """Returns the controller's objects without its namespace.
 
-    Args:
-        namespace: of account, Deployment, lease and ConfigMaps.
-        image: that has Rankfall, by digest.
-        command: that starts Rankfall in it.
-        arguments: of ``rankfall controller``, beside those that are always there.
-        environment: names and values, as ``LOG_ENDPOINT``.
-        settings: text of the operator's TOML file; None = the defaults.
-        jobs: it makes Jobs: checks or hooks are configured.
-        exporters: namespaces in which it finds the pods of exporters of metrics.
-        occupied: it has to see whether a job runs on a node: hooks, or faults that wait for a job's end.
-        replicas: one acts, the others wait for its lease.
-        pull: policy of the image.
+    ``settings`` is TOML text or None; ``occupied`` allows checks for jobs on nodes.
     """
     meta = {"name": NAME, "labels": {"app.kubernetes.io/name": NAME}}
     inside = {**meta, "namespace": namespace}
@@ -141,12 +129,7 @@ def controller_objects(
 
 
 def controller_admission(*, namespace: str, policy: Policy) -> list[Object]:
-    """A policy: this account changes our taints, our annotation and our condition of a Node, and nothing else of it.
-
-    Args:
-        namespace: of the account.
-        policy: names the taints that are ours.
-    """
+    """Returns a policy that limits this account to Rankfall's taints, annotation and condition."""
     keys = "[" + ", ".join(f"'{key}'" for key in sorted(policy.keys)) + "]"
     others = f"{{0}}.spec.?taints.orValue([]).filter(t, !(t.key in {keys}))"
     conditions = f"{{0}}.status.?conditions.orValue([]).filter(c, c.type != '{CONDITION}')"
@@ -195,7 +178,7 @@ def _pod(
         "command": list(command),
         "env": env,
         "ports": [{"name": "metrics", "containerPort": PORT}],
-        # A controller that waits for the lease is ready; one whose turn hangs is not alive.
+        # A waiting controller is ready; a hung step is not alive.
         "livenessProbe": {
             "httpGet": {"path": "/healthz", "port": "metrics"},
             "periodSeconds": 10,
@@ -208,7 +191,7 @@ def _pod(
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - a folder of the container's own
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - a folder of the container
     }
     volumes: list[Object] = [{"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}}]
     if settings:
@@ -231,7 +214,7 @@ def _pod(
 
 
 def _affinity() -> Object:
-    """Rather not on the nodes that it looks after, and not two of them on one node."""
+    """Prefers nodes without GPUs, and one controller a node."""
     return {
         "nodeAffinity": {
             "preferredDuringSchedulingIgnoredDuringExecution": [

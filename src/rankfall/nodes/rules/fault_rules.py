@@ -1,9 +1,7 @@
-"""One rule for each fault code, read from the tables in ``data/``, and an operator's overrides of them.
+"""One rule for each fault code, from ``data/`` and an operator's overrides.
 
-A code is ``xid/79``, ``sxid/20034``, ``kernel/<signature>``, ``condition/<Type>``, ``metric/<name>`` or
-``verdict/<cause>``, with a word where the line tells its severity: ``sxid/20034/fatal``,
-``xid/154/gpu_reset``. A code without a rule is shown and never acted on. Causes of verdicts get the node
-action of ``causes.csv``. Any fault in an operator's tables refuses all of them.
+Codes: ``xid/79``, ``sxid/20034/fatal``, ``kernel/<signature>``, ``condition/<Type>``, ``metric/<name>``,
+``verdict/<cause>``. A code without a rule causes no action.
 """
 
 from __future__ import annotations
@@ -23,36 +21,36 @@ from rankfall.model.errors import SpecError
 from rankfall.model.node_health.records import MANUAL_CODE, MAX_SEEN, printable
 from rankfall.model.patterns import anchored
 
-#: ``none`` is counted only; ``watch`` is written down; ``suspect`` marks the node; ``quarantine`` keeps the scheduler away from it.
+#: ``watch`` records; ``suspect`` marks; ``quarantine`` isolates the node.
 Action = Literal["none", "watch", "suspect", "quarantine"]
-#: What is at fault; a link has a second end, which may be the one that failed.
+#: A link has a second end, which may have failed.
 FaultScope = Literal["gpu", "node", "link"]
-#: What usually mends it.
+#: The usual repair.
 Remedy = Literal["none", "restart_app", "check_app", "reset_gpu", "reboot", "inspect"]
-#: What has to be different for two observations to count as two: nothing, or the job that was struck.
+#: Required difference between counted observations.
 Distinct = Literal["event", "job"]
 
-#: ``last``: the newest of something, or 0; ``state``: 1 while it holds; ``counter``: how often.
+#: ``last``: newest value; ``state``: 1 while active; ``counter``: occurrences.
 MetricKind = Literal["last", "state", "counter"]
 
 ORDER: Final[Mapping[Action, int]] = MappingProxyType({"none": 0, "watch": 1, "suspect": 2, "quarantine": 3})
-#: Last word of the code of a verdict that does not prove enough for a taint.
+#: Last word of a verdict code without enough proof.
 SUSPECT: Final = "/suspect"
-#: Longest window of a threshold: seven days, in seconds.
+#: Longest window of a threshold in seconds.
 MAX_WINDOW_S: Final = 7 * 86_400
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one code means.
+    """Meaning of one code.
 
     Attributes:
-        action: the most that it leads to, once ``count`` observations lie within ``window_s`` seconds on the same device.
-        distinct: ``job`` = only observations that struck different jobs count; one whose job is not known counts as one and the same job.
-        recovers: the code that this one takes back, on the same device.
-        after_job: it takes the node out of service once no job runs there any more, where the policy says so.
-        release: what it takes back needs no check before the node is given back.
-        fatal_for_job: ``yes``, ``no`` or ``maybe``: whether a program on that device can go on.
-        note: the reason, with what vendors and other tools say.
+        action: Maximum action, after ``count`` observations in ``window_s`` seconds.
+        distinct: ``job`` counts different jobs; unknown ones are one.
+        recovers: Code that this one revokes.
+        after_job: True to isolate the node after its job.
+        release: True if a revoked code needs no check.
+        fatal_for_job: ``yes``, ``no`` or ``maybe``: ends programs there.
+        note: Reason, with statements of vendors.
     """
 
     code: str
@@ -71,11 +69,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Rules:
-    """All rules in force.
-
-    Args:
-        rules: later ones replace earlier ones of the same code.
-    """
+    """All active rules; later ones replace earlier ones."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = {rule.code: rule for rule in rules}
@@ -84,14 +78,17 @@ class Rules:
         return iter(self._rules.values())
 
     def find(self, code: str) -> Rule | None:
-        """The rule of a code; without one for its last word, that of the number alone. None = unknown: show it, never act."""
+        """Returns the rule of a code, or that without its last word.
+
+        None if unknown: never act.
+        """
         found = self._rules.get(code)
         if found is None and code.count("/") > 1:
             found = self._rules.get(code.rpartition("/")[0])
         return found
 
     def action(self, code: str) -> Action:
-        """What a code asks for at most; ``none`` for an unknown one."""
+        """Returns the maximum action; ``none`` for an unknown code."""
         rule = self.find(code)
         return "none" if rule is None else rule.action
 
@@ -103,7 +100,7 @@ _MANUAL_RULE: Final = Rule(
 
 @cache
 def packaged() -> Rules:
-    """The packaged rules, read once."""
+    """Returns the packaged rules, read once."""
     return Rules([*_xid(), *_sxid(), *_kernel(), *_conditions(), *_metrics(), *_verdicts(), _MANUAL_RULE])
 
 
@@ -164,13 +161,13 @@ def _rule(code: str, row: Mapping[str, str]) -> Rule:
 
 
 def bad_conditions() -> Mapping[str, str]:
-    """Types of conditions that have a rule, and the status that is bad."""
+    """Returns condition types with a rule, and their bad status."""
     return MappingProxyType({row["type"]: row["bad"] for row in _table("conditions")})
 
 
 @cache
 def metric_fields() -> Mapping[str, tuple[MetricKind, str]]:
-    """Fields of an exporter of metrics: what kind each is, and its code; ``xid`` = the value is the number of an Xid."""
+    """Returns kind and code of metric fields; ``xid`` values are Xid numbers."""
     return MappingProxyType(
         {row["metric"]: (decoding.convert(row["kind"], MetricKind), row["code"]) for row in _table("metrics")}
     )
@@ -186,17 +183,12 @@ _CODE: Final = anchored(r"[a-z]{1,16}(?:/[A-Za-z0-9][A-Za-z0-9._-]{0,95}){1,2}",
 
 
 def rules_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Rule, ...]:
-    """The packaged rules as these tables change them.
+    """Returns the packaged rules with an operator's changes.
 
-    A table gives the fields that change; the others stay as they are packaged, or have their defaults where the code is new. A rule
-    for a number without a word (``sxid/20034``) stands for all its words, unless there is one for the word as well.
-
-    Args:
-        rows: with ``code`` and any other field of :class:`Rule`.
-        origin: name of the file, for messages.
+    A rule for a number without a word replaces all its words, except words with a rule.
 
     Raises:
-        SpecError: names file, rule and field.
+        SpecError: Names file, rule and field.
     """
     known = {rule.code: rule for rule in packaged()}
     named: dict[str, Rule] = {}

@@ -1,4 +1,4 @@
-"""Makes a ``NodeFault`` of a kernel record, collected line, condition or verdict: source, time, trust."""
+"""Converts a kernel record, line, condition or verdict to a ``NodeFault``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rankfall.model.patterns import anchored
 from rankfall.nodes.rules.fault_rules import SUSPECT, bad_conditions
 from rankfall.nodes.rules.kernel_lines import Line, Recogniser
 
-#: The kernel's own clock is not that of the epoch and drifts from it; nothing tells by how much, so a second on each side is allowed.
+#: Seconds: the kernel's clock drifts by an unknown amount.
 STAMP_UNCERTAINTY_S: Final = 1.0
-#: Last word of the code of a condition that is good again.
+#: Last word of a recovered condition's code.
 GOOD: Final = "/good"
 _BOOT: Final = anchored(r"[0-9A-Za-z-]{1,64}", limit=64)
 
@@ -32,22 +32,12 @@ def of_record(
     job: str | None = None,
     uncertainty: float = STAMP_UNCERTAINTY_S,
 ) -> NodeFault | None:
-    """What a record of the ring says about the node; None = nothing.
+    """Returns the fault in a ring record, or None.
 
-    Args:
-        record: of the ring of ``node``.
-        node: whose ring it is, as its reader knows it.
-        boot: boot id that goes with the ring.
-        boot_at: when the kernel's clock began, in nanoseconds since the epoch.
-        reader: of this boot of this node.
-        job: the pod whose process the line names, when that is known.
-        uncertainty: of ``boot_at``, in seconds.
-
-    Returns:
-        A fault of trust ``kernel``; of trust ``injected`` when a process wrote the record.
+    Trust is ``kernel``, or ``injected`` if a process wrote it; ``boot_at`` in nanoseconds since the epoch.
     """
     at = boot_at + record.stamp_us * 1_000
-    # What a process wrote never mixes with the kernel's own lines: neither as a part of one nor as its repetition.
+    # A process's record never mixes with kernel lines.
     line = (reader if record.by_kernel else reader.fresh()).read(record.text, at=at)
     if line is None:
         return None
@@ -67,12 +57,7 @@ def of_record(
 
 
 def of_report(report: KernelReport, *, node: str) -> list[NodeFault]:
-    """What an agent's annotation says about its node, a fault for each record that it still names; one told before has the id that it had.
-
-    Args:
-        report: as read from the Node.
-        node: the Node that bears it.
-    """
+    """Returns the faults of an agent's annotation; ids are stable."""
     found = [
         NodeFault(
             id=f"kmsg:{report.boot}:{place.seq}",
@@ -96,16 +81,14 @@ def of_report(report: KernelReport, *, node: str) -> list[NodeFault]:
         for entry in report.entries
         for place in entry.seen
     ]
-    # In the order of the ring: what takes a fault back must not come before it.
+    # A recovery must not precede its fault.
     return sorted(found, key=lambda each: each.seq or 0)
 
 
 def of_agent_line(line: KernelLine, *, node: str) -> NodeFault | None:
-    """What a line that an agent printed says, as a collector brought it; None = no fault. The same record has the id of the agent's annotation.
+    """Returns the fault in a collected agent line, or None.
 
-    Args:
-        line: as read.
-        node: whose pod printed it, by the collector's metadata; a line that names another one gives nothing.
+    ``node`` is from metadata; a line that names another gives None. Ids equal the annotation's.
     """
     if line.kind != "record" or line.code is None or line.node != node or line.trust is None:
         return None
@@ -144,18 +127,9 @@ def of_line(
     uncertainty: float = 0.0,
     job: str | None = None,
 ) -> NodeFault | None:
-    """What a collected line says about the node; None = nothing.
+    """Returns the fault in a collected line, or None.
 
-    Args:
-        text: as it was collected.
-        node: from the collector's metadata.
-        source: where it was collected.
-        trust: what its stream is worth: ``collector`` for the log of a DaemonSet that an administrator named, else ``pod_text``.
-        reader: of this node.
-        identity: what tells this line from any other, as the collector's stream and stamp.
-        at: nanoseconds since the epoch; None = unknown.
-        uncertainty: seconds on each side of it.
-        job: the pod that printed it or that the line names.
+    ``trust`` is ``collector`` for an administrator's DaemonSet, else ``pod_text``; ``uncertainty`` in seconds.
     """
     line = reader.read(text, at=at)
     if line is None:
@@ -174,17 +148,7 @@ def of_line(
 
 
 def of_pod_text(text: bytes, *, node: str, signature: str, slug: str, identity: str, at: int, job: str) -> NodeFault:
-    """What a pod itself printed, as one of the signatures of verdicts reads it: a hint, which nothing proves.
-
-    Args:
-        text: as it was collected.
-        node: from the collector's metadata.
-        signature: that matched; the code is ``pod/<signature>``.
-        slug: the cause that it means for the job.
-        identity: what tells this line from any other.
-        at: nanoseconds since the epoch.
-        job: the pod that printed it.
-    """
+    """Returns an unproven fault from a pod's output; its code is ``pod/<signature>``."""
     return NodeFault(
         id=f"pod_log:{hashlib.sha256(identity.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}",
         node=node,
@@ -200,17 +164,12 @@ def of_pod_text(text: bytes, *, node: str, signature: str, slug: str, identity: 
 
 
 def of_condition(*, node: str, type_: str, status: str, since: int, message: str) -> NodeFault | None:
-    """A condition that others set on the node: bad, or good again; None = nothing is known of its type, or its status is neither.
+    """Returns a foreign condition as fault or recovery; None if unknown.
 
-    Args:
-        node: its name.
-        type_: type of the condition.
-        status: ``True``, ``False`` or ``Unknown``.
-        since: its transition, in nanoseconds since the epoch; the same condition since the same moment is one observation.
-        message: as it stands there.
+    The same condition and time are one observation.
     """
     bad = bad_conditions().get(type_)
-    # Whether it is good is told by its opposite alone: one that is Unknown, or gone, takes nothing back.
+    # An Unknown or missing condition revokes nothing.
     if bad is None or status not in {"True", "False"}:
         return None
     good = "" if status == bad else GOOD
@@ -227,14 +186,11 @@ def of_condition(*, node: str, type_: str, status: str, since: int, message: str
 
 
 def of_verdict(verdict: RunVerdict, *, node: str, now: int) -> NodeFault:
-    """What the verdict of a run says about the node that bears it.
+    """Returns a run verdict as a fault of its node.
 
-    Args:
-        verdict: as read from the Node.
-        node: the Node that bears it.
-        now: nanoseconds since the epoch; a fall that is told from the future is one of now, so that no clock outlasts a clearance to come.
+    Later failure times count as now, so that no wrong clock outlasts a clearance.
     """
-    # Where the job's own words are a part of the proof, the node is marked and no more, whatever the cause asks for.
+    # With job output as proof the node is only marked.
     code = f"verdict/{verdict.cause}" + (SUSPECT if verdict.action == "suspect" else "")
     return NodeFault(
         id=verdict.id,

@@ -1,9 +1,6 @@
-"""Reads GPU metrics of NVIDIA's DCGM exporter, and the operator's rows that say where exporters are.
+"""Reads GPU metrics of NVIDIA's DCGM exporter.
 
-Only the fields of ``data/metrics.csv`` are read. A gauge tells what holds now, not since when or how often:
-``DCGM_FI_DEV_XID_ERRORS`` keeps its last number for ever. So only a change between two readings is an
-observation; what held at the first reading has no time and acts on nothing. The node comes from the pod or
-the operator, never from the exporter's text.
+``DCGM_FI_DEV_XID_ERRORS`` holds its last number forever, so only a change between two readings is an observation.
 """
 
 from __future__ import annotations
@@ -29,10 +26,10 @@ class Exporter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """One row: an address with its node, or the pods of a DaemonSet.
 
     Attributes:
-        node, url: of one exporter.
-        namespace, pods: of pods that a DaemonSet made, by a selector of labels. Whoever may make DaemonSets there is believed.
-        port, path: of these pods.
-        every_s: seconds between two looks.
+        node, url: One exporter.
+        namespace, pods: Namespace and selector of trusted pods.
+        port, path: Port and path of pods.
+        every_s: Seconds between two polls.
     """
 
     node: _Name | None = None
@@ -45,10 +42,10 @@ class Exporter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def exporters_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Exporter, ...]:
-    """The rows of an operator's file.
+    """Returns the rows of an operator's file.
 
     Raises:
-        SpecError: names file, row and field.
+        SpecError: Names file, row and field.
     """
     found = []
     for number, row in enumerate(rows, start=1):
@@ -72,9 +69,9 @@ def exporters_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Expo
 
 
 SECOND: Final = 1_000_000_000
-#: Readings of one node that are looked at: eight GPUs, seven instances each, and room.
+#: Readings of a node: eight GPUs, seven instances each, and a reserve.
 MAX_READINGS: Final = 1_024
-# DCGM's numbers for "blank" begin here: not supported, not found, not permitted; as 32 bits, as 64, and as a double.
+# DCGM's "blank" numbers (not supported, found, permitted) begin here.
 _BLANK: Final = 0x7FFFFFF0
 _MAX_LABELS: Final = 4_096
 _LINE: Final = anchored(r"([A-Za-z_:][A-Za-z0-9_:]*)\{(.*)\}[ \t]+(\S+)(?:[ \t]+-?[0-9]+)?[ \t]*", limit=4_096)
@@ -96,14 +93,14 @@ class Reading(NamedTuple):
 
 
 class ActiveMetric(msgspec.Struct, frozen=True, array_like=True):
-    """A value other than 0, and when it was seen to be there first, nanoseconds since the epoch."""
+    """A value other than 0, and its first observation."""
 
     value: Annotated[int, msgspec.Meta(ge=0, lt=_BLANK)]
     since: _Nanoseconds
 
 
 def readings(text: str) -> list[Reading]:
-    """The fields that mean anything; what is no line of the format, has no device, or no number, is passed over."""
+    """Returns the relevant fields; skips lines without device or number."""
     fields = metric_fields()
     known: dict[tuple[str, str], Reading] = {}
     for line in text.splitlines():
@@ -114,7 +111,7 @@ def readings(text: str) -> list[Reading]:
         device = None if found is None else _device(dict(_LABEL.findall(found[2])))
         if found is None or value is None or device is None:
             continue
-        # Instances of a GPU and pods that share one have a line each: of the same thing.
+        # Instances and pods that share a GPU have separate lines.
         before = known.get((found[1], device))
         if before is not None or len(known) < MAX_READINGS:
             reading = Reading(found[1], device, value, line)
@@ -125,18 +122,9 @@ def readings(text: str) -> list[Reading]:
 def changed_values(
     found: Iterable[Reading], *, node: str, boot: str, stood: Mapping[str, ActiveMetric], before: int | None, now: int
 ) -> tuple[list[NodeFault], dict[str, ActiveMetric]]:
-    """What is different from the look before.
+    """Returns changes since the previous poll, and all active values.
 
-    Args:
-        found: of this look.
-        node: whose GPUs they are, as Kubernetes says of the exporter's pod, or an operator.
-        boot: of the node now; after another one all begins anew.
-        stood: what stood at the look before, by :func:`key`.
-        before: moment of the look before at this boot of the node, nanoseconds since the epoch; None = this is the first.
-        now: of this look.
-
-    Returns:
-        Faults, and what stands now: all of the node.
+    Another boot resets everything; ``before`` is None for the first poll.
     """
     fields = metric_fields()
     faults: list[NodeFault] = []
@@ -148,11 +136,11 @@ def changed_values(
         name = key(node, boot, each)
         known = stood.get(name)
         if known is not None and _same(kind, known.value, each.value):
-            # Of a counter the least is kept: one that began anew grows from there.
+            # A reset counter grows from there.
             standing[name] = known if kind != "counter" else ActiveMetric(each.value, known.since)
             continue
         standing[name] = ActiveMetric(each.value, now)
-        # What holds now holds now; an event lies somewhere since the last look, and without one before it nobody knows where.
+        # A state is current; an event's time is unknown without a previous poll.
         since = now if kind == "state" and before is None else known.since if before is None and known else before
         faults.append(
             NodeFault(
@@ -171,7 +159,7 @@ def changed_values(
 
 
 def key(node: str, boot: str, each: Reading) -> str:
-    """Of what stands: it dies with the boot."""
+    """Returns the key of an active value."""
     return f"{node} {boot} {each.device} {each.metric}"
 
 

@@ -1,11 +1,8 @@
-"""Recognises kernel lines: NVIDIA's Xid and SXid by their grammar, all others by the signatures of verdicts.
+"""Recognizes kernel lines: Xid and SXid by the driver's grammar, others by verdict signatures.
 
-Shapes are those of the driver's sources (kernel_rc.c, osinit.c, common_nvswitch.h), anchored at the start of
-the line: the rest may hold a process name, which its user chooses. Signatures too count only at the very
-start. A line that begins as an Xid and reads otherwise is ``xid/unreadable``: shown, never acted on. An
-unknown number gives its code.
+Forms are anchored at the start: the remainder may hold a process name, which users choose.
 
-Cost: at most ``MAX_LINE`` bytes of a line; nothing is kept but the line before.
+Cost: at most ``MAX_LINE`` bytes of a line; stores nothing but the line before.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ _SXID: Final = (
     rf"^nvidia-nvswitch(?P<switch>[0-9]{{1,3}}): SXid \({_DEVICE}\): (?P<number>[0-9]{{1,6}}),\s*(?P<rest>.*)$"
 )
 _LOST: Final = rf"^NVRM: GPU (?:at )?{_DEVICE}: GPU has fallen off the bus\."
-# Three records, or one whose newlines the kernel escaped.
+# Three records, or one with escaped newlines.
 _LOST_HEAD: Final = rf"^NVRM: The NVIDIA GPU {_DEVICE}(?:\\x0a|\s*$)"
 _LOST_TAIL: Final = r"^(?:NVRM: )?fallen off the bus and is not responding to commands\."
 _LOST_WHOLE: Final = (
@@ -40,27 +37,27 @@ _LOST_WHOLE: Final = (
 _PROCESS: Final = r"^\s*pid='?(?P<pid>[0-9]{1,10}|<unknown>)'?(?:, name=(?P<name>[^,]{0,64}))?(?:,|$)"
 _RECOVERY: Final = r"recovery action changed from 0x[0-9a-fA-F]{1,8} \([^)]{0,64}\) to 0x(?P<new>[0-9a-fA-F]{1,8}) "
 _PREVIOUS: Final = r"caused by previous Xid (?P<previous>[0-9]{1,5})\s*$"
-# As: NETIR_LINK_EVT, then Fatal, then XC0 i0 Link 01 and its words in hexadecimal.
+# As: NETIR_LINK_EVT, Fatal, XC0 i0 Link 01, hexadecimal words.
 _NVLINK5: Final = r"^\s*[A-Z][A-Z0-9_]{1,40}\s+(?P<word>[Ff]atal|[Nn]on-?[Ff]atal)\s+XC\d+ i\d+ Link (?P<link>\d{1,3})(?: \(0x(?P<first>[0-9a-fA-F]{1,8}))?"
 _SXID_WORD: Final = r"^(?P<word>[Ff]atal|[Nn]on-[Ff]atal)\b"
 _CONTINUED: Final = r"^(?:Data \{|Severity \d)"
 
-# Values of the driver's enum NV2080_CTRL_GPU_RECOVERY_ACTION (595.45.04); a newer driver may add some, which then ask for an inspection.
+# NV2080_CTRL_GPU_RECOVERY_ACTION (595.45.04); newer values request an inspection.
 _ACTIONS: Final = ("none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex")
 _NVLINK5_NUMBERS: Final = range(144, 151)
-# Bits 20-25 of the first word of an NVLink5 line are its sub-code.
+# Bits 20-25 of an NVLink5 line's first word.
 _SUBCODE_SHIFT: Final = 20
 _SUBCODE_MASK: Final = 0x3F
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """What one line of the kernel says about a device.
+    """Content of one kernel line about a device.
 
     Attributes:
-        code: as the rules name it; the part before it is ``xid``, ``sxid`` or ``kernel``.
-        device: as ``gpu 0000:4e:00``; None = the line names none, or more than one may be meant.
-        slug: the cause that it would be for a job, as the signatures say.
-        detail: what it says beyond its code.
+        code: Begins with ``xid``, ``sxid`` or ``kernel``.
+        device: As ``gpu 0000:4e:00``; None if ambiguous.
+        slug: Cause for a job.
+        detail: Further content.
     """
 
     code: str
@@ -73,7 +70,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_xid(text: bytes) -> Line | None:
-    """An Xid in any form that has a number; None = no Xid line."""
+    """Parses an Xid line; ``xid/unreadable`` is never acted on. None for other lines."""
     if not text.startswith((b"NVRM: Xid", b"NVRM: xid")):
         return None
     found = _search(_XID, text)
@@ -95,7 +92,7 @@ def read_xid(text: bytes) -> Line | None:
 
 
 def read_sxid(text: bytes) -> Line | None:
-    """An SXid's first line; None = no SXid, or a further line (``Data``, ``Severity``) of one that was read already."""
+    """Parses an SXid's first line, or returns None."""
     if not text.startswith(b"nvidia-nvswitch"):
         return None
     found = _search(_SXID, text)
@@ -110,25 +107,25 @@ def read_sxid(text: bytes) -> Line | None:
 
 
 def read_lost(text: bytes) -> Line | None:
-    """Xid 79 in one line without its number."""
+    """Parses an Xid 79 line without its number."""
     found = _search(_LOST, text) or _search(_LOST_WHOLE, text)
     return None if found is None else Line(code="xid/79", device=f"gpu {_text(found['pci']).lower()}")
 
 
 def lost_head(text: bytes) -> str | None:
-    """The device of "The NVIDIA GPU ...", the first of three records that may become an Xid 79."""
+    """Returns the device of "The NVIDIA GPU ...", the first of three records."""
     found = _search(_LOST_HEAD, text) if text.startswith(b"NVRM: The NVIDIA GPU ") else None
     return None if found is None else f"gpu {_text(found['pci']).lower()}"
 
 
 def lost_tail(text: bytes) -> bool:
-    """Whether it is the last of those three records."""
+    """True for the last of those three records."""
     return _search(_LOST_TAIL, text) is not None
 
 
 def _xid_word(number: int, rest: bytes) -> tuple[str, str | None]:
-    """The word that the line itself adds to the number, and what else it tells."""
-    if number == 154:  # noqa: PLR2004 - the number of the line that tells the recovery action
+    """Returns the word added to the number, and detail."""
+    if number == 154:  # noqa: PLR2004 - the number of the line with the recovery action
         found = _search(_RECOVERY, rest)
         if found is None:
             return "", None
@@ -160,31 +157,25 @@ def _compiled(pattern: str) -> Any:
 def _search(pattern: str, text: bytes) -> dict[str, bytes | None] | None:
     compiled = _compiled(pattern)
     found = compiled.search(text)
-    # RE2 over bytes names its groups in bytes.
+    # RE2 over bytes names groups in bytes.
     return None if found is None else {name.decode(): found.group(index) for name, index in compiled.groupindex.items()}
 
 
-#: More of a line is not looked at; the longest that the kernel prints have about 1,000 characters.
+#: Bytes read of a line; the kernel's longest have about 1,000.
 MAX_LINE: Final = 4_096
-#: The three records of a GPU that fell off the bus stand together; a first one is forgotten after so many others.
+#: Lines after which a lost GPU's first record is forgotten.
 _HEAD_LINES: Final = 64
-#: The same loss is told with its number and without, within one moment; in nanoseconds.
+#: The same loss appears with and without its number.
 _SAME_NS: Final = 10 * 1_000_000_000
-# How NVIDIA's own lines begin.
 _NVIDIA: Final = (b"NVRM: ", b"nvidia-nvswitch", b"fallen off the bus")
-# What dmesg puts before a line: "<6>[ 1235.431527][ T1234] ".
+# In dmesg: "<6>[ 1235.431527][ T1234] ".
 _PREFIX: Final = anchored(
     rb"(?:<[0-9]{1,4}>)?\[ {0,12}[0-9]{1,12}\.[0-9]{6}\](?:\[ {0,8}[TC][0-9]{1,10}\])? ", limit=128
 )
 
 
 class Recogniser:
-    """Reads the kernel's lines of one boot of one node, in their order.
-
-    Args:
-        catalogue: the signatures in force.
-        prefixed: lines come as dmesg prints them, with a stamp before the text; a record of the ring has none.
-    """
+    """Reads the kernel lines of one boot in order. ``prefixed`` for dmesg lines."""
 
     def __init__(self, catalogue: Catalogue | None = None, *, prefixed: bool = False) -> None:
         self._catalogue = catalogue or default_catalogue()
@@ -194,11 +185,11 @@ class Recogniser:
         self._lost: dict[str | None, int] = {}
 
     def fresh(self) -> Recogniser:
-        """Another one of the same kind that has read nothing yet."""
+        """Returns a new reader of the same kind."""
         return Recogniser(self._catalogue, prefixed=self._prefixed)
 
     def worth(self, texts: Sequence[bytes]) -> set[int]:
-        """Which of these lines may say anything, by their places in the list. One look over all of them; each other one may be given to ``skip``."""
+        """Returns the indexes of potentially relevant lines with one scan."""
         data = b"\n".join(texts)
         begins = list(accumulate((len(each) + 1 for each in texts), initial=0))
         found = [start for start, _ in self._catalogue.candidates(data, where="kernel")]
@@ -210,16 +201,11 @@ class Recogniser:
         return {bisect_right(begins, at) - 1 for at in found}
 
     def skip(self) -> None:
-        """A line passed that is not worth reading: ``read`` would give nothing."""
+        """Counts an irrelevant line."""
         self._count += 1
 
     def read(self, text: bytes, *, at: int | None = None) -> Line | None:
-        """What this line says; None = nothing that concerns the node, or a further part of what was told already.
-
-        Args:
-            text: one line; of a record of the ring as the kernel escaped it.
-            at: nanoseconds on any clock that is the same for all lines of the boot.
-        """
+        """Returns the content of a line, or None. ``at`` in nanoseconds on the boot's clock."""
         line = text[:MAX_LINE].split(b"\n", 1)[0]
         if self._prefixed:
             line = line[found.end() :] if (found := _PREFIX.match(line)) else line
@@ -244,11 +230,11 @@ class Recogniser:
             return None
         devices = {device for device, number in self._heads if self._count - number <= _HEAD_LINES}
         self._heads.clear()
-        # With two GPUs between which the records are mixed, which of them this one belongs to is not known.
+        # Records of two GPUs may be mixed.
         return Line(code="xid/79", device=devices.pop() if len(devices) == 1 else None)
 
     def _again(self, found: Line, at: int | None) -> bool:
-        """Whether the same loss was told already, in another of its forms."""
+        """True if the loss was reported in another form."""
         before = self._lost.get(found.device)
         if at is not None:
             self._lost[found.device] = at
@@ -278,7 +264,7 @@ class Recogniser:
 
 
 def _numbered(hit: Hit) -> bool:
-    """Signatures of NVIDIA's numbers and of tools: their lines are read by the grammar, or are none of the kernel's."""
+    """True for signatures of NVIDIA's numbers and of tools."""
     return "line" in hit.signature.where
 
 

@@ -1,7 +1,6 @@
-"""What a person does with a node: taint it, clear one cause, declare it good. One patch out.
+"""Manual actions on a node: taint, clear one cause, declare good.
 
-No limit applies. The same record is written that the controller keeps, so the controller neither returns a
-node that a person tainted nor taints one again for what a person settled.
+No limit applies. The controller does not return a manually tainted node.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from rankfall.nodes.rules.policy import Policy
 
 
 class ManualChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What an order comes to.
+    """Result of a manual command.
 
     Attributes:
-        patch: to be written; None = the node is as it should be.
-        message: one line for the person who gave the order.
+        patch: Patch, or None.
+        message: One line for the user.
     """
 
     patch: NodePatch | None
@@ -32,16 +31,7 @@ class ManualChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def taint(view: NodeView, *, reason: str, by: str, rules: Rules, policy: Policy, now: int) -> ManualChange:
-    """Keep the scheduler away from a node until a person gives it back.
-
-    Args:
-        view: the Node.
-        reason: why; becomes the text of the cause.
-        by: who.
-        rules: in force.
-        policy: in force; names our taint.
-        now: nanoseconds since the epoch.
-    """
+    """Isolates a node until a person returns it; ``reason`` becomes the cause's text."""
     health, _ = node_state.begin(view, policy=policy, now=now)
     cause = OpenCause(
         code=MANUAL_CODE,
@@ -67,14 +57,9 @@ def taint(view: NodeView, *, reason: str, by: str, rules: Rules, policy: Policy,
 
 
 def clear(view: NodeView, *, cause: str | None, rules: Rules, policy: Policy, now: int) -> ManualChange:
-    """Declare a node good, or one cause of it; our taint goes when nothing is left that asks for it.
+    """Declares a node good, or one cause (``xid/79`` or ``xid/79@gpu 0000:4e:00``).
 
-    Args:
-        view: the Node.
-        cause: one open cause, as ``xid/79`` or ``xid/79@gpu 0000:4e:00``; None = all that was seen until now.
-        rules: in force.
-        policy: in force; names our taint.
-        now: nanoseconds since the epoch.
+    Rankfall's taint goes when no cause needs it.
     """
     health, _ = node_state.begin(view, policy=policy, now=now)
     stands = any(each.key in policy.keys for each in view.taints)

@@ -1,9 +1,6 @@
-"""Maps Node objects: reads what rules need, makes the JSON Patch of a change, and the status that is shown.
+"""Maps Node objects: reads data, makes JSON Patches and the displayed status.
 
-Anybody may write there: what makes no sense counts as absent. A patch touches only our own taint and
-annotation and requires the version that was read: taints are one list without keys, and replacing it would
-lose the changes of others. Setting the version is the server's own test (409; a failed "test" would be 422,
-which says nothing).
+Invalid data counts as absent. A patch requires the version read (409): taints are one list without keys.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from rankfall.nodes.rules.observations import wanted
 from rankfall.nodes.rules.planner import NodePatch
 from rankfall.nodes.rules.policy import Policy, Taint
 
-#: A label of this key with the value ``true`` keeps us away from a node, in both directions.
+#: This label with ``true`` excludes a node from all changes.
 OPT_OUT: Final = "rankfall.dev/hands-off"
 
 
@@ -31,12 +28,12 @@ class NodeObject(msgspec.Struct, frozen=True, kw_only=True):
     """One Node, read once.
 
     Attributes:
-        view: for the core.
-        labels: all of them.
-        annotated: it has any annotation at all.
-        cordoned: a person keeps the scheduler away from it; never ours.
-        problem: why its record is not believed; None = it is, or there is none.
-        condition: ``RankfallHealthy`` as it stands: status, reason, message, last transition; None = it has none.
+        view: Data for the decisions.
+        labels: All labels.
+        annotated: True if it has any annotation.
+        cordoned: True if a person cordoned it.
+        problem: Reason of an invalid record, or None.
+        condition: Current ``RankfallHealthy``: status, reason, message, transition; or None.
     """
 
     view: NodeView
@@ -48,17 +45,12 @@ class NodeObject(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Of the Node."""
+        """Name of the Node."""
         return self.view.name
 
 
 def read_node(item: Mapping[str, Any], *, policy: Policy) -> NodeObject:
-    """What there is to know of a Node object.
-
-    Args:
-        item: as the API answers it.
-        policy: names the label of pools.
-    """
+    """Reads a Node object."""
     meta, spec, status = (_dict(item.get(key)) for key in ("metadata", "spec", "status"))
     annotations = _dict(meta.get("annotations"))
     labels = {key: str(value) for key, value in _dict(meta.get("labels")).items()}
@@ -87,7 +79,7 @@ def read_node(item: Mapping[str, Any], *, policy: Policy) -> NodeObject:
 
 
 def pool_of(labels: Mapping[str, str], policy: Policy) -> str:
-    """Whose budget a node with these labels counts in."""
+    """Returns the pool whose budget includes these labels."""
     return labels.get(policy.pool_label) or "default"
 
 
@@ -101,7 +93,7 @@ def _record(text: Any) -> tuple[NodeHealth | None, str | None]:
 
 
 def _taint(each: Any) -> Taint:
-    # Their number must stay that of the Node: a patch names our taint by its place.
+    # A patch addresses taints by index.
     found = _dict(each)
     value = found.get("value")
     return Taint(
@@ -125,14 +117,9 @@ Operation = dict[str, Any]
 def json_patch(
     patch: NodePatch, *, taints: Sequence[Taint], annotated: bool, policy: Policy, also: Collection[str] = ()
 ) -> list[Operation]:
-    """The operations on the Node, in their order.
+    """Returns the operations on the Node, in order.
 
-    Args:
-        patch: as decided.
-        taints: of the Node at ``patch.version``, all of them, in their order.
-        annotated: it has any annotation at all.
-        policy: names our taint.
-        also: keys of taints that go with ours when it is removed, whatever their value and effect.
+    ``taints`` are those at ``patch.version``; ``also`` are keys of further taints to remove.
     """
     name = ANNOTATION.replace("~", "~0").replace("/", "~1")
     operations: list[Operation] = [as_read(patch.version)]
@@ -153,29 +140,23 @@ def json_patch(
 
 
 def as_read(version: str) -> Operation:
-    """That the Node still has the version that was read; else the server refuses all of the patch."""
+    """Returns the operation that requires the version read."""
     return {"op": "replace", "path": "/metadata/resourceVersion", "value": version}
 
 
 def removals(places: Sequence[int]) -> list[Operation]:
-    """Take taints away by their places: from the end, so that the places of the others stay what they are."""
+    """Removes taints by index, from the end."""
     return [{"op": "remove", "path": f"/spec/taints/{number}"} for number in sorted(places, reverse=True)]
 
 
 def document(nodes: Iterable[NodeObject], *, rules: Rules, policy: Policy) -> NodesDocument:
-    """All of them, by name."""
+    """Returns the status of all nodes, by name."""
     statuses = sorted((status(node, rules=rules, policy=policy) for node in nodes), key=lambda each: each.node)
     return NodesDocument(nodes=tuple(statuses))
 
 
 def status(node: NodeObject, *, rules: Rules, policy: Policy) -> NodeStatus:
-    """One of them.
-
-    Args:
-        node: as it was read.
-        rules: in force; they say what its causes ask for.
-        policy: in force; names our taint.
-    """
+    """Returns the status of one node."""
     view = node.view
     health = view.record or NodeHealth()
     return NodeStatus(

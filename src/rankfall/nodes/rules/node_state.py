@@ -1,4 +1,4 @@
-"""State of one node, from its open causes, checks and manual changes. Limits: ``planner``."""
+"""State of one node, from open causes, checks and manual changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rankfall.nodes.rules.fault_rules import ORDER, Rules
 from rankfall.nodes.rules.observations import SECOND, horizon_ns, wanted
 from rankfall.nodes.rules.policy import Policy, Taint
 
-#: Steps of remediation that are proven by another boot id and by nothing else.
+#: Steps that only another boot id proves.
 REBOOTS: Final = frozenset({"reboot", "power_cycle"})
 _MAX_PAST: Final = 8
 _BEFORE_REMEDIATION: Final = frozenset({"healthy", "suspect", "quarantined"})
@@ -28,16 +28,16 @@ replace = msgspec.structs.replace
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """A Node as the API server shows it, with the answers of requests that were sent before.
+    """A Node as the API server shows it, with the responses of earlier writes.
 
     Attributes:
-        version: its resourceVersion; every patch asks that it is still this one.
-        pool: whose budget it counts in.
-        taints: all of them, in their order.
-        boot: boot id of ``status.nodeInfo``; None = not told.
-        opted_out: an operator's label keeps us away from it.
-        idle_at: the last look found no job on it, nanoseconds since the epoch; None = one runs, or nobody looked.
-        record: what its annotation holds, or what was decided before and not written; None = nothing.
+        version: Its resourceVersion.
+        pool: Pool whose budget includes it.
+        taints: All taints, in order.
+        boot: Boot id, or None.
+        opted_out: True if a label excludes it.
+        idle_at: Last check without a job, nanoseconds, or None.
+        record: Its annotation or an unwritten decision, or None.
     """
 
     name: str
@@ -51,17 +51,17 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     record: NodeHealth | None = None
 
     def tainted(self, policy: Policy) -> bool:
-        """Whether the taint that is ours stands on it, whoever placed it."""
+        """True if it has Rankfall's taint."""
         return any((each.key, each.effect) == (policy.key, policy.effect) for each in self.taints)
 
     def marked(self, policy: Policy) -> bool:
-        """Whether our taint stands on a node that got it from us: also as it was set before an operator gave it another key or effect."""
+        """True if Rankfall's taint remains, even with an earlier key or effect."""
         ours = self.record is not None and self.record.tainted
         return self.tainted(policy) or (ours and any(each.key in policy.keys for each in self.taints))
 
 
 class CheckRound(msgspec.Struct, frozen=True, kw_only=True):
-    """One round of checks on a node. ``unable`` = it could not be made (no room, no pod), which is no pass."""
+    """A round of checks; ``unable`` (no room, no pod) is no pass."""
 
     node: str
     at: int
@@ -71,7 +71,7 @@ class CheckRound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of remediation began or ended on a node; ``ok`` = its hook said so, which proves no reboot."""
+    """A begun or ended remediation step; ``ok`` proves no reboot."""
 
     node: str
     at: int
@@ -89,7 +89,7 @@ class Clear(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def begin(view: NodeView, *, policy: Policy, now: int) -> tuple[NodeHealth, bool]:
-    """The record to begin with, and whether somebody took our taint away since it was written."""
+    """Returns a step's initial record; True if another party removed the taint."""
     health = view.record or NodeHealth()
     if view.boot is not None and view.boot != health.boot and view.boot not in health.past_boots:
         past = (*health.past_boots, health.boot) if health.boot is not None else health.past_boots
@@ -100,7 +100,7 @@ def begin(view: NodeView, *, policy: Policy, now: int) -> tuple[NodeHealth, bool
 
 
 def cleared(health: NodeHealth, *, now: int, probation_until: int | None = None) -> NodeHealth:
-    """The record of a node that is good again: nothing open, and all that was seen until now is settled."""
+    """Returns the record of a good node: no open causes."""
     newest = max((cause.last_at or 0 for cause in health.causes), default=0)
     return replace(
         health,
@@ -125,7 +125,7 @@ def cleared(health: NodeHealth, *, now: int, probation_until: int | None = None)
 
 
 def checked(health: NodeHealth, round_: CheckRound) -> NodeHealth:
-    """The record after a round of checks: only one of this boot that came after validation began counts, and each once."""
+    """Returns the record after a round of checks; each round counts once."""
     other_boot = round_.boot is not None and round_.boot != health.boot
     if health.state != "validating" or other_boot or round_.at <= max(health.since or 0, health.checked_at or 0):
         return health
@@ -146,7 +146,7 @@ def checked(health: NodeHealth, round_: CheckRound) -> NodeHealth:
 
 
 def remedied(health: NodeHealth, remedy: Remedy) -> NodeHealth:
-    """The record after a step of remediation began or ended. A reboot is proven by another boot id only."""
+    """Returns the record after a remediation step. Only another boot id proves a reboot."""
     if remedy.outcome == "started" and health.state == "quarantined" and remedy.at > (health.since or 0):
         tried = (*health.tried, remedy.step)[-MAX_TRIED:]
         return replace(
@@ -161,7 +161,7 @@ def remedied(health: NodeHealth, remedy: Remedy) -> NodeHealth:
 
 
 def forgotten(health: NodeHealth, *, rules: Rules, policy: Policy, now: int) -> NodeHealth:
-    """The record without suspicions that were not repeated for long enough."""
+    """Returns the record without expired suspicions."""
     kept = tuple(
         cause
         for cause in health.causes
@@ -175,12 +175,12 @@ def forgotten(health: NodeHealth, *, rules: Rules, policy: Policy, now: int) -> 
 
 
 def awaits_idle(health: NodeHealth, rules: Rules) -> bool:
-    """Whether something on this node waits for the end of the job there."""
+    """True if a fault waits for the end of the node's job."""
     return health.state in _BEFORE_REMEDIATION and any(_waits(cause, rules) for cause in health.causes)
 
 
 def idle(health: NodeHealth, *, rules: Rules, at: int) -> NodeHealth:
-    """The record of a node on which no job ran at that moment: what waited for it, and was seen before, is grave now."""
+    """Returns the record of an idle node: earlier waiting faults become grave."""
     if not awaits_idle(health, rules):
         return health
     causes = (
@@ -191,25 +191,17 @@ def idle(health: NodeHealth, *, rules: Rules, at: int) -> NodeHealth:
 
 
 def grave(health: NodeHealth, rules: Rules) -> list[OpenCause]:
-    """The causes for which the scheduler is to keep away."""
+    """Returns the causes that require isolation."""
     return [cause for cause in health.causes if wanted(cause, rules) == "quarantine"]
 
 
 def needs_manual_return(health: NodeHealth) -> bool:
-    """Whether only a person gives it back: one tainted it, or it came back too often."""
+    """True after a manual taint, or for a repeat offender."""
     return health.repeat_offender or any(cause.code == MANUAL_CODE and not cause.cured for cause in health.causes)
 
 
 def returned(health: NodeHealth, *, rules: Rules, policy: Policy, is_new: bool, now: int) -> NodeHealth:
-    """The next state of a node that carries our taint, without giving it back yet.
-
-    Args:
-        health: its record.
-        rules: in force.
-        policy: in force.
-        is_new: something new that makes it at least suspect came in this step.
-        now: nanoseconds since the epoch.
-    """
+    """Returns the next state of a tainted node. ``is_new``: a new observation makes it suspect."""
     if health.state == "validating" and is_new:
         return replace(health, state="quarantined", since=now, clean=0, clean_since=None)
     if health.state != "quarantined" or needs_manual_return(health):
@@ -225,7 +217,7 @@ def returned(health: NodeHealth, *, rules: Rules, policy: Policy, is_new: bool, 
 
 
 def may_return(health: NodeHealth, *, rules: Rules, policy: Policy) -> bool:
-    """Whether its taint may go: enough clean rounds over long enough, or all that was wrong was taken back for good."""
+    """True after enough clean rounds over enough time, or if all causes were revoked."""
     if not health.tainted or needs_manual_return(health):
         return False
     counted = [
@@ -241,7 +233,7 @@ def may_return(health: NodeHealth, *, rules: Rules, policy: Policy) -> bool:
 
 
 def quarantined(health: NodeHealth, *, policy: Policy, now: int) -> NodeHealth:
-    """The record of a node that gets our taint now; one that came back too often becomes a repeat offender."""
+    """Returns the record of a newly tainted node or repeat offender."""
     times = (*health.quarantines, now)[-8:]
     recent = [each for each in times if each > now - policy.repeat_s * SECOND]
     return replace(
@@ -259,7 +251,7 @@ def quarantined(health: NodeHealth, *, policy: Policy, now: int) -> NodeHealth:
 
 
 def waiting(health: NodeHealth, *, rules: Rules, held: Held | None, now: int) -> NodeHealth:
-    """The state of a node without our taint: healthy, or suspect, also where it is only held back."""
+    """Returns the state of an untainted node: healthy or suspect."""
     suspect = held is not None or any(ORDER[wanted(cause, rules)] >= ORDER["suspect"] for cause in health.causes)
     state: Literal["healthy", "suspect"] = "suspect" if suspect else "healthy"
     since = health.since if health.state == state else now
@@ -267,7 +259,7 @@ def waiting(health: NodeHealth, *, rules: Rules, held: Held | None, now: int) ->
 
 
 def condition(health: NodeHealth, rules: Rules) -> HealthCondition:
-    """What ``RankfallHealthy`` says of this record."""
+    """Returns the ``RankfallHealthy`` condition."""
     named = grave(health, rules) or [cause for cause in health.causes if wanted(cause, rules) == "suspect"]
     text = "; ".join(f"{cause.code} {cause.device or ''} x{cause.count}: {cause.text}" for cause in named)
     message = printable("; ".join(part for part in (text, _summary(health)) if part) or "no open cause", MAX_MESSAGE)

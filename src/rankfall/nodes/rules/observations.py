@@ -1,7 +1,6 @@
-"""Adds an observation to the record of a node: each once, nothing old, nothing untrusted.
+"""Adds an observation to a node's record: each once, nothing old or untrusted.
 
-The order of the checks is the order of the reasons: trust, then the rule of the code, then whether it is new.
-Whatever is left out has an outcome of its own, so that it is shown and counted.
+Checks run in order: trust, rule, novelty. Each omission has its own outcome.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from rankfall.model.node_health.records import MAX_CAUSES, NodeFault, NodeHealth
 from rankfall.nodes.rules.fault_rules import ORDER, Action, Rule, Rules
 from rankfall.nodes.rules.policy import Policy
 
-#: ``counted`` and ``recovered`` changed the record; the others did not. ``deferred`` is to be given again later.
+#: ``counted`` and ``recovered`` changed the record; repeat ``deferred``.
 Outcome = Literal["counted", "recovered", "seen", "stale", "untrusted", "untimed", "unknown", "harmless", "deferred"]
 
 SECOND: Final = 1_000_000_000
@@ -26,16 +25,7 @@ replace = msgspec.structs.replace
 def fold(
     health: NodeHealth, fault: NodeFault, *, rules: Rules, policy: Policy, boot: str | None, now: int
 ) -> tuple[NodeHealth, Outcome]:
-    """The record with this observation in it, and what became of the observation.
-
-    Args:
-        health: of the node; its ``boot`` is that of the Node.
-        fault: seen on the same node.
-        rules: in force.
-        policy: in force.
-        boot: what the Node says of its boot id now.
-        now: nanoseconds since the epoch.
-    """
+    """Returns the record with this observation, and the outcome; ``boot`` is the Node's current one."""
     if not trusted(fault, policy):
         return health, "untrusted"
     rule = rules.find(fault.code)
@@ -43,10 +33,10 @@ def fold(
         return health, "unknown"
     if rule.action == "none" and rule.recovers is None:
         return health, "harmless"
-    # A gauge tells that something was, and not how often: what has to come more than once is left to lines that are counted.
+    # A gauge does not count.
     if fault.trust == "exporter" and rule.count > 1:
         return health, "harmless"
-    if fault.at is None:  # an unknown time is never shown to be newer than anything
+    if fault.at is None:  # an unknown time is never newer
         return health, "untimed"
     if _other_boot(health, fault, boot):
         fresh = fault.boot not in health.past_boots and now - fault.at <= policy.defer_s * SECOND
@@ -59,14 +49,14 @@ def fold(
 
 
 def trusted(fault: NodeFault, policy: Policy) -> bool:
-    """Whether an act may rest on it."""
+    """True if an action may rely on it."""
     if fault.trust == "injected":
         return policy.accept_injected
     return fault.trust in _TRUSTED or (fault.trust == "pod_text" and fault.code in policy.pod_codes)
 
 
 def wanted(cause: OpenCause, rules: Rules) -> Action:
-    """What an open cause asks for now: by the rules in force now, and only once its threshold is reached."""
+    """Returns the current action of an open cause by the active rules."""
     if cause.cured:
         return "none"
     rule, action = rules.find(cause.code), rules.action(cause.code)
@@ -78,7 +68,7 @@ def wanted(cause: OpenCause, rules: Rules) -> Action:
 
 
 def horizon_ns(rule: Rule | None, policy: Policy) -> int:
-    """How long what is no quarantine is remembered after it was last seen."""
+    """Returns how many nanoseconds a minor cause is remembered."""
     return max(policy.quiet_s, 0 if rule is None else rule.window_s) * SECOND
 
 
@@ -87,7 +77,7 @@ def _other_boot(health: NodeHealth, fault: NodeFault, boot: str | None) -> bool:
 
 
 def _settled(health: NodeHealth, fault: NodeFault, at: int) -> bool:
-    """Whether it lies before the last clearance, or before this boot."""
+    """True if it precedes the last clearance or this boot."""
     earliest = at - int(fault.uncertainty * SECOND)
     if fault.boot is None and health.past_boots and health.boot_at is not None and earliest <= health.boot_at:
         return True
@@ -116,7 +106,7 @@ def _count(
     health: NodeHealth, fault: NodeFault, rule: Rule, *, rules: Rules, policy: Policy, now: int, at: int
 ) -> tuple[NodeHealth, Outcome]:
     before = next((each for each in health.causes if (each.code, each.device) == (fault.code, fault.device)), None)
-    # The same thing that the kernel's line told is no second one.
+    # Repeats a kernel line's fault.
     if before is not None and not before.cured and fault.trust == "exporter":
         return health, "seen"
     if before is not None and (_known(before, fault, at) or (before.cured_at is not None and at <= before.cured_at)):
@@ -148,7 +138,7 @@ def _count(
 
 
 def _known(cause: OpenCause, fault: NodeFault, at: int) -> bool:
-    """Seen before, or so late in a storm that the newer ones already fill the record."""
+    """True if known, or older than a full record of a burst."""
     if any(each.id == fault.id for each in cause.seen):
         return True
     return cause.count > len(cause.seen) > 0 and at <= (cause.seen[0].at or 0)
@@ -183,7 +173,6 @@ def _grown(before: OpenCause | None, fault: NodeFault, rule: Rule, *, at: int) -
 
 
 def _reached(seen: tuple[Seen, ...], rule: Rule) -> bool:
-    """Whether as many as the rule asks for lie within its window."""
     if rule.count == 1:
         return True
     for last in seen:

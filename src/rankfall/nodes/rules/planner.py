@@ -1,8 +1,6 @@
-"""One step of node health: records and observations in, patches and Events out, within the limits.
+"""One step of node health: records and observations in, patches and Events out.
 
-All state lies in the records on the Nodes and in ``Safety``, so a controller that is killed anywhere goes on,
-and the same observations given again change nothing. Only our own taint is added or removed, only evidence
-that a job cannot forge adds it, and budget, rate and the breaker bound how many.
+Repeated observations change nothing. Only evidence that a job cannot forge adds the taint.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from rankfall.nodes.rules.policy import Policy, Safety, Trip
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """What limits ask of a node: its pool, whether it is Ready, and whether our taint is on it."""
+    """Data of a node for the limits."""
 
     pool: str
     ready: bool
@@ -42,14 +40,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits:
-    """The room that is left in one step. Each grant takes its part of it.
-
-    Args:
-        members: all nodes by name.
-        policy: in force.
-        safety: as it was stored.
-        now: nanoseconds since the epoch.
-    """
+    """The capacity left in one step; each grant uses part of it."""
 
     def __init__(self, members: Mapping[str, Member], *, policy: Policy, safety: Safety, now: int) -> None:
         self._members = members
@@ -60,14 +51,14 @@ class Limits:
         self._tainted = {name for name, member in members.items() if member.tainted}
 
     def trip(self, records: Mapping[str, NodeHealth], rules: Rules) -> Trip | None:
-        """Open the breaker where one code strikes too many nodes at once; the reason when it opened just now."""
+        """Opens the breaker if one code affects too many nodes; returns the reason."""
         if self.safety.trip is not None:
             return None
         since = max(self._now - self._policy.breaker_s * SECOND, self.safety.reset_at)
         struck: dict[str, set[str]] = {}
         for name, health in records.items():
             for cause in health.causes:
-                # What a person ordered is no sign of a fault that strikes many nodes.
+                # Manual taints indicate no common fault.
                 if cause.code != MANUAL_CODE and wanted(cause, rules) == "quarantine" and (cause.due_at or 0) > since:
                     struck.setdefault("/".join(cause.code.split("/")[:2]), set()).add(name)
         for code, nodes in sorted(struck.items()):
@@ -78,7 +69,7 @@ class Limits:
         return None
 
     def grant(self, node: str) -> Held | None:
-        """Take room for this node; why there is none, or None when it was granted."""
+        """Reserves capacity for this node; returns None or the refusal."""
         if self.safety.trip is not None:
             return "breaker"
         pool = self._members[node].pool
@@ -92,13 +83,13 @@ class Limits:
         return None
 
     def limit(self, pool: str) -> int:
-        """How many nodes of a pool may carry our taint."""
+        """Returns the taints that a pool may have."""
         budget = self._policy.pools.get(pool, self._policy.budget)
         ready = sum(each.ready for each in self._pool(pool))
         return max(1, min(budget.nodes, math.ceil(ready * budget.percent / 100)))
 
     def used(self, pool: str) -> int:
-        """How many carry it, or are granted it in this step."""
+        """Returns a pool's taints, including this step's."""
         return sum(self._members[name].pool == pool for name in self._tainted)
 
     def _pool(self, pool: str) -> Iterable[Member]:
@@ -106,12 +97,12 @@ class Limits:
 
 
 Input = NodeFault | CheckRound | Remedy | Clear
-#: An Event that was not sent in this time is of no use any more; a server keeps the first of its name for longer than this, and refuses a second.
+#: Age of a useless Event; a server refuses a second of its name.
 EVENT_MAX_AGE_NS: Final = 1_800 * 1_000_000_000
 
 
 class NodePatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be written to one Node: record and taint in one request at ``version``, the condition in another."""
+    """Record and taint in one request at ``version``, the condition in another."""
 
     node: str
     version: str
@@ -121,9 +112,9 @@ class NodePatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to tell of a node: a line of the log, and an Event. ``reason`` is one CamelCase word.
+    """A report about a node; ``reason`` is one CamelCase word.
 
-    ``kept``: it changed what the node is, and its Event stands in the node's record; whoever writes the record sends it from there.
+    ``kept``: its Event is in the node's record, whose writer sends it.
     """
 
     node: str
@@ -134,14 +125,14 @@ class NodeEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step decided.
+    """Decisions of one step.
 
     Attributes:
-        patches: to be sent, after ``safety`` was stored; none in a dry run.
-        records: of all nodes that are not as they were, also where nothing is written about them: to be given back as ``NodeView.record``.
-        outcomes: what became of each observation, in their order.
-        deferred: observations to be given again.
-        safety: to be stored when it changed.
+        patches: Sent after ``safety`` was stored; none in dry runs.
+        records: Changed records, even unwritten; return as ``NodeView.record``.
+        outcomes: Outcome by observation, in order.
+        deferred: Observations to repeat.
+        safety: Safety to store if it changed.
     """
 
     patches: tuple[NodePatch, ...] = ()
@@ -155,16 +146,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def step(
     views: Mapping[str, NodeView], inputs: Iterable[Input], *, rules: Rules, policy: Policy, safety: Safety, now: int
 ) -> Plan:
-    """Decide.
-
-    Args:
-        views: all nodes by name.
-        inputs: what was seen, checked, mended or said since the last step; what was given before may be among it.
-        rules: in force.
-        policy: in force.
-        safety: as it was stored.
-        now: nanoseconds since the epoch; never earlier than in the step before.
-    """
+    """Makes one step; ``now`` never goes back between steps. Earlier inputs may repeat."""
     return _Step(views, rules=rules, policy=policy, safety=safety, now=now).run(inputs)
 
 
@@ -220,7 +202,7 @@ class _Step:
             self._records[each.node] = node_state.remedied(health, each)
         elif each.at > (
             health.cleared_at or 0
-        ):  # also where nothing is open: what was seen before does not count any more
+        ):  # even without open causes, because earlier observations no longer count
             self._records[each.node] = node_state.cleared(health, now=max(each.at, self._now))
             self._tell(each.node, "Cleared", f"declared good by {printable(each.by, 64)}", kept=True)
 
@@ -324,7 +306,7 @@ class _Step:
         )
 
     def _worth_writing(self, name: str) -> bool:
-        """A healthy node of which there was never anything to say gets no annotation; what only its boot changed is not written either."""
+        """True if anything was noted about the node; a changed boot alone is not written."""
         return any(_said(each) for each in (self._records[name], self._views[name].record or NodeHealth()))
 
     def _taint(self, name: str) -> Literal["add", "remove", "keep"]:
@@ -349,7 +331,7 @@ class _Step:
         self._events.append(event)
 
     def _store_events(self) -> None:
-        """Write the Events of this step into the records; those of earlier ones that are too old go."""
+        """Writes the step's Events into the records; drops old ones."""
         for each in self._events:
             if each.kept:
                 health = self._records[each.node]

@@ -1,4 +1,4 @@
-"""How far node health may go: budgets, rates, the breaker, and the switches that stop it. Numbers only."""
+"""Limits of node health: budgets, rates, breaker, switches."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 from rankfall.model.node_health.records import TAINT_KEY
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
-# A hundred years at most: times are kept as nanoseconds in 64 bits, and one that cannot be written would stop every turn of the controller.
+# A hundred years: an overflow of 64-bit nanoseconds would stop the controller.
 _Seconds = Annotated[int, msgspec.Meta(ge=0, le=100 * 365 * 86_400)]
-# Keys of taints and labels: an optional domain and a name.
+# An optional domain and a name.
 _Key = Annotated[
     str,
     msgspec.Meta(
@@ -22,9 +22,9 @@ _Value = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many nodes of one pool may carry our taint at once: the smaller of both, and never less than one.
+    """Tainted nodes of a pool: the smaller of both, at least one.
 
-    ``percent`` is of the nodes that are Ready, rounded up: a fixed part would otherwise forbid any act in a pool of three.
+    ``percent`` is of the Ready nodes, rounded up.
     """
 
     nodes: _Positive = 100
@@ -32,26 +32,25 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an operator sets.
+    """Settings of the operator.
 
     Attributes:
-        key, value, effect: of the one taint that is ours.
-        pool_label: label of nodes whose value is the name of their pool.
-        budget, pools: for every pool, and for pools by name.
-        rate_nodes, rate_s: most nodes that are quarantined within so many seconds.
-        breaker_nodes, breaker_s: more nodes than this with one code within so many seconds is no fault of nodes: nothing more is
-            quarantined until a person says so.
-        quiet_s: seconds after which a suspicion that was not repeated is forgotten.
-        defer_s: how long a record of a boot that the Node does not show yet is held back.
-        after_job: faults that need a reset or a check later (Xid 63) take their node out of service as soon as no job runs there.
-        validate_after_s: seconds without new evidence after which a quarantined node is checked; None = only after a recovery or a remedy.
-        clean_rounds, clean_s: rounds of checks in a row that must pass, and the seconds that they must cover.
-        probation_s: seconds after a return in which one warning quarantines again.
-        repeat_count, repeat_s: so many quarantines within so many seconds, and only a person gives the node back.
-        accept_injected: a record that a process wrote into the kernel's log counts as the kernel's: a test mode.
-        pod_codes: codes that are believed although only a pod's own output shows them. Any user who can start a pod can then taint its node.
-        kill_switch: observe and write down, change no taint.
-        dry_run: decide and tell, write nothing at all.
+        key, value, effect: Parts of Rankfall's taint.
+        pool_label: Label with the pool's name.
+        budget, pools: Budget of every pool, and by name.
+        rate_nodes, rate_s: Quarantines within this many seconds.
+        breaker_nodes, breaker_s: More nodes with one code in these seconds open the breaker until a person closes it.
+        quiet_s: Seconds until a suspicion is forgotten.
+        defer_s: Seconds that an unknown boot's record is deferred.
+        after_job: True if faults like Xid 63 isolate idle nodes.
+        validate_after_s: Seconds without evidence before checks; None: only after recovery or remedy.
+        clean_rounds, clean_s: Consecutive passed rounds, and seconds they cover.
+        probation_s: Seconds in which one warning quarantines again.
+        repeat_count, repeat_s: Quarantines in these seconds that require a person.
+        accept_injected: Test mode: trusts records that processes wrote.
+        pod_codes: Codes trusted from pod output; any user can then taint nodes.
+        kill_switch: True to change no taint.
+        dry_run: True to write nothing.
     """
 
     key: _Key = TAINT_KEY
@@ -80,12 +79,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def keys(self) -> frozenset[str]:
-        """Keys of taints that are ours: the one that is set, and the default one, which may be left from before it was set."""
+        """Keys of Rankfall's taints: configured and default."""
         return frozenset({self.key, TAINT_KEY})
 
 
 class Taint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A taint as it stands on a Node."""
+    """A taint on a Node."""
 
     key: str
     effect: str
@@ -93,7 +92,7 @@ class Taint(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Trip(msgspec.Struct, frozen=True, kw_only=True):
-    """Why the breaker opened: one code on these nodes, at this time."""
+    """Reason of an open breaker."""
 
     code: str
     nodes: tuple[str, ...]
@@ -101,12 +100,12 @@ class Trip(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Safety(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for the cluster and outlives the controller; to be stored before the patches of the same plan are sent.
+    """Cluster state that outlives the controller; store it before sending patches.
 
     Attributes:
-        trip: the breaker is open; only ``reset_at`` of a person closes it.
-        reset_at: what came before does not open it again.
-        acts: when which node was quarantined, for the rate.
+        trip: Reason of the open breaker; a ``reset_at`` closes it.
+        reset_at: Earlier observations do not reopen it.
+        acts: Time and node of each quarantine.
     """
 
     trip: Trip | None = None

@@ -1,8 +1,7 @@
-"""Bounds node clocks against this machine's: proofs from object timestamps, and their files.
+"""Bounds node clocks against this machine's, by timestamps of API objects.
 
-A line cannot arrive before it was written, so its delay bounds the clock of its node. The API server
-stamps the binding of a pod before its kubelet stamps anything of it, and every stamp is older than its
-arrival here. Whole-second stamps are truncated, not rounded: the moment is up to a second later.
+A line arrives after it was written. Whole-second timestamps are truncated: the true time is up to a second
+later.
 """
 
 from __future__ import annotations
@@ -25,23 +24,21 @@ _NS: Final = 1_000_000_000
 
 
 class DelayedLog(Protocol):
-    """A log whose lines came so late, at the least; None = not known yet."""
+    """A log whose lines arrived with a known least delay."""
 
     @property
     def delay_ns(self) -> int | None:
-        """Nanoseconds."""
+        """Least delay in nanoseconds, or None."""
 
 
-# Between the binding of a pod and its kubelet's taking it, with what cut stamps add.
+# Seconds until a kubelet accepts a bound pod, with truncation.
 _TAKEN_WITHIN_S: Final = 10
 
 
 def of_pod(fact: PodFact, *, server: Bound) -> Bound:
-    """How far the clock of a pod's node is ahead of this machine's, by the pod's stamps.
+    """Returns the bounds of a node's clock offset, from its pod's timestamps.
 
-    Args:
-        fact: the newest look.
-        server: how far the API server's clock is ahead of this machine's.
+    ``server`` is the API server's offset.
     """
     stamps = _stamps(fact)
     if not stamps:
@@ -51,42 +48,39 @@ def of_pod(fact: PodFact, *, server: Bound) -> Bound:
 
 
 def _stamps(fact: PodFact) -> list[int]:
-    """All that the kubelet stamped on a pod."""
     times = [fact.accepted]
     for one in (fact.last, fact.main):
         if one is not None and one.state in {"running", "terminated"}:
             times += [one.started, one.finished]
-    # Kubernetes writes 1970 where it does not know.
+    # Kubernetes writes 1970 for an unknown time.
     return [at for text in times if (at := stamp_ns(text))]
 
 
 def _most_after_binding(fact: PodFact) -> int | None:
-    """How far the node's clock is ahead of the server's at most: what the kubelet stamped first came after the server had bound the pod."""
+    """Returns the upper bound of a node's offset: its kubelet follows the server's binding."""
     stamps, binding = _stamps(fact), fact.condition("PodScheduled")
     after = stamp_ns(binding.at) if binding is not None and binding.status == "True" else None
     return None if after is None or not stamps else min(stamps) + _NS - after
 
 
 def by_server(fact: PodFact, at: int) -> int:
-    """A stamp of a pod's node by the API server's clock, at the earliest; as it is where the pod's own stamps tell nothing of the two clocks.
+    """Converts a node's timestamp (nanoseconds) to the earliest by the API server's clock.
 
-    Args:
-        fact: the pod.
-        at: nanoseconds since the epoch by the node's clock.
+    Unchanged if the pod proves no difference.
     """
     hi = _most_after_binding(fact)
-    # A pod is taken a moment after it is bound, which is worth no doubt about clocks that agree.
+    # So small a difference proves nothing.
     return at if hi is None or 0 <= hi <= _TAKEN_WITHIN_S * _NS else at - hi
 
 
 class LeaseSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One look at the Lease that a kubelet renews.
+    """Snapshot of the Lease that a kubelet renews.
 
     Attributes:
-        node: whose.
-        seen_ns: nanoseconds since the epoch by this machine's clock.
-        renewed: by the kubelet's clock, with microseconds.
-        written: when the server took that, by its clock, in whole seconds.
+        node: Name of the node.
+        seen_ns: Nanoseconds since the epoch by this machine.
+        renewed: By the kubelet's clock, microseconds.
+        written: By the server's clock, whole seconds.
     """
 
     node: str
@@ -96,7 +90,7 @@ class LeaseSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 def lease_snapshot(item: Mapping[str, Any], *, seen_ns: int) -> LeaseSnapshot | None:
-    """A look at a Lease of ``kube-node-lease``; None where it bears no stamp."""
+    """Returns the snapshot of a kubelet's Lease; None without renewal time."""
     meta, spec = mapping(item, "metadata"), mapping(item, "spec")
     renewed = nanoseconds(word(spec.get("renewTime")) or "")
     if renewed is None:
@@ -112,14 +106,9 @@ def lease_snapshot(item: Mapping[str, Any], *, seen_ns: int) -> LeaseSnapshot | 
 
 
 def of_lease(look: LeaseSnapshot, before: LeaseSnapshot | None, *, server: Bound) -> Bound:
-    """How far a node's clock is ahead of this machine's, by one look at its Lease and one before.
+    """Returns the bounds of a node's clock offset, by two snapshots of its Lease.
 
-    A kubelet renews with what the server answered to the renewal before, so each renewal is after the server's stamp of any earlier one.
-
-    Args:
-        look: the newer one.
-        before: an earlier one; None = there is none.
-        server: how far the API server's clock is ahead of this machine's.
+    A renewal uses the server's earlier answer, so it follows that timestamp.
     """
     ahead = Bound(look.renewed - look.seen_ns, None)
     if look.written is not None:
@@ -137,12 +126,12 @@ _STEP: Final = 10_000_000
 
 
 def clock_path(run: Path, attempt: int) -> Path:
-    """Where an attempt's file lies."""
+    """Returns the path of an attempt's file of clocks."""
     return pods_folder(run, attempt) / "clocks.json"
 
 
 def read_clocks(run: Path, attempt: int) -> dict[int, int]:
-    """Least delay of each slot's lines in nanoseconds; the slot's clock is ahead by its negative. Empty where nothing is known."""
+    """Returns the least delay of each slot's lines in nanoseconds: minus the clock's lead."""
     try:
         return decoding.decode(clock_path(run, attempt).read_bytes(), kind=dict[int, int])
     except (OSError, msgspec.DecodeError):
@@ -150,16 +139,16 @@ def read_clocks(run: Path, attempt: int) -> dict[int, int]:
 
 
 def proofs_path(run: Path, attempt: int) -> Path:
-    """Where what is proved by objects lies."""
+    """Returns the path of bounds that API objects prove."""
     return pods_folder(run, attempt) / "clock-proofs.json"
 
 
 class Proofs(msgspec.Struct, frozen=True, kw_only=True):
-    """What objects prove.
+    """Clock bounds that API objects prove.
 
     Attributes:
-        server: how far the API server's clock is ahead of this machine's.
-        nodes: the same of a node's, by name.
+        server: Offset of the API server's clock.
+        nodes: Offset of each node's clock, by name.
     """
 
     server: Bound = Bound()
@@ -167,15 +156,13 @@ class Proofs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Changed:
-    """Whether a file has changed since it was asked last."""
-
     def __init__(self, path: Path) -> None:
         self._path = str(path)
         self._seen: tuple[int, int] | None = None
 
     def __call__(self) -> bool:
         try:
-            status = os.stat(self._path)  # noqa: PTH116 - asked at each look
+            status = os.stat(self._path)  # noqa: PTH116 - called at each poll
         except OSError:
             return False
         seen = (status.st_ino, status.st_mtime_ns)
@@ -184,12 +171,7 @@ class _Changed:
 
 
 class ClockView:
-    """Reads the file again when it has changed.
-
-    Args:
-        run: the run's directory.
-        attempt: counted from 1.
-    """
+    """Reads the file of clocks again after each change."""
 
     def __init__(self, run: Path, *, attempt: int) -> None:
         self._run = run
@@ -197,20 +179,12 @@ class ClockView:
         self._changed = _Changed(clock_path(run, attempt))
 
     def poll(self) -> dict[int, int]:
-        """As ``read_clocks``; empty too when nothing changed since the last time."""
+        """Returns ``read_clocks``; empty also if unchanged."""
         return read_clocks(self._run, self._attempt) if self._changed() else {}
 
 
 class ProofView:
-    """Reads what objects prove, again when it has changed.
-
-    Args:
-        run: the run's directory.
-        attempt: counted from 1.
-
-    Attributes:
-        proofs: as they stood at the last look; nothing at all where there is no such file.
-    """
+    """Reads the file of proved bounds again after each change."""
 
     def __init__(self, run: Path, *, attempt: int) -> None:
         self._path = proofs_path(run, attempt)
@@ -218,7 +192,7 @@ class ProofView:
         self.proofs = Proofs()
 
     def poll(self) -> bool:
-        """Whether there was anything new."""
+        """True if the file has new content."""
         if not self._changed():
             return False
         try:
@@ -229,12 +203,7 @@ class ProofView:
 
 
 class ClockFile:
-    """Writer of the file.
-
-    Args:
-        run: the run's directory.
-        attempt: counted from 1.
-    """
+    """Writer of both files."""
 
     def __init__(self, run: Path, *, attempt: int) -> None:
         self._path = clock_path(run, attempt)
@@ -247,26 +216,26 @@ class ClockFile:
         self._logs: dict[int, DelayedLog] = {}
 
     def watch(self, slot: int, log: DelayedLog) -> None:
-        """Take the delays of this log for the slot from now on."""
+        """Uses this log's delays for the slot from now on."""
         self._keep(slot)
         self._logs[slot] = log
 
     def server(self, ahead: Bound) -> None:
-        """Take how far the API server's clock is ahead, to the hundredth of a second: it is not written for less."""
+        """Sets the API server's clock offset, rounded outward to 10 ms to save writes."""
         lo = None if ahead.lo is None else ahead.lo // _STEP * _STEP
         hi = None if ahead.hi is None else -(-ahead.hi // _STEP) * _STEP
         self._proofs = msgspec.structs.replace(self._proofs, server=Bound(lo, hi))
 
     def node(self, name: str, ahead: Bound) -> None:
-        """Take how far a node's clock is ahead, beside what was known of it."""
+        """Narrows a node's clock offset."""
         held = self._proofs.nodes.get(name, Bound())
         self._proofs = msgspec.structs.replace(self._proofs, nodes={**self._proofs.nodes, name: held.meet(ahead)})
 
     def write(self) -> None:
-        """Write what changed.
+        """Writes the files whose content changed.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: A file cannot be written.
         """
         for slot in self._logs:
             self._keep(slot)

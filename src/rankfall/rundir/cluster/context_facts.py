@@ -1,8 +1,7 @@
-"""Reduces Events, Nodes and workload objects around an attempt's pods to the facts that are kept.
+"""Reduces Events, Nodes and workload objects to stored facts. Pure.
 
-Pure; every text is bounded and nothing is concluded. Kept because they vanish first: an Event lives an
-hour, a recovered node shows no trace. The newest snapshot of a node holds its earlier boots and unhealthy
-periods, because only the newest one is certain to stay in the file.
+They vanish first: an Event lives an hour. A node's newest snapshot therefore contains earlier boots and
+unhealthy periods.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from rankfall.rundir.cluster.pod_facts import Condition
 
 MESSAGE: Final = 1024
 _MAX_CONDITIONS: Final = 16
-# Of one node: times in which something was wrong with it, and boots.
+# Per node: problem periods, and boots.
 _MAX_SPELLS: Final = 16
 _MAX_BOOTS: Final = 8
 _MAX_CAUSES: Final = 16
-# Conditions of a node that tell of trouble, and with which status. ``Unknown`` of Ready: its kubelet says nothing any more.
+# Node conditions and their bad status. Ready is ``Unknown`` when the kubelet is silent.
 TROUBLE: Final = MappingProxyType(
     {
         "Ready": ("False", "Unknown"),
@@ -39,14 +38,14 @@ TROUBLE: Final = MappingProxyType(
 
 
 class EventFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="event"):
-    """One Event, with its repeats.
+    """One Event, with its repetition count.
 
     Attributes:
-        seen_ns: when it was seen, nanoseconds since the epoch by this machine's clock.
-        kind, name, about: the object that it speaks of; ``about`` is its UID.
-        container: of a pod, where it speaks of one.
-        first, last: RFC 3339, as the clock of whoever wrote it had it.
-        by: the component that wrote it.
+        seen_ns: Nanoseconds since the epoch by this machine.
+        kind, name, about: Its object; ``about`` is the UID.
+        container: Container, if any.
+        first, last: RFC 3339 by the writer's clock.
+        by: Component that wrote it.
     """
 
     seen_ns: int
@@ -65,12 +64,12 @@ class EventFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class Spell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A time in which something was wrong with a node.
+    """A period in which a node had a problem.
 
     Attributes:
-        type, status, reason, message: of the condition; of a taint the type is ``taint``, the reason its key and the message its effect.
-        since: RFC 3339, as the API gave it.
-        seen_ns, over_ns: when it was seen first, and when it was seen to be over; None = it was not.
+        type, status, reason, message: Condition; or ``taint``, status, key, effect.
+        since: Start in RFC 3339, by the API server.
+        seen_ns, over_ns: First sight, and sight of its end.
     """
 
     type: str
@@ -83,20 +82,20 @@ class Spell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Boot(msgspec.Struct, frozen=True, array_like=True):
-    """A boot of a node, and when it was seen first."""
+    """ID of a node's boot, and its first sight."""
 
     id: str
     seen_ns: int
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One cause of a node's health record (``rankfall.dev/node-health``).
+    """One cause in a node's health record (``rankfall.dev/node-health``).
 
     Attributes:
-        code: in the catalogue of node faults, ``xid/79``.
-        device: as ``gpu 0000:4e:00``.
-        times: of its observations, nanoseconds since the epoch by the node's clock.
-        text: the newest line.
+        code: Node fault, as ``xid/79``.
+        device: Device, as ``gpu 0000:4e:00``.
+        times: Nanoseconds since the epoch by the node's clock.
+        text: Newest line.
     """
 
     code: str
@@ -106,15 +105,15 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NodeFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="node"):
-    """One look at one node, and what was seen of it before.
+    """One snapshot of a node, with its history.
 
     Attributes:
-        uid: ``node/NAME``; a node that was made anew under its name is the same place.
+        uid: ``node/NAME``, also when created again.
         object: UID of the object.
-        boots: oldest first; the last one is the present one.
-        spells: oldest first.
-        health: state of the health record; None = there is none that can be read.
-        gone: the object was deleted.
+        boots: Oldest first; the last is current.
+        spells: Problem periods, oldest first.
+        health: State in the health record, or None.
+        gone: The object was deleted.
     """
 
     seen_ns: int
@@ -130,12 +129,12 @@ class NodeFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
 
 
 class WorkFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="work"):
-    """One look at an object that makes pods.
+    """One snapshot of an object that creates pods.
 
     Attributes:
-        suspend: it was told to have no pods; ``held_by`` is who said so last, as the API names its writers.
-        deleting: since when it is on its way out.
-        conditions: those that are true.
+        suspend: The spec requests no pods; ``held_by`` wrote it last.
+        deleting: Time of its deletion request.
+        conditions: True ones.
     """
 
     seen_ns: int
@@ -150,7 +149,7 @@ class WorkFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
 
 
 class Unseen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="unseen"):
-    """Something that cannot be looked at, why, and how to have it; ``over``: it can by now."""
+    """An unreadable object, with reason and remedy; ``over`` is True once readable."""
 
     seen_ns: int
     uid: str
@@ -162,7 +161,7 @@ ContextFact = EventFact | NodeFact | WorkFact | Unseen
 
 
 def event_fact(item: Mapping[str, Any], *, seen_ns: int) -> EventFact:
-    """The facts of an Event of the core API."""
+    """Returns the facts of an Event."""
     meta, about = mapping(item, "metadata"), mapping(item, "involvedObject")
     series = mapping(item, "series")
     path = word(about.get("fieldPath")) or ""
@@ -185,7 +184,7 @@ def event_fact(item: Mapping[str, Any], *, seen_ns: int) -> EventFact:
 
 
 def node_fact(item: Mapping[str, Any], *, seen_ns: int, gone: bool = False) -> NodeFact:
-    """The facts of a Node by this look alone; :func:`later_node` adds it to those before."""
+    """Returns a Node's facts without history; :func:`later_node` adds it."""
     meta, spec, status = mapping(item, "metadata"), mapping(item, "spec"), mapping(item, "status")
     boot = word(mapping(status, "nodeInfo").get("bootID"))
     health, faults = _health(mapping(meta, "annotations").get(ANNOTATION))
@@ -205,7 +204,7 @@ def node_fact(item: Mapping[str, Any], *, seen_ns: int, gone: bool = False) -> N
 
 
 def later_node(held: NodeFact, fact: NodeFact) -> NodeFact:
-    """What is known of a node after one more look at it."""
+    """Returns a node's facts after another snapshot."""
     if fact.gone:
         return msgspec.structs.replace(held, seen_ns=fact.seen_ns, gone=True)
     boots = held.boots
@@ -225,7 +224,7 @@ def later_node(held: NodeFact, fact: NodeFact) -> NodeFact:
 
 
 def work_fact(item: Mapping[str, Any], *, kind: str, seen_ns: int, gone: bool = False) -> WorkFact:
-    """The facts of a Job, JobSet, TrainJob, or a job of the training operator."""
+    """Returns the facts of a Job, JobSet, TrainJob, or training operator's job."""
     meta, spec = mapping(item, "metadata"), mapping(item, "spec")
     suspend = (spec if "suspend" in spec else mapping(spec, "runPolicy")).get("suspend") is True
     true = [one for one in mappings(mapping(item, "status"), "conditions") if one.get("status") == "True"]
@@ -284,12 +283,12 @@ def _taints(spec: Mapping[str, Any], seen_ns: int) -> list[Spell]:
 
 
 def _what(spell: Spell) -> tuple[str, str, str | None]:
-    # Ready False and Ready Unknown are two things: only the first is the kubelet's own word.
+    # Only Ready False comes from the kubelet itself.
     return spell.type, spell.status, spell.reason if spell.type == "taint" else None
 
 
 def _health(text: Any) -> tuple[str | None, tuple[Fault, ...]]:
-    """State and causes of a node's health record. One that cannot be believed tells nothing."""
+    """Returns state and causes of a node's health record, if valid."""
     if not isinstance(text, str):
         return None, ()
     try:
@@ -311,7 +310,7 @@ def _health(text: Any) -> tuple[str | None, tuple[Fault, ...]]:
 
 
 def _writer_of_suspend(meta: Mapping[str, Any]) -> str | None:
-    """The last writer of ``suspend``, by the API's own book of who wrote which field."""
+    """Returns the last writer of ``suspend`` by ``managedFields``."""
     found: list[tuple[str, str]] = []
     for one in mappings(meta, "managedFields"):
         spec = mapping(mapping(one, "fieldsV1"), "f:spec")

@@ -1,6 +1,6 @@
-"""The file of commits beside the streams of a container: what a collector wrote of each chunk, and the newest line of all.
+"""Format of the commit file beside a container's streams: written chunks, newest line.
 
-Collectors write it (``collect.pods.resume``); readers ask for the newest stamp.
+Written by ``collect.pods.resume``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rankfall.model import decoding
 from rankfall.rundir.streams.content import open_regular
 
 CURSOR_NAME: Final = "cursor.jsonl"
-# Its last row lies within this, bytes: the rows of some hundred thousand lines would not.
+# Bytes that contain the last row, unless of some hundred thousand lines.
 _ROW_END: Final = 1 << 20
 
 
@@ -23,9 +23,9 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """A chunk of whole lines in one of the files.
 
     Attributes:
-        segment, offset, size: where.
-        lines: how many.
-        high, low: newest and oldest whole second among their stamps.
+        segment, offset, size: Position and size.
+        lines: Number of lines.
+        high, low: Newest and oldest second of its timestamps.
     """
 
     segment: int
@@ -40,17 +40,17 @@ class CursorRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One commit.
 
     Attributes:
-        second: whole second of the newest line.
-        forgotten: newest second of which not all lines are remembered.
-        seconds: of the lines taken, as (second, how many in a row).
-        sums: their checksums, 4 bytes each, base64.
-        chunks: taken as they came, in place of lines; a row has lines or chunks.
-        sizes: length of each stream that this row changed.
-        last: stamp of the newest line, nanoseconds.
-        closed: why nothing more will come.
-        lines, repeated, gaps: totals so far.
-        printed: (lines, bytes) of each stream by the wrapper's last word.
-        settled: what is stored was compared with that.
+        second: Whole second of the newest line.
+        forgotten: Newest second with forgotten lines.
+        seconds: (second, lines in sequence) of stored lines.
+        sums: Checksums, 4 bytes each, base64.
+        chunks: Stored unchanged; excludes lines.
+        sizes: Length of each changed stream.
+        last: Newest line's timestamp, nanoseconds.
+        closed: Why no more lines will come.
+        lines, repeated, gaps: Totals so far.
+        printed: (lines, bytes) of each stream, by the wrapper.
+        settled: Stored lines were compared with it.
     """
 
     second: int | None = None
@@ -69,7 +69,7 @@ class CursorRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def newest_of_log(folder: Path) -> int | None:
-    """Stamp of the newest line that is stored of the instance in this folder, nanoseconds; None where that is not known."""
+    """Returns the newest stored line's timestamp in nanoseconds, or None."""
     try:
         fd = open_regular(folder / CURSOR_NAME)
         try:

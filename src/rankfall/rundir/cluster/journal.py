@@ -1,8 +1,6 @@
-"""Journals of object snapshots: one line of JSON per change, appended by the one pod collector.
+"""Journals of object snapshots: one JSON line per change.
 
-Readers follow the file at any time; a torn last line is skipped and unchanged snapshots are not repeated.
-A large file is rewritten with the newest snapshot of each object. The pod journal lists the pods of an
-attempt by UID and by slot.
+Readers skip a torn last line. A large file is rewritten with the newest snapshots.
 """
 
 from __future__ import annotations
@@ -20,37 +18,33 @@ from rankfall.rundir.cluster.pod_facts import PodFact
 from rankfall.rundir.layout import pods_folder
 from rankfall.rundir.lease import make_folder, private, write_file
 
-# Written anew when it has grown to this and to twice what it began with, bytes.
+# Bytes at which the file is rewritten, if doubled since.
 COMPACT: Final = 32 << 20
 
 
 class Snapshot(Protocol):
-    """One look at one object; nanoseconds since the epoch by this machine's clock."""
+    """One snapshot of one object."""
 
     @property
     def uid(self) -> str:
-        """Names the object."""
+        """UID of the object."""
 
     @property
     def seen_ns(self) -> int:
-        """When."""
+        """Nanoseconds since the epoch by this machine's clock."""
 
 
 K = TypeVar("K", bound=Snapshot)
 
 
 class SnapshotWriter(Generic[K]):
-    """Appends looks.
-
-    Args:
-        path: made with its folders when missing. What an earlier writer left is kept; its torn last line is cut off.
-        kind: of the looks.
+    """Appends snapshots to a journal, created if missing; removes a torn last line.
 
     Attributes:
-        newest: the newest look at each object by its UID, those of earlier writers too.
+        newest: By UID, including earlier writers'.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: The file cannot be opened.
     """
 
     def __init__(self, path: Path, kind: Any) -> None:
@@ -70,10 +64,10 @@ class SnapshotWriter(Generic[K]):
         self._compact_at = max(COMPACT, 2 * self._size)
 
     def add(self, fact: K) -> bool:
-        """Write one look down; False when it says nothing new.
+        """Appends one snapshot; returns False if it contains nothing new.
 
         Raises:
-            OSError: the disk is full or the like; nothing of it counts as written.
+            OSError: Nothing was written.
         """
         held: Any = self.newest.get(fact.uid)
         if held is not None and msgspec.structs.replace(held, seen_ns=fact.seen_ns) == fact:
@@ -90,13 +84,13 @@ class SnapshotWriter(Generic[K]):
         return True
 
     def close(self) -> None:
-        """Let go of the file; may be called again."""
+        """Closes the file; repeatable."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def _compact(self) -> None:
-        """The newest look at each object in a new file; where that fails the old one goes on."""
+        """Rewrites the journal; on failure the old file remains."""
         temporary = self._path.with_suffix(".new")
         data = b"".join(self._encoder.encode(fact) + b"\n" for fact in self.newest.values())
         with contextlib.suppress(OSError):
@@ -113,16 +107,12 @@ class SnapshotWriter(Generic[K]):
 
 
 class SnapshotReader(Generic[K]):
-    """Reads such a file incrementally.
-
-    Args:
-        path: of the file.
-        kind: of the looks.
+    """Reads a journal incrementally.
 
     Attributes:
-        newest: the newest look at each object by its UID, in order of first appearance.
-        offset: bytes read, whole lines only.
-        problems: lines that could not be used, in words (at most a few).
+        newest: By UID, in order of first appearance.
+        offset: Bytes read, whole lines only.
+        problems: Messages about unusable lines, at most 8.
     """
 
     def __init__(self, path: Path, kind: Any) -> None:
@@ -134,9 +124,9 @@ class SnapshotReader(Generic[K]):
         self._decoder: decoding.Decoder[K] = decoding.decoder(kind)
 
     def poll(self) -> list[K]:
-        """Looks that came since, oldest first. From the beginning when the file is another one by now."""
+        """Returns new snapshots, oldest first; rereads a replaced file."""
         try:
-            # Asked for each slot at each look, and hardly ever with an answer: a journal that stands still is not opened.
+            # Runs for each slot at each poll: an unchanged journal stays closed.
             status = self.path.stat()
             if (status.st_ino, status.st_size) == (self._inode, self.offset):
                 return []
@@ -151,7 +141,7 @@ class SnapshotReader(Generic[K]):
         whole = data.rfind(b"\n") + 1
         self.offset += whole
         found = []
-        # Not splitlines: only a newline ends a line of JSON.
+        # ``splitlines`` would be wrong: only a newline ends a line.
         for line in data[:whole].split(b"\n"):
             fact = self._decode(line)
             if fact is not None:
@@ -165,7 +155,7 @@ class SnapshotReader(Generic[K]):
         try:
             return self._decoder.decode(line)
         except msgspec.DecodeError as error:
-            if len(self.problems) < 8:  # noqa: PLR2004 - as many as anyone reads
+            if len(self.problems) < 8:  # noqa: PLR2004 - enough for a user
                 self.problems.append(f"{self.path.name}: a damaged line: {str(error)[:200]}")
             return None
 
@@ -174,18 +164,15 @@ NAME: Final = "pods.jsonl"
 
 
 def journal_path(run: Path, attempt: int) -> Path:
-    """Where the journal of an attempt lies in its run directory."""
+    """Returns the path of an attempt's pod journal."""
     return pods_folder(run, attempt) / NAME
 
 
 class JournalWriter(SnapshotWriter[PodFact]):
-    """Appends looks at pods.
-
-    Args:
-        path: as :func:`journal_path` has it.
+    """Appends snapshots of pods.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: The file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -193,30 +180,30 @@ class JournalWriter(SnapshotWriter[PodFact]):
 
     @property
     def pods(self) -> dict[str, PodFact]:
-        """The newest look at each pod by its UID, those of earlier writers too."""
+        """Newest snapshot of each pod by UID."""
         return self.newest
 
 
 class JournalReader(SnapshotReader[PodFact]):
-    """Reads a journal incrementally."""
+    """Reads a pod journal incrementally."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, PodFact)
 
     @property
     def pods(self) -> dict[str, PodFact]:
-        """The newest look at each pod by its UID, in order of first appearance."""
+        """Newest snapshot of each pod by UID, in order of appearance."""
         return self.newest
 
     @classmethod
     def read(cls, path: Path) -> dict[str, PodFact]:
-        """The newest look at each pod of a journal, read once."""
+        """Returns the newest snapshot of each pod, read once."""
         reader = cls(path)
         reader.poll()
         return reader.pods
 
     def by_slot(self) -> dict[int, PodFact]:
-        """The newest pod of each slot: a pod that is there before one that is gone, then the one that was made later, then seen later."""
+        """Returns the newest pod of each slot: existing, later created, later in the journal."""
         found: dict[int, PodFact] = {}
         for fact in self.pods.values():
             if fact.slot is None:
@@ -228,5 +215,5 @@ class JournalReader(SnapshotReader[PodFact]):
 
 
 def _newness(fact: PodFact) -> tuple[bool, str]:
-    # The API's own stamps, all of one form: they are compared as texts.
+    # One format, so comparable as text.
     return not fact.gone, fact.created or ""

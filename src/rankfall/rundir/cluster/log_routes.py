@@ -1,7 +1,7 @@
-"""Which stream a line of a container's log belongs to, and where its own bytes begin.
+"""Maps each line of a container's log to its stream and text offset.
 
-The wrapper puts ``[rank N] `` in front of the lines of ranks, and ``[rank ?] `` in front of what only looks like that or like a record; a record is
-a line of its own. Where no wrapper of ours is in the container all of that is the job's own text, and only torchrun's prefixes are looked for.
+The wrapper writes ``[rank N] `` before ranks' lines, and ``[rank ?] `` before similar output. Without it only
+torchrun's prefixes count.
 """
 
 from __future__ import annotations
@@ -18,27 +18,25 @@ _RECORD_SIGN: Final = RECORD_MARK[:1]
 _RANK: Final = b"[rank "
 _STRANGE: Final = b"[rank ?] "
 _MAX_RANK_DIGITS: Final = 7
-# What torchrun puts before the lines of its ranks when it is to (``--tee``): the role's name and the local rank.
+# torchrun's ``--tee`` prefix: role and local rank.
 _TAG: Final = anchored(rb"\[[A-Za-z_][\w.-]{0,60}\]:", limit=64)
 _DIGITS: Final = anchored(rb"(?:0|[1-9]\d{0,2})", limit=8)
-#: Names of roles in these prefixes, while nothing proves which ones torchrun puts: its default, and that of older tools.
+#: torchrun's default roles, now and earlier.
 USUAL_ROLES: Final = ("default", "trainer")
-# One of these right behind a stamp, but for torch's own mark of a rank: what is searched for in many lines at once.
+# Directly after a timestamp, but no torch rank prefix; searched in many lines in one call.
 _TAG_WITHIN: Final = bounded(rb"Z \[(?!rank\d{1,9}\]:)[A-Za-z_][\w.-]{0,59}\d\]:", limit=1 << 30)
 
 
 class Routes:
-    """The way of each line of one log.
+    """Maps the lines of one log to streams.
 
-    Args:
-        on_record: takes a record's line (without its newline) and its stamp; False when it is none of ours after all.
-        foreign: no wrapper of ours is in the container.
+    ``on_record`` returns False for a line that is not Rankfall's. ``foreign``: no wrapper.
 
     Attributes:
-        base: added to a local rank gives the number of its stream; set by whoever knows of the launcher's rounds.
-        roles: names of roles in torchrun's prefixes, where no wrapper of ours is in the container.
-        locals: local ranks that there are; None = that is not known.
-        tagged: whether a line came that begins as torchrun's prefixes do.
+        base: Added to a local rank for its stream number.
+        roles: Role names in torchrun's prefixes.
+        locals: Existing local ranks, or None.
+        tagged: A torchrun-like prefix was found.
     """
 
     def __init__(self, on_record: Callable[[bytes, int | None], bool], *, foreign: bool) -> None:
@@ -50,18 +48,15 @@ class Routes:
         self._foreign = foreign
 
     def alike(self, data: bytes) -> bool:
-        """Whether no line of a foreign job among these can have a launcher's tag: all of them are of its slot, as they are."""
+        """True if all lines are the slot's, without prefix; False with Rankfall's wrapper."""
         if b"]:" not in data:
             return self._foreign
         return self._foreign and "rank" not in self.roles and _TAG_WITHIN.search(data) is None
 
     def of(self, line: bytes, start: int, stamp: int | None) -> tuple[str, int] | None:
-        """Stream of a line and where its own bytes begin; None for a record, which was given away.
+        """Returns a line's stream and text offset; None for a record, which goes to ``on_record``.
 
-        Args:
-            line: without its newline.
-            start: where it begins behind its stamp.
-            stamp: nanoseconds since the epoch; None = it has none.
+        ``start`` follows its timestamp; ``stamp`` in nanoseconds since the epoch.
         """
         if self._foreign:
             local = self._local(line, start) if line.startswith(b"[", start) else None
@@ -71,7 +66,7 @@ class Routes:
             end = line.find(b"] ", begin, begin + _MAX_RANK_DIGITS + 2)
             rank = line[begin:end] if end > 0 else b""
             if rank.isdigit():
-                # foreign-text: a few ASCII digits, seen above; each line comes here
+                # foreign-text: a few ASCII digits, checked above; runs for each line
                 return f"r{int(rank)}.out", end + 2
             if line.startswith(_STRANGE, start):
                 return SLOT_STREAM, start + len(_STRANGE)
@@ -80,7 +75,7 @@ class Routes:
         return SLOT_STREAM, start
 
     def _local(self, line: bytes, start: int) -> int | None:
-        """The local rank in torchrun's prefix; None where the line has none of a known role and local rank."""
+        """Returns the local rank in torchrun's prefix, or None."""
         if _TAG.match(line, start) is None:
             return None
         name = line[start + 1 : line.index(b"]:", start)]
@@ -90,13 +85,13 @@ class Routes:
                 self.tagged = True
                 local = numbers.matched(digits)
                 return local if self.locals is None or local in self.locals else None
-        # Of a role that nothing has named yet, or torch's own mark of a rank's traceback and messages.
+        # The prefix of an unnamed role, or torch's own.
         self.tagged = self.tagged or (name[-1:].isdigit() and not name.startswith(b"rank"))
         return None
 
 
 def records_within(data: bytes) -> tuple[int, int]:
-    """Where the first of these whole lines that may be a record begins, and where the last one ends; twice 0 where there is none."""
+    """Returns start and end of possible records in whole lines; (0, 0) without one."""
     first = data.find(_RECORD_SIGN)
     if first < 0:
         return 0, 0

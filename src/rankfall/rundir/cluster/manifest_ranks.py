@@ -1,8 +1,6 @@
-"""What a pod's own manifest proves about torchrun: the ranks of a static rendezvous, and whether torchrun itself marks the lines of its ranks. Pure.
+"""Derives the ranks of torchrun's static rendezvous from a pod's manifest. Pure.
 
-Everything that could make it another rendezvous, another number or another prefix proves nothing: c10d in any option or variable, an option that torchrun
-does not have, text that a shell fills in, a number of ranks that is not written out. The completion index alone proves nothing either: only a variable
-that torchrun reads does. Lines without torchrun's prefix prove no rank, whatever they look like: the job may print that text itself.
+Any sign of another rendezvous, number or prefix means no proof. Lines without torchrun's prefix prove no rank.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from rankfall.model.patterns import anchored
 
 _TORCHRUN: Final = ("torchrun", "torch.distributed.run")
 _ELASTIC: Final = ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--standalone")
-# Options that change what stands before a line.
+# Options that change a line's prefix.
 _PREFIX: Final = ("--log-line-prefix-template", "--logs-specs")
 _PREFIX_ENV: Final = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _FLAGS: Final = frozenset({"--standalone", "--virtual-local-rank", "-m", "--module", "--no-python", "--run-path"})
@@ -49,25 +47,25 @@ _VALUES: Final = frozenset(
     }
 )
 _SHORT: Final = {"-t": "--tee", "-r": "--redirects"}
-# Both streams of each rank.
+# ``--tee`` for both streams of each rank.
 _BOTH: Final = "3"
 _ROLE: Final = "default"
 _MOST: Final = 64
 _PYTHON: Final = anchored(r"python[0-9.]*", limit=64)
 _SHELL: Final = anchored(r"(?:ba|da)?sh", limit=64)
 _SCRIPT: Final = anchored(r"-[a-z]*c", limit=16)
-# Commands of a shell that print nothing before torchrun starts.
+# Shell commands that print nothing.
 _SILENT: Final = frozenset({"set", "export", "cd", "ulimit", "umask", "unset"})
 _CONTROL: Final = (";", "&", "|", "`", "$(", "<", ">", "(", ")")
 _BOTH_TO_STDOUT: Final = "2>&1"
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a manifest proves.
+    """Facts that a manifest proves.
 
     Attributes:
-        roles: names in the prefixes that torchrun puts before each line of its ranks; empty = it puts none; None = the manifest does not say.
-        ranks: global rank by local rank; empty where it proves none.
+        roles: In torchrun's prefixes; empty without, None unknown.
+        ranks: Global by local rank; empty if unproved.
     """
 
     roles: tuple[str, ...] | None = None
@@ -75,15 +73,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def launch_of(pod: Mapping[str, Any], container: str) -> Launch:
-    """What a manifest proves about the torchrun of one container.
-
-    Args:
-        pod: the object.
-        container: that has the ranks.
-    """
+    """Returns what a manifest proves about one container's torchrun."""
     spec, meta = pod.get("spec") or {}, pod.get("metadata") or {}
     own = next((one for one in spec.get("containers") or () if one.get("name") == container), None)
-    # Variables from elsewhere may say anything.
+    # Variables from other objects may have any value.
     if own is None or own.get("envFrom"):
         return Launch()
     options = _options([*(own.get("command") or ()), *(own.get("args") or ())])
@@ -100,18 +93,18 @@ def launch_of(pod: Mapping[str, Any], container: str) -> Launch:
     return Launch(roles=(_ROLE if role is _ABSENT else role,), ranks=_static_ranks(options, env))
 
 
-# An option that is given neither as a word nor by its variable.
+# Neither on the command line nor a variable.
 _ABSENT: Final = "\0"
 
 
 def _given(name: str, options: Mapping[str, str], env: Mapping[str, str | None]) -> str | None:
-    """Value of an option of torchrun, also by its variable; None = there is one, and it is not in the manifest."""
+    """Returns a torchrun option's value; None if the manifest lacks it."""
     variable = "PET_" + name.removeprefix("--").upper().replace("-", "_")
     return options[name] if name in options else env.get(variable, _ABSENT)
 
 
 def _static_ranks(options: Mapping[str, str], env: Mapping[str, str | None]) -> dict[int, int]:
-    """Ranks by local rank of a rendezvous that takes each node's rank as it is given."""
+    """Returns rank by local rank, by each node's configured rank."""
     if any(_given(name, options, env) is not _ABSENT for name in _ELASTIC):
         return {}
     node, count, nodes = (
@@ -123,7 +116,7 @@ def _static_ranks(options: Mapping[str, str], env: Mapping[str, str | None]) -> 
 
 
 def _options(words: Sequence[Any]) -> dict[str, str] | None:
-    """Options of the one torchrun that a container runs, by their long names; None where it runs anything else, or a shell decides about its words."""
+    """Returns a container's torchrun options; None if a shell determines them."""
     plain = _plain(words)
     if plain is None:
         return None
@@ -149,7 +142,7 @@ def _options(words: Sequence[Any]) -> dict[str, str] | None:
 
 
 def _plain(words: Sequence[Any]) -> list[str] | None:
-    """The words of the one command that a container runs, taken out of its shell; None where that shell runs or decides more."""
+    """Returns the only command's words without its shell, or None."""
     if not words or not all(isinstance(word, str) for word in words):
         return None
     if not _SHELL.fullmatch(words[0].rpartition("/")[2]):
@@ -171,14 +164,14 @@ def _plain(words: Sequence[Any]) -> list[str] | None:
 
 
 def _only_starts_python(words: Sequence[str]) -> bool:
-    """Whether these words before torchrun are a Python with options, or none."""
+    """True if only a Python with options precedes torchrun."""
     return not words or (
         _PYTHON.fullmatch(words[0].rpartition("/")[2]) is not None and all(word.startswith("-") for word in words[1:])
     )
 
 
 def _variables(container: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, str | None]:
-    """Variables of a container; None = there is one, and its value is not in the manifest."""
+    """Returns a container's variables; a value is None if the manifest lacks it."""
     found: dict[str, str | None] = {}
     for one in container.get("env") or ():
         name = one.get("name")

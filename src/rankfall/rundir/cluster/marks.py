@@ -1,8 +1,6 @@
-"""Small files of an attempt's pods: owner of a log folder, proved ranks, time of our own stop.
+"""Small files of an attempt's pods: log folder owner, proved ranks, Rankfall's stop.
 
-instance.json names the pod and restart of a folder of streams; ranks.json says which rank a launcher's
-local rank is, for jobs that Rankfall did not start; the stop mark is written before the request to stop is
-sent, so no reader takes our own signals for somebody else's. Cheap to import: every run reads them.
+The stop mark precedes the stop request, so Rankfall's signals are recognizable.
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ OWNER_NAME: Final = "instance.json"
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose log a folder holds: UID of the pod and number of the container's restart."""
+    """Owner of a log folder: pod UID and restart number."""
 
     uid: str
     number: int
 
 
 def identity_of(folder: Path) -> Identity | None:
-    """Whose log a folder holds; None where that cannot be read."""
+    """Returns the owner of a log folder, or None."""
     try:
         return decoding.decode((folder / OWNER_NAME).read_bytes(), kind=Identity)
     except (OSError, msgspec.DecodeError):
@@ -38,17 +36,17 @@ def identity_of(folder: Path) -> Identity | None:
 
 
 NAME: Final = "ranks.json"
-# Ordinals of one round: no node has as many ranks.
+# Stream numbers of one round: no node has so many ranks.
 ROUND: Final = 1000
 
 
 class RankMapEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One stream's rank.
+    """Rank of one stream.
 
     Attributes:
-        rank: global.
-        proof: where that is known from, for people.
-        since, until: bytes of the stream that it holds for, from (included) to (excluded); None = to its end.
+        rank: Global rank.
+        proof: Source of the rank, for users.
+        since, until: Bytes, from (included) to (excluded); None = end.
     """
 
     rank: int
@@ -58,15 +56,15 @@ class RankMapEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankMap(msgspec.Struct, frozen=True, kw_only=True):
-    """What is proved of one container instance.
+    """Proved ranks of one container instance.
 
     Attributes:
-        base: added to a local rank gives the number of its stream, in the round that goes on.
-        processes: of that round: local rank -> (pid, start in clock ticks); empty = nobody looked.
-        confirmed: bytes of each stream, by its number, that were stored before these processes were seen last.
-        ranks: stream number -> its rank.
-        roles: names in the prefixes that torchrun puts before each line of its ranks; None = nothing proves that it does.
-        settled: no further rank will be proved.
+        base: Added to a local rank for its stream number.
+        processes: Local rank -> (pid, start in clock ticks).
+        confirmed: Bytes by stream, stored while these lived.
+        ranks: Stream number -> its rank.
+        roles: Role names in torchrun's prefixes, or None.
+        settled: No further rank will be proved.
     """
 
     base: int = 0
@@ -78,24 +76,24 @@ class RankMap(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def locals(self) -> frozenset[int] | None:
-        """Local ranks of the round that goes on; None = they are not known."""
+        """Local ranks of the current round, or None."""
         found = frozenset(number - self.base for number in self.ranks if 0 <= number - self.base < ROUND)
         return found or None
 
     def route(self, routes: Routes) -> None:
-        """Let a log's lines go to streams by what is proved."""
+        """Configures a log's routes."""
         routes.base = self.base
         routes.locals = self.locals
         if self.roles is not None or self.settled:
             routes.roles = self.roles or ()
 
     def of_no_rank(self, number: int) -> bool:
-        """Whether the rank of a stream will never be known."""
+        """True if a stream's rank will never become known."""
         return number not in self.ranks and (self.settled or bool(self.ranks))
 
 
 def read_rank_map(folder: Path) -> RankMap:
-    """What is written down of an instance; nothing where that cannot be read."""
+    """Returns an instance's rank map; empty if unreadable."""
     try:
         return decoding.decode((folder / NAME).read_bytes(), kind=RankMap)
     except (OSError, msgspec.MsgspecError):
@@ -103,21 +101,21 @@ def read_rank_map(folder: Path) -> RankMap:
 
 
 def write_rank_map(folder: Path, rank_map: RankMap) -> None:
-    """Write it down.
+    """Stores the rank map.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
     replace_file(folder / NAME, msgspec.json.encode(rank_map))
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
-    """The first request to stop.
+    """The first stop request.
 
     Attributes:
-        at_ns: when, nanoseconds since the epoch by this machine's clock.
-        reason: why.
-        after: slots whose ends it followed, where that is known: stamps of whole seconds alone cannot tell them from those that it ended.
+        at_ns: Nanoseconds since the epoch by this machine.
+        reason: Reason of the stop.
+        after: Slots that ended before, which whole seconds cannot show.
     """
 
     at_ns: int
@@ -126,20 +124,20 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stop_path(run: Path, attempt: int) -> Path:
-    """Where an attempt's mark lies."""
+    """Returns the path of an attempt's stop mark."""
     return pods_folder(run, attempt) / "stop.json"
 
 
 def read_stop(run: Path, attempt: int) -> Stop | None:
-    """The mark; None where nothing was stopped."""
+    """Returns the stop mark, or None."""
     return _read(stop_path(run, attempt))
 
 
 def mark_stop(run: Path, attempt: int, stop: Stop) -> None:
-    """Set the mark; the first one stands.
+    """Writes the stop mark, unless there is one already.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
     path = stop_path(run, attempt)
     make_folder(path.parent)
@@ -147,10 +145,10 @@ def mark_stop(run: Path, attempt: int, stop: Stop) -> None:
 
 
 def abandon(run: Path, attempt: int, slots: Collection[int]) -> None:
-    """Write down that these slots are not waited for any more.
+    """Records that Rankfall no longer waits for these slots.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
     held = abandoned(run, attempt)
     if not held >= set(slots):
@@ -158,7 +156,7 @@ def abandon(run: Path, attempt: int, slots: Collection[int]) -> None:
 
 
 def abandoned(run: Path, attempt: int) -> frozenset[int]:
-    """Slots that are not waited for any more."""
+    """Returns the slots for which Rankfall no longer waits."""
     try:
         return frozenset(decoding.decode(_abandoned_path(run, attempt).read_bytes(), kind=list[int]))
     except (OSError, msgspec.DecodeError):
@@ -170,7 +168,7 @@ def _abandoned_path(run: Path, attempt: int) -> Path:
 
 
 class StopMark:
-    """Reads the mark as often as asked, and no more once it is there: it never changes."""
+    """Reads the stop mark until it exists; it never changes."""
 
     def __init__(self, run: Path, attempt: int) -> None:
         self._path = stop_path(run, attempt)
@@ -178,8 +176,8 @@ class StopMark:
         self._found: Stop | None = None
 
     def read(self) -> Stop | None:
-        """The mark; None while nothing was stopped."""
-        if self._found is None and os.path.exists(self._text):  # noqa: PTH110 - asked at each look
+        """Returns the stop mark, or None."""
+        if self._found is None and os.path.exists(self._text):  # noqa: PTH110 - called at each poll
             self._found = _read(self._path)
         return self._found
 

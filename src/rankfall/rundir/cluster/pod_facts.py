@@ -1,8 +1,6 @@
-"""Reduces a pod object to the facts that are kept: place, phase, container state, proved ranks.
+"""Reduces a pod object to stored facts that outlive it. Pure.
 
-Pure. Keeps what a verdict may need after the pod is gone, bounds every text (messages come from jobs and
-strangers), and draws no conclusion. A manifest proves ranks only for torchrun's static rendezvous with a
-literal node rank; the completion index alone proves nothing.
+Texts are bounded: messages come from untrusted jobs. The completion index alone proves no rank.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ ContainerState = Literal["waiting", "running", "terminated", "unknown"]
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One condition of a pod, as the API gave it; ``at`` is its last transition."""
+    """One condition of a pod; ``at`` is its last transition."""
 
     type: str
     status: str = "Unknown"
@@ -41,9 +39,9 @@ class ContainerFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """State of one container instance.
 
     Attributes:
-        id: the runtime's id; names the instance together with ``restarts``.
-        reason, message: of a waiting or terminated state; the message of a terminated one is its termination message.
-        started, finished: RFC 3339, as the node's clock had it.
+        id: From the runtime; with ``restarts`` names the instance.
+        reason, message: Of its state; or the termination message.
+        started, finished: RFC 3339, by the node's clock.
     """
 
     state: ContainerState
@@ -59,24 +57,23 @@ class ContainerFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One look at one pod.
+    """One snapshot of one pod.
 
     Attributes:
-        seen_ns: when it was seen, nanoseconds since the epoch by this machine's clock.
-        slot: of the job, by the completion index and the role; None for a pod that has none.
-        gone: the pod is no longer there; the other fields are those of the last look at it.
-        created: when the API server made it, by its clock; ``accepted``: when the kubelet took it, by the node's.
-        deleting: when it is to have ended, since the API was asked to delete it.
-        grace_s: what it was given for that.
-        overdue: nobody has said that it has ended, long after it was to: only its node could, and that is dead, cut off or stuck.
-        container: name of the training container.
-        ranks: local rank -> rank, where the manifest of a pod that Rankfall did not make proves them.
-        prefixes: names of roles in the prefixes of torchrun, where such a manifest proves them; empty = torchrun puts none.
-        role: of the pod, where it bears the marks of another tool; None = it does not say, or Rankfall's labels do.
-        main, last: state of the training container, and of the instance before it.
-        log: whether the log of the training container is stored to its end: ``open``, ``complete``, ``lost`` (part of it could not be had),
-            ``none`` (it never had one).
-        others: reasons of other containers (init, sidecars) that keep it from running, ``name: reason: message``.
+        seen_ns: Nanoseconds since the epoch by this machine.
+        slot: By completion index and role, or None.
+        gone: Deleted; other fields are older.
+        created: By the API server's clock; ``accepted``: by the node's.
+        deleting: Deadline after a deletion request.
+        grace_s: Grace period in seconds.
+        overdue: Its end is unreported: a dead or disconnected node.
+        container: Name of the training container.
+        ranks: Local rank -> rank, by a foreign manifest.
+        prefixes: Roles in torchrun's prefixes; empty without prefix.
+        role: By another tool's labels, or None.
+        main, last: Training container, and its previous instance.
+        log: ``open``, ``complete``, ``lost`` (incomplete), ``none`` (never existed).
+        others: Blocking containers, as ``name: reason: message``.
     """
 
     seen_ns: int
@@ -106,33 +103,29 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def over(self) -> bool:
-        """Whether no instance of the training container runs or will run again, by this look."""
+        """True if no instance of the training container will run any more."""
         ended = self.main is not None and self.main.state == "terminated"
         return self.gone or ended or self.phase in _OVER
 
     @property
     def unheard(self) -> bool:
-        """Whether the control plane withdrew the pod's Ready condition because its node's kubelet has stopped reporting.
+        """True if the node controller withdrew Ready because the kubelet is silent.
 
-        A kubelet gives a reason with each Ready condition that is False; the node controller gives none and leaves the container's state as it was.
+        A kubelet gives a reason with Ready False; the controller gives none.
         """
         ready, main = self.condition("Ready"), self.main
         running = main is not None and main.state == "running" and main.ready and self.phase not in _OVER
         return running and ready is not None and ready.status == "False" and not ready.reason
 
     def condition(self, kind: str) -> Condition | None:
-        """The condition of this type."""
+        """Returns the condition of this type, or None."""
         return next((one for one in self.conditions if one.type == kind), None)
 
 
 def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: bool = False) -> PodFact:
-    """The facts of a pod object.
+    """Returns a pod object's facts; missing or mistyped parts are unknown.
 
-    Args:
-        pod: as the API gave it; parts that are missing or of a wrong type are unknown, never an error.
-        source: whose pods they are.
-        seen_ns: when it was seen.
-        gone: the API said that it was deleted.
+    ``seen_ns`` in nanoseconds since the epoch; ``gone``: deleted.
     """
     meta, spec, status = mapping(pod, "metadata"), mapping(pod, "spec"), mapping(pod, "status")
     labels, annotations = mapping(meta, "labels"), mapping(meta, "annotations")
@@ -166,7 +159,7 @@ def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: b
         role=role if source.marks is not None else None,
         ranks=launch.ranks,
         prefixes=launch.roles,
-        # Those that a verdict may need first: anybody may add others.
+        # First the conditions that a verdict may need.
         conditions=tuple(sorted(_conditions(status), key=lambda one: one.type not in _KEPT_CONDITIONS))[
             :_MAX_CONDITIONS
         ],
@@ -177,9 +170,9 @@ def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: b
 
 
 def later(held: PodFact, fact: PodFact) -> PodFact:
-    """What is known of a pod after one more look at it: what was seen of its container and its place stays, where this look says less.
+    """Returns a pod's facts after another snapshot, with older ones that it lacks.
 
-    Two ways of looking may overtake each other, and the last words about a pod that was deleted may be its name alone.
+    Snapshots may overtake each other; a deleted pod's last event may be only a name.
     """
     main, last = fact.main or held.main, fact.last or held.last
     if _goes_back(held.main, main):
@@ -205,14 +198,14 @@ def later(held: PodFact, fact: PodFact) -> PodFact:
 
 
 def _goes_back(held: ContainerFact | None, main: ContainerFact | None) -> bool:
-    """Whether a container is shown as it was before."""
+    """True if a snapshot shows an earlier container state."""
     if held is None or main is None or main.restarts != held.restarts:
         return held is not None and main is not None and main.restarts < held.restarts
     return held.state == "terminated" and main.state == "running"
 
 
 def stamp_ns(said: str | None) -> int | None:
-    """RFC 3339 as nanoseconds since the epoch; None where it is absent or no time. The API gives whole seconds."""
+    """Converts RFC 3339 to nanoseconds since the epoch, or None. The API gives whole seconds."""
     if not said:
         return None
     try:
@@ -282,7 +275,7 @@ def _container(status: Mapping[str, Any], field: str) -> ContainerFact | None:
 
 
 def _waits_again(status: Mapping[str, Any]) -> bool:
-    """Whether the kubelet shows the newest instance, which has ended, as the last one, because it is going to start another (CrashLoopBackOff)."""
+    """True if the kubelet will start another instance (CrashLoopBackOff)."""
     ended = word(mapping(mapping(status, "lastState"), "terminated").get("containerID"))
     return "waiting" in mapping(status, "state") and ended is not None and ended == word(status.get("containerID"))
 

@@ -1,7 +1,6 @@
-"""Describes which pods belong to an attempt and how to reach their API server.
+"""Describes an attempt's pods and how to reach their API server.
 
-Returned by a backend and read by the pod collector. Imports no Kubernetes client: plans hold it and every
-run loads them.
+Imports no Kubernetes client: every run loads plans.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ class PodSource(msgspec.Struct, frozen=True, kw_only=True):
     """Pods of one attempt.
 
     Attributes:
-        context, kubeconfig, namespace: where, as pinned at the launch.
-        selector: of labels.
-        fields: selector of fields; empty = none.
-        container: name of the training container; empty = that of the pod's role by ``marks``, else the pod's first one.
-        token: of the log channel.
-        bases: first slot of each role, in order.
-        named: the attempt that the pods themselves name, where Kubernetes started the gang again without telling them; None = this one.
-        apart: earlier attempts whose pods bear the same labels; theirs are not this one's.
-        marks: how pods that Rankfall did not make say who they are; None = they bear Rankfall's own labels.
-        gang: UID of the JobSet of a TrainJob whose pods they are; empty = of the one that is seen first.
-        backend, object: kind and name of the workload that makes them, as a target has them; empty = nothing is known of it.
-        jobs: names of the workloads by role, where each role has one of its own; the first owns the others.
-        look_inside: of such pods, learn the ranks from their processes where nothing else proves them.
+        context, kubeconfig, namespace: Cluster, fixed at the launch.
+        selector: Label selector.
+        fields: Field selector, or empty.
+        container: Training container; empty = by ``marks``, else first.
+        token: Token of the log channel.
+        bases: First slot of each role, in order.
+        named: Attempt in the labels after a Kubernetes restart.
+        apart: Earlier attempts with the same labels.
+        marks: Identification of foreign pods; None = Rankfall's labels.
+        gang: UID of the TrainJob's JobSet; empty = first found.
+        backend, object: Workload as in a target, or empty.
+        jobs: Workload of each role; the first owns the others.
+        look_inside: Read unproved ranks from processes.
     """
 
     context: str
@@ -52,36 +51,31 @@ class PodSource(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def workloads(self) -> tuple[str, ...]:
-        """All of them, the one that owns the others first."""
+        """Names of all workloads, the owner first."""
         return tuple(self.jobs.values()) or (self.object,)
 
     def mine(self, pod: Mapping[str, Any]) -> bool:
-        """Whether a pod that the selectors found is of this attempt's job."""
+        """True if a matched pod belongs to this attempt's job."""
         if self.marks is None:
             return True
         meta = pod.get("metadata") or {}
         return self.marks.mine(meta.get("labels") or {}, meta.get("creationTimestamp"))
 
     def container_of(self, role: str | None, first: str) -> str:
-        """The training container of a pod.
-
-        Args:
-            role: of the pod.
-            first: the pod's first container.
-        """
+        """Returns a pod's training container, by role or ``first``."""
         own = self.marks.containers.get(role or "") if self.marks is not None else None
         return self.container or own or first
 
     def slot_of(self, role: str | None, index: int | None) -> int | None:
-        """The slot of the pod with this completion index; None when it is not known whose index that is."""
+        """Returns a completion index's slot, or None."""
         if index is None:
             return None
         if len(self.bases) == 1:
-            # Pods of a platform's own runtime do not say their role.
+            # Pods of a platform's runtime have no role label.
             return index + next(iter(self.bases.values()))
         base = self.bases.get(role) if role is not None else None
         return None if base is None else base + index
 
     def role_of(self, slot: int) -> str:
-        """The role of a slot."""
+        """Returns the role of a slot."""
         return max(self.bases, key=lambda role: (self.bases[role] <= slot, self.bases[role]))

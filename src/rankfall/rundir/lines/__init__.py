@@ -1,9 +1,4 @@
-"""Lines of a run: a snapshot with :func:`read_lines`, live with :class:`Follower`; one query for both.
-
-Holds the line reader, the query, merging, following, and the files derived from lines (rank logs,
---log-dir).
-Imports rundir and rundir.streams; the signature catalogue only late, for --level error.
-"""
+"""Lines of a run: a snapshot with :func:`read_lines`, live with :class:`LineTail`; one query for both."""
 
 from rankfall.rundir.lines.follow import LineTail
 from rankfall.rundir.lines.merge import CUT_MARK, Block, Line, block_of, read_blocks, read_lines

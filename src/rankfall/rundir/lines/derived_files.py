@@ -1,9 +1,7 @@
 """Writes rank-00000.log files and log-allranks_0.out from the raw streams.
 
-Rank files appear under their name only when complete, and can be deleted and rebuilt. While a run goes on,
-log-allranks_0.out is append-only so that tail sees each line once: what is about to be appended is first
-written down as offsets of the raw streams, so a killed process is followed by one that appends exactly
-what is missing.
+log-allranks_0.out is append-only, so tail works. Batches are recorded first: after a kill exactly the missing
+is appended.
 """
 
 from __future__ import annotations
@@ -38,16 +36,13 @@ _OPEN_FILES: Final = 100
 
 
 def write_derived(run_dir: RunDir) -> list[str]:
-    """Write a file for each rank and one for all ranks, over earlier ones.
+    """Writes a file for each rank and one for all ranks; returns problem messages.
 
-    The lines of a rank are those of all attempts, merged by stamp within each attempt. In the common file each attempt begins with the
-    line ``[attempt A]``, and each line of it with ``[rank N] ``, or ``[slot S] `` where it is of no rank.
-
-    Returns:
-        What could not be read, in words.
+    Lines are merged by timestamp within each attempt. The common file has ``[attempt A]`` lines and prefixes
+    ``[rank N] `` or ``[slot S] ``.
 
     Raises:
-        StoreError: the files cannot be written.
+        StoreError: The files cannot be written.
     """
     problems: list[str] = []
     views = open_view(run_dir, LineQuery(attempt="all"), problems)
@@ -66,13 +61,13 @@ def write_derived(run_dir: RunDir) -> list[str]:
 
 
 def derived_files(run_dir: RunDir) -> list[Path]:
-    """Those that are there, the one of all ranks last."""
+    """Returns the existing derived files, all ranks last."""
     found = sorted(path for path in run_dir.path.glob("rank-*.log") if _RANK_LOG.fullmatch(path.name))
     return [*found, *(path for path in (run_dir.path / ALL_RANKS,) if path.exists())]
 
 
 def rank_log(rank: int) -> str:
-    """Name of a rank's derived file."""
+    """Returns the name of a rank's derived file."""
     return f"rank-{rank:05d}.log"
 
 
@@ -90,23 +85,23 @@ def _one_attempt(views: list[View], outputs: _Outputs, problems: list[str]) -> N
 
 
 def begin_mark(attempt: int) -> bytes:
-    """The line of the file of all ranks after which those of this attempt follow."""
+    """Returns the line that begins an attempt."""
     return b"[attempt %d]\n" % attempt
 
 
 def line_prefix(rank: int | None, slot: int) -> bytes:
-    """What stands before each line in the file of all ranks."""
+    """Returns a line's prefix in the file of all ranks."""
     return b"[slot %d] " % slot if rank is None else b"[rank %d] " % rank
 
 
 class _Outputs:
-    """Files under temporary names, few of them open at a time."""
+    """Files under temporary names, with a limit on open ones."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._suffix = f".{os.getpid()}.{os.urandom(4).hex()}"
         self._open: OrderedDict[str, BinaryIO] = OrderedDict()
-        # Which source's line each file ends in the middle of; an unfinished last line gets its LF before another source's.
+        # Source of each file's unfinished last line, which gets an LF before other data.
         self._inside: dict[str, str | None] = {}
 
     def __enter__(self) -> Self:
@@ -122,7 +117,7 @@ class _Outputs:
                 self._temporary(name).unlink(missing_ok=True)
 
     def begin(self, attempt: int) -> None:
-        """Say in the file of all ranks that the lines of this attempt follow."""
+        """Marks an attempt's start in the file of all ranks."""
         self._append(ALL_RANKS, begin_mark(attempt), "", ends=True)
 
     def write(self, rank: int | None, slot: int, data: bytes, *, source: str) -> None:
@@ -135,7 +130,7 @@ class _Outputs:
             self._append(rank_log(rank), data, source, ends=ends)
 
     def publish(self) -> None:
-        """Give each file its name."""
+        """Gives each file its name."""
         for name, inside in self._inside.items():
             if inside is not None:
                 self._file(name).write(b"\n")
@@ -171,18 +166,18 @@ class _Outputs:
 
 
 STATE: Final = "log-dir.json"
-# How long a line waits for earlier ones of other streams, seconds: it cannot be put in order later.
+# Seconds that a line waits for earlier ones: the file cannot be reordered.
 HOLD_S: Final = 1.0
 _LOCK: Final = "log-dir.lock"
 _BLOCK: Final = 1 << 20
 _BUFFER: Final = 256 << 10
-# Bytes of streams, and places in them, that are written down at once.
+# Bytes, and places, of one batch.
 _BATCH_BYTES: Final = 4 << 20
 _BATCH_PLACES: Final = 4096
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Whole lines of one rank in one stream, from ``first`` up to ``end``."""
+    """Whole lines of one rank in one stream."""
 
     stream: str
     first: int
@@ -193,14 +188,14 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the file is.
+    """Progress of the file.
 
     Attributes:
-        size: its bytes before ``batch``.
-        attempt: whose lines it ends with then; 0 = it is empty.
-        batch: what is appended next, or was last.
-        offsets: where each stream goes on after the batch.
-        complete: the run is over, and all of it is there.
+        size: File size before ``batch``, bytes.
+        attempt: Attempt before ``batch``; 0 if empty.
+        batch: Batch appended next, or last.
+        offsets: Of each stream after the batch.
+        complete: Run over and file complete.
     """
 
     size: int = 0
@@ -211,16 +206,9 @@ class Appended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllRanksFile:
-    """The file of one run in one folder. Several may have it at once, also of several processes: only one of them writes at a time.
+    """The file of all ranks of one run; a lock admits one writer at a time.
 
-    Args:
-        run_dir: the run.
-        folder: where the file is; made by its owner.
-        clock: nanoseconds since the epoch.
-        hold: seconds that a line waits for earlier ones.
-
-    Attributes:
-        path: of the file.
+    ``hold``: seconds that a line waits for earlier ones.
     """
 
     def __init__(
@@ -234,15 +222,15 @@ class AllRanksFile:
         self._now = Appended()
         self._size = 0
         self._tail: LineTail | None = None
-        # Where a line of more than MAX_LINE begins whose end was not seen yet, by stream.
+        # Start of an unfinished line beyond MAX_LINE, by stream.
         self._long: dict[str, Place] = {}
 
     def advance(self, *, final: bool = False) -> None:
-        """Append what may be shown now; with ``final`` all that is left, because the run is over.
+        """Appends the lines that are due; with ``final`` all remaining.
 
         Raises:
-            OSError: it cannot be written now; the next call goes on where it stopped.
-            StoreError: the run cannot be read.
+            OSError: Unwritable now; the next call resumes.
+            StoreError: The run cannot be read.
         """
         with self._alone():
             try:
@@ -304,7 +292,7 @@ class AllRanksFile:
         self._write(skip=0)
 
     def _write(self, *, skip: int) -> None:
-        """Append the batch but for its first bytes, which are there."""
+        """Appends the batch without its first ``skip`` bytes."""
         with self.path.open("ab", buffering=_BUFFER) as file:
             for text in self._text():
                 if skip < len(text):
@@ -314,7 +302,7 @@ class AllRanksFile:
             self._size = file.tell()
 
     def _text(self) -> Iterator[bytes]:
-        """The batch as it stands in the file; the same bytes whenever it is asked for."""
+        """Yields the batch; every call yields the same bytes."""
         attempt = self._now.attempt
         for place in self._now.batch:
             if place.attempt != attempt:
@@ -335,7 +323,7 @@ class AllRanksFile:
                         yield data.removesuffix(b"\n").replace(b"\n", b"\n" + prefix) + b"\n"
 
     def _resume(self) -> None:
-        """Take up what any process left, finishing its last batch; or begin anew."""
+        """Resumes after any process and finishes its last batch."""
         self._tail = None
         self._long.clear()
         now = self._stored()

@@ -1,8 +1,6 @@
-"""Follows a run's lines live: each line once, ordered by timestamp within a short hold.
+"""Follows a run's lines live: each once, ordered by timestamp within a short hold.
 
-Works on the files alone, by byte offset, so the writer and other viewers are not affected. New streams and
-late ranks are picked up; a stream of a rank's process waits until its rank is known, because shown lines
-cannot be taken back.
+Reads files alone, without effect on others. A rank's stream waits for its rank: a displayed line cannot change.
 """
 
 from __future__ import annotations
@@ -35,22 +33,22 @@ if TYPE_CHECKING:
     from rankfall.rundir.directory import RunDir
 
 HOLD_S: Final = 0.2
-# How long an unfiltered view waits for the rank of a stream before it shows its lines without one.
+# Seconds that an unfiltered view waits for a stream's rank.
 PATIENCE_S: Final = 5.0
-# The tables are read again at least so often, until they have stood for a while: a change within one tick of the file system's clock cannot be seen.
+# Longest interval between table reads: a change within one file system clock tick is invisible.
 _REREAD_S: Final = 1.0
 _SETTLED_S: Final = 3.0
-# And at most so often: a supervisor of thousands of ranks writes all the time.
+# Shortest interval: a large job's supervisor writes permanently.
 _PAUSE_S: Final = 0.1
 _NS: Final = 1_000_000_000
 _BLOCK: Final = 256 << 10
-# Bytes that were read and not given yet, of all streams together.
+# Bytes read and not yet yielded.
 _MEMORY: Final = 64 << 20
 _MAX_PROBLEMS: Final = 100
 
 
 class Piece(NamedTuple):
-    """Lines of one stamp that lie side by side in one stream; ``late``: given after lines that came later."""
+    """Adjacent lines of one timestamp; ``late``: newer lines were yielded before."""
 
     view: View
     span: Span
@@ -60,20 +58,12 @@ class Piece(NamedTuple):
 class LineTail:
     """One viewer of one run.
 
-    Args:
-        run_dir: the run.
-        query: which lines. Without an attempt: the newest one and all that follow.
-        clock: nanoseconds since the epoch.
-        hold: seconds that a line waits for earlier ones of other streams.
-        patience: seconds that an unfiltered view waits for the rank of a new stream; None = as long as its attempt goes on.
-        starts: where to begin in streams that were read before; each at the beginning of a line.
-        whole: give a long line in pieces instead of its first part only; for :meth:`pieces` alone.
-
-    Attributes:
-        problems: what could not be read, in words.
+    ``hold``: seconds a line waits for earlier ones; ``patience``: for a stream's rank, None = until its attempt
+    ends. ``starts``: offsets at line beginnings. ``whole``: long lines in pieces, for :meth:`pieces` alone.
+    ``problems``: messages about unreadable data.
 
     Raises:
-        UsageError: the query makes no sense.
+        UsageError: The query is invalid.
     """
 
     def __init__(
@@ -104,7 +94,7 @@ class LineTail:
         self._views: list[View] = []
         self._feeds: list[MergeInput] = []
         self._started: set[str] = set()
-        # When each feed's next lines are due, their order, the feed's number.
+        # Due time, order and number of each input.
         self._heap: list[tuple[int, LineOrder, int]] = []
         self._idle: set[int] = set()
         self._given = 0
@@ -115,15 +105,15 @@ class LineTail:
         self._attempts: frozenset[int] = frozenset()
         self._seen: object = None
         self._seen_at = self._read_at = 0
-        # Which streams are wanted is decided anew: tables were read or streams found, or somebody's patience may be over.
+        # The stream selection must run again.
         self._open = True
-        # Some stream is not shown, or is of a rank that nobody knows.
+        # Some stream is not displayed, or its rank unknown.
         self._unknown = True
         self._ranges: dict[str, Ranges] = {}
         self._wanted: dict[int, Wanted] = {}
 
     def poll(self, *, limit: int = 5000) -> list[Line]:
-        """Lines that may be shown now, at most ``limit``; the rest comes with the next call."""
+        """Returns at most ``limit`` due lines; the next call returns others."""
         now = self._clock()
         history = self._refresh(now, patient=True)
         bound = now - self._hold
@@ -137,9 +127,9 @@ class LineTail:
         return found
 
     def blocks(self, *, final: bool = False) -> Iterator[Block]:
-        """All lines that may be shown now, as many together as may be; with ``final`` all that is left, as :meth:`drain`.
+        """Yields all due lines in large blocks; with ``final`` all remaining.
 
-        For who shows lines and looks at none. A follower gives lines, blocks or pieces, never two of them.
+        An object yields only one of lines, blocks and pieces.
         """
         now = self._clock()
         yield from map(block_of, self._refresh(now, patient=not final))
@@ -147,31 +137,28 @@ class LineTail:
             yield from view.blocks(span, late=late)
 
     def pieces(self, *, final: bool = False) -> Iterator[Piece]:
-        """All that may be shown now, as it lies in the streams; with ``final`` all that is left, as :meth:`drain`.
-
-        For who copies lines and looks at none.
-        """
+        """Yields all due data unchanged; with ``final`` all remaining."""
         now = self._clock()
         self._refresh(now, patient=not final)
         yield from self._due(now, bound=None if final else now - self._hold, final=final)
 
     def drain(self) -> Iterator[Line]:
-        """All that is left, without holding, when nothing more will be written: last lines without LF and streams of no known rank too."""
+        """Yields all remaining lines, when no more will be written.
+
+        Includes last lines without LF.
+        """
         now = self._clock()
         yield from self._refresh(now, patient=False)
         yield from self._ready(now, bound=None, final=True)
 
     def ranges_of(self, stream: str) -> Ranges:
-        """Ranks of a stream's bytes, as far as they are known by now."""
+        """Returns the known ranges of a stream's ranks."""
         return self._ranges.get(stream, Ranges())
 
     def again(self, stream: str, *, first: int, last: int) -> Iterator[Line]:
-        """Lines of a stream that were given before, with the ranks that are known by now; each is marked late.
+        """Yields lines again, with the known ranks; each is marked late.
 
-        Args:
-            stream: one that lines came from.
-            first: where the first of them begins.
-            last: where the last of them begins.
+        ``first`` and ``last`` are offsets of lines.
         """
         view = next(view for view in self._views if view.name.stream == stream)
         cursor = Forward(view.name.path, start=first, block=_BLOCK)
@@ -182,14 +169,14 @@ class LineTail:
                 yield line
 
     def _ready(self, now: int, *, bound: int | None, final: bool) -> Iterator[Line]:
-        """Lines whose hold is over. What a caller leaves of a span is given by the next call."""
+        """Yields lines whose hold is over; the next call yields untaken ones."""
         yield from _kept(self._current)
         for view, span, late in self._due(now, bound=bound, final=final):
             self._current = view.lines(span, late=late)
             yield from _kept(self._current)
 
     def _due(self, now: int, *, bound: int | None, final: bool) -> Iterator[Piece]:
-        """Spans whose hold is over, in the order of lines."""
+        """Yields spans whose hold is over, in line order."""
         for number in list(self._idle):
             self._fill(number, now, final=final)
         while self._heap and (bound is None or self._heap[0][0] <= bound):
@@ -206,13 +193,13 @@ class LineTail:
         if source.fill(final=final):
             self._idle.discard(number)
             at = source.spans[0].at
-            # No line was written after it was read here: a clock that is ahead must not hold its lines back.
+            # No line is later than its reading: a clock ahead must not delay it.
             heapq.heappush(self._heap, (now if at is None else min(at, now), source.order, number))
         elif source.problem:
             self._note(source.problem)
 
     def _refresh(self, now: int, *, patient: bool) -> list[Line]:
-        """Find new streams and ranks; on the first call also the last lines of what is there."""
+        """Finds new streams and ranks; first also returns the last existing lines."""
         first = self._since_attempt is None
         problems: list[str] = []
         found = self._finder.find(since=self._since_attempt or 0, problems=problems)
@@ -221,7 +208,7 @@ class LineTail:
         if found is not self._found:
             self._found, self._names, self._open = found, of_query(found, self._query), True
             self._attempts = frozenset(name.attempt for name in self._names)
-        # After the look at the folders, so that what a stream's writer wrote down before its first byte is seen.
+        # After listing the folders, to include data stored before a stream's first byte.
         self._read_tables(now, patient=patient)
         if not self._open and patient:
             return []
@@ -242,7 +229,7 @@ class LineTail:
             self._given = max((line.at for line in history if line.at is not None), default=0)
         for view in fresh:
             start = starts.get(view.name.stream, self._starts.get(view.name.stream))
-            # All of them may have much to give at once.
+            # All may have much data simultaneously.
             block = max(MIN_BLOCK, min(_BLOCK, _MEMORY // (len(self._feeds) + 1)))
             if start is None and not self._whole:
                 cursor = cursor_for(view, block=block)
@@ -263,7 +250,7 @@ class LineTail:
         del self._waiting[view.name.stream]
 
     def _decide(self, name: StreamName, *, waited: int | None) -> View | None:
-        """The view of a stream, when it is known whose it is (or nobody waits for that any longer) and it is wanted."""
+        """Returns a selected stream's view; None while it waits for its rank."""
         ranges = self._ranges.get(name.stream, Ranges())
         if name.of_a_rank and not ranges.known and waited is not None and self._waits(name, waited):
             self._open = True
@@ -288,10 +275,10 @@ class LineTail:
         age = now - self._read_at
         if seen != self._seen:
             self._seen_at = now
-        # Whose rank nobody knows may be found in records, which the tables do not show.
+        # Unknown ranks may be in records.
         settled = not self._unknown and self._read_at - self._seen_at >= _SETTLED_S * _NS
         fresh = 0 <= age < _PAUSE_S * _NS or (seen == self._seen and (settled or 0 <= age < _REREAD_S * _NS))
-        # The last look sees what is there, also what was written within the same tick as the look before.
+        # The final read must include data of the same clock tick.
         if self._since_attempt is not None and patient and fresh:
             return
         self._seen, self._read_at, self._open = seen, now, True
@@ -333,13 +320,13 @@ class LineTail:
 
 
 def _kept(lines: Iterator[Line]) -> Iterator[Line]:
-    """The same lines; a caller that stops early leaves the rest in ``lines`` instead of closing it."""
+    """Yields the same lines; an early stop does not close ``lines``."""
     while (line := next(lines, None)) is not None:
         yield line
 
 
 def _last_line_end(view: View) -> int:
-    """End of the last whole line that is there now; what follows it is still being written."""
+    """Returns the end of the last complete line."""
     try:
         size = content_size(view.name.path)
         last = next(lines_backward(view.name.path, end=size, block=4096), None)

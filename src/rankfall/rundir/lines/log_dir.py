@@ -1,7 +1,6 @@
-"""Maintains the user's --log-dir: a folder with the run's readable log files.
+"""Maintains the user's --log-dir with the run's readable log files.
 
-The file of all ranks grows there during the run; rank files are added at its end. A mark file ties the
-folder to one run; a folder taken by another run is refused.
+A mark file ties the folder to one run; another run's is refused.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _MAX_MARK: Final = 4096
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """What the mark says.
+    """Content of the mark file.
 
     Attributes:
-        run: whose the folder is; empty while that run is being made.
-        request_token: of the request that makes it.
+        run: Owning run's ID; empty during creation.
+        request_token: Token of the creating request.
     """
 
     run: str = ""
@@ -37,22 +36,17 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim:
-    """A folder that is kept for a run that is being made.
-
-    Args:
-        folder: the user's.
-        owner: what its mark says.
-    """
+    """A folder reserved for a run that is being created."""
 
     def __init__(self, folder: Path, owner: Owner) -> None:
         self._folder = folder
         self._owner = owner
 
     def give_to(self, run_dir: RunDir) -> None:
-        """Write down whose it is.
+        """Records the owning run.
 
         Raises:
-            UsageError: the same request made another run for it before, or it cannot be written.
+            UsageError: Another run's, or the mark is unwritable.
         """
         if self._owner.run not in {"", run_dir.id}:
             raise _taken(self._folder, self._owner)
@@ -64,14 +58,12 @@ class Claim:
 
 @contextlib.contextmanager
 def claimed(folder: Path, *, request_token: str | None) -> Iterator[Claim]:
-    """Keep a folder for the run that is made in the context; it is free again when making it fails.
+    """Reserves a folder for the run created in the context; a failure frees it.
 
-    Args:
-        folder: made when it is not there.
-        request_token: of the request that makes the run: made again, it finds its folder and its run.
+    A repeated request finds its folder by ``request_token``.
 
     Raises:
-        UsageError: it belongs to another run, or cannot be written; nothing was changed.
+        UsageError: Another run's, or unwritable; nothing changed.
     """
     owner = Owner(request_token=request_token)
     mark = folder / MARK
@@ -94,12 +86,7 @@ def claimed(folder: Path, *, request_token: str | None) -> Iterator[Claim]:
 
 
 class LogDir:
-    """The folder of one run, while the run goes on and at its end.
-
-    Args:
-        run_dir: the run.
-        folder: its own.
-    """
+    """The log folder of one run, during the run and at its end."""
 
     def __init__(self, run_dir: RunDir, folder: Path) -> None:
         self._run_dir = run_dir
@@ -107,18 +94,13 @@ class LogDir:
         self._file = AllRanksFile(run_dir, folder)
 
     def advance(self) -> str | None:
-        """Append what came to the file of all ranks.
-
-        Returns:
-            Why it is not there, in words; the next call goes on where this one stopped. None when it is.
-        """
+        """Appends new lines to the file of all ranks; returns a failure's reason, or None."""
         return self._tried(self._file.advance)
 
     def finish(self) -> str | None:
-        """Append what is left, and put the derived file of each rank beside it, over an earlier one, as a whole. Can be done again.
+        """Appends the remaining lines and copies each rank's file; returns a failure's reason.
 
-        Returns:
-            Why they are not there, in words; None when they are.
+        Repeatable.
         """
         return self._tried(self._all)
 
@@ -141,7 +123,7 @@ class LogDir:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """A copy, with the modes of the user's umask: a link would have those of the run directory. Half of one never has the name."""
+    """Copies a file with the umask's modes, atomically; a link would keep private modes."""
     half = target.with_name(f".{target.name}.half")
     try:
         half.unlink(missing_ok=True)
@@ -153,7 +135,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _take(mark: Path, owner: Owner) -> bool:
-    """Make the mark; whether there was none."""
+    """Creates the mark; returns False if there is one."""
     try:
         with mark.open("xb") as file:
             file.write(msgspec.json.encode(owner) + b"\n")
@@ -169,7 +151,7 @@ def _write_mark(folder: Path, owner: Owner) -> None:
 
 
 def _read_mark(mark: Path) -> Owner:
-    """What a mark says; one that nobody can read is somebody's all the same."""
+    """Returns a mark; an unreadable one still means an owner."""
     with mark.open("rb") as file:
         data = file.read(_MAX_MARK)
     try:

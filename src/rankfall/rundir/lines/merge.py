@@ -1,7 +1,4 @@
-"""Merges the lines of many streams by arrival time: all of them, or the last N read from the end.
-
-A line of no known rank has rank None.
-"""
+"""Merges the lines of many streams by arrival time: all, or the last N."""
 
 from __future__ import annotations
 
@@ -33,20 +30,18 @@ from rankfall.rundir.streams.files import StreamName, StreamOrder
 if TYPE_CHECKING:
     from rankfall.rundir.directory import RunDir
 
-# Shown at the end of a line that is longer than MAX_LINE; the record has the whole line.
+# Appended to a displayed line beyond MAX_LINE.
 CUT_MARK: Final = b" [rankfall: line cut at 1 MiB, the record has the rest]"
-# A line without a stamp is never the earliest.
+# A line without a timestamp is never the earliest.
 UNKNOWN: Final = 1 << 63
 _MEMORY: Final = 64 << 20
 LineOrder: TypeAlias = tuple[int, StreamOrder]
 
 
 def line_order(at: int | None, stream: StreamOrder) -> LineOrder:
-    """Sort key of lines: by stamp, those without one last; of one stamp by stream (:attr:`StreamName.order`).
+    """Returns the sort key of a line: its timestamp, then its stream (:attr:`StreamName.order`).
 
-    Lines of one stream stay as they lie there. The key has no rank in it, so a rank that becomes known late moves no line. Whatever merges lines
-    sorts by this key: a run that is read or followed, its last lines, and the files made of it. A follower cannot take back what it
-    gave: a line that comes after its hold stands where it came.
+    Lines without a timestamp are last. The key contains no rank, so a late rank moves no line.
     """
     return UNKNOWN if at is None else at, stream
 
@@ -55,11 +50,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One line of a stream.
 
     Attributes:
-        at: when its chunk came, nanoseconds since the epoch; None = unknown.
-        stream: path of the stream relative to the run directory; ``offset``: its first byte there.
-        out: of standard output, else of standard error.
-        data: the bytes without LF; cut lines end with ``CUT_MARK``.
-        late: shown after a line that came later than it.
+        at: Chunk's arrival, nanoseconds since the epoch, or None.
+        stream: Path relative to the run directory; ``offset`` of the line.
+        out: True for stdout, False for stderr.
+        data: Without LF; truncated lines end with ``CUT_MARK``.
+        late: Yielded after a later line.
     """
 
     at: int | None
@@ -76,18 +71,18 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Block(NamedTuple):
-    """Lines that lie side by side in one stream, of one rank and one stamp.
+    """Adjacent lines of one rank and timestamp in one stream.
 
     Attributes:
-        first: the first of them; of several its ``data`` is empty.
-        data: all of them as they are shown, each with its LF.
+        first: First line; its ``data`` is empty if several.
+        data: All lines as displayed, with LFs.
     """
 
     first: Line
     data: bytes
 
     def lines(self) -> Iterator[Line]:
-        """Each of them."""
+        """Yields each line."""
         if self.first.data or self.data == b"\n":
             yield self.first
             return
@@ -98,15 +93,14 @@ class Block(NamedTuple):
 
 
 def block_of(line: Line) -> Block:
-    """One line as a block."""
+    """Returns one line as a block."""
     return Block(line, line.data + b"\n")
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What of one stream is wanted.
+    """The selected part of one stream.
 
-    Attributes:
-        errors: picks its error lines, where only those are wanted. It remembers where it is: the stream's lines go through it once, in order.
+    ``errors`` selects error lines and has state: lines pass once, in order.
     """
 
     name: StreamName
@@ -119,12 +113,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def useful(self) -> bool:
-        """Whether some byte of the stream can be wanted."""
+        """True if the query may select any byte."""
         ranges = self.ranges
         return ranges.any_in(self.wanted) or (self.unranked and (not ranges.simple or ranges.rank is None))
 
     def line(self, at: int | None, offset: int, data: bytes, *, cut: bool, late: bool = False) -> Line | None:
-        """The line, when it is wanted."""
+        """Returns the line if the query selects it, else None."""
         rank = self.ranges.at(offset)
         if rank is None:
             if not self.unranked:
@@ -156,7 +150,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def lines(self, span: Span, *, late: bool = False) -> Iterator[Line]:
-        """Wanted lines of a span."""
+        """Yields a span's selected lines."""
         if self.since is not None and span.at is not None and span.at < self.since:
             return
         picked = None if self.errors is None else self.errors.pick(span.data)
@@ -175,7 +169,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
                 yield line
 
     def blocks(self, span: Span, *, late: bool = False) -> Iterator[Block]:
-        """Wanted lines of a span, as many together as may be."""
+        """Yields a span's selected lines in large blocks."""
         if span.cut or self.errors is not None or not self.matches.everything:
             yield from map(block_of, self.lines(span, late=late))
             return
@@ -190,13 +184,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MergeInput:
-    """A stream that is being read, with the spans that were read and not given yet.
-
-    Args:
-        number: what the owner knows it by.
-        name: the stream.
-        cursor: the reader.
-    """
+    """A stream with its read, not yet yielded spans."""
 
     def __init__(self, number: int, name: StreamName, cursor: Forward) -> None:
         self.number = number
@@ -207,11 +195,11 @@ class MergeInput:
 
     @property
     def order(self) -> LineOrder:
-        """Sort key of the lines that are given next."""
+        """Sort key of the next lines."""
         return line_order(self.spans[0].at, self._stream)
 
     def fill(self, *, final: bool) -> bool:
-        """Read on when nothing is left to give; whether there is something to give."""
+        """Reads more if no span remains; returns True if there is one."""
         if not self.spans:
             try:
                 self.spans.extend(self.cursor.take(final=final))
@@ -222,7 +210,10 @@ class MergeInput:
 
 
 def merge(feeds: list[MergeInput]) -> Iterator[tuple[int, Span]]:
-    """Spans of all feeds with their feed's number, in the order of lines. Pieces of one long line stay together."""
+    """Yields spans with their input's number, in line order.
+
+    Pieces of one long line remain adjacent.
+    """
     by_number = {source.number: source for source in feeds}
     heap = [(source.order, source.number) for source in feeds if source.fill(final=True)]
     heapq.heapify(heap)
@@ -239,24 +230,19 @@ def merge(feeds: list[MergeInput]) -> Iterator[tuple[int, Span]]:
 
 
 def read_lines(run_dir: RunDir, query: LineQuery, *, problems: list[str] | None = None) -> Iterator[Line]:
-    """Lines of a run as they stand now, in their order (:func:`line_order`).
-
-    Args:
-        run_dir: the run.
-        query: which lines.
-        problems: takes a line for each thing that could not be read.
+    """Returns the current lines of a run in order (:func:`line_order`).
 
     Raises:
-        UsageError: the query makes no sense (raised at once, not at the first line).
+        UsageError: Invalid query (raised immediately).
     """
     return chain.from_iterable(block.lines() for block in read_blocks(run_dir, query, problems=problems))
 
 
 def read_blocks(run_dir: RunDir, query: LineQuery, *, problems: list[str] | None = None) -> Iterator[Block]:
-    """As :func:`read_lines`, as many lines together as may be: for who looks at none of them.
+    """Returns :func:`read_lines` in large blocks.
 
     Raises:
-        UsageError: as there.
+        UsageError: The query is invalid.
     """
     check(query)
     notes = problems if problems is not None else []
@@ -268,13 +254,13 @@ def read_blocks(run_dir: RunDir, query: LineQuery, *, problems: list[str] | None
 
 
 def open_view(run_dir: RunDir, query: LineQuery, problems: list[str]) -> list[View]:
-    """The wanted parts of all streams on disk, in the order of their names."""
+    """Returns the selected parts of all streams on disk."""
     with run_dir.reader() as tables:
         attempt = tables.newest_attempt() if query.attempt is None else query.attempt
         number = None if attempt == "all" else attempt
         names = chosen_streams(run_dir, query, attempt=number, since=0, problems=problems)
         if attempt is None and names:
-            # No table knows an attempt: the newest folder is the newest attempt.
+            # Without tables, the newest folder is the newest attempt.
             names = [name for name in names if name.attempt == names[-1].attempt]
         ranges = known_ranges(run_dir, tables, number, names)
         wanted = {n: wanted_ranks(run_dir, tables, query, n) for n in {name.attempt for name in names}}
@@ -310,13 +296,13 @@ def _all_of(views: list[View], problems: list[str], *, ends: dict[str, int] | No
 
 
 def cursor_for(view: View, *, block: int = MAX_LINE, end: int | None = None) -> Forward:
-    """A reader of the stream from its beginning, or from the first chunk that is new enough, to its end or another one."""
+    """Returns a reader of the stream from the first chunk that is new enough."""
     path = view.name.path
     if view.since is not None:
         cursor = Forward(path, block=block)
         offset = cursor.index.offset_since(view.since)
         if offset:
-            # One byte earlier: an LF there means that a line begins with the chunk; else that line began in an older one.
+            # One byte earlier: an LF there means that a line begins with the chunk.
             return Forward(path, start=offset - 1, skip=True, block=block, end=end)
     return Forward(path, block=block, end=end)
 
@@ -329,9 +315,9 @@ def _size(view: View) -> int:
 
 
 def tail_of(views: list[View], count: int, *, ends: dict[str, int], problems: list[str]) -> list[Line]:
-    """The last ``count`` wanted lines before the given ends of the streams, in the order of lines.
+    """Returns the last ``count`` selected lines before the streams' ends, in order.
 
-    Reads from the ends backward, but for error lines: whether a line belongs to a traceback is told by what stands before it.
+    Error lines need reading forward: earlier text decides about tracebacks.
     """
     if any(view.errors is not None for view in views):
         found = deque[Line](maxlen=count)
@@ -340,7 +326,7 @@ def tail_of(views: list[View], count: int, *, ends: dict[str, int], problems: li
     block = min(65536, _MEMORY // max(1, len(views)))
     readers = [_backward(view, ends[view.name.stream], block, problems) for view in views]
     backward = heapq.merge(*readers, key=itemgetter(0), reverse=True)
-    # No line more is read than asked for: it could be a huge one.
+    # Not one line more: it could be huge.
     return [line for _, line in islice(backward, count)][::-1]
 
 

@@ -1,10 +1,8 @@
-"""Selects streams, bytes and lines for a query: ranks, slots, time, pattern, and --level error.
+"""Selects streams, bytes and lines: ranks, slots, time, pattern, and --level error.
 
-Ranks come from the tables or the ranks' own records, never from a guess; a stream whose rank is not yet
-written down is None. --level error picks lines that match a signature or carry an error level, and whole
-tracebacks; it works per chunk, line by line only inside tracebacks.
+Ranks come from tables or records, never from a guess.
 
-Cost: of ``--level error`` time linear in bytes, also where one line holds a mark again and again; memory: one number a line that is picked.
+Cost: of ``--level error`` time linear in bytes, even if one line repeats a mark; memory: one number a selected line.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from rankfall.rundir.directory import RunDir
     from rankfall.verdict.signatures.catalogue import Catalogue
 
-# What a prefix of a launcher or of the job's own logger may put before a traceback's lines.
+# Prefix of a traceback's lines from launcher or logger.
 _PREFIX: Final = rb"(?:\[(?:rank|default|worker|trainer|pod)\d+\]: ?)?"
 _HEAD: Final = bounded(
     rb"(?m)^" + _PREFIX + rb"(?:  \+ Exception Group )?Traceback \(most recent call last\):", limit=1 << 30
@@ -37,13 +35,13 @@ _CHAINED: Final = bounded(
     rb"(?m)^" + _PREFIX + rb"(?:The above exception was|During handling of the above)", limit=1 << 30
 )
 _INDENTED: Final = anchored(_PREFIX + rb"(?:\s|$)", limit=1 << 30)
-# The levels of Python's logging, of glog (also absl's and torchrun's own), of logfmt and of JSON.
+# Levels of Python's logging, glog, logfmt and JSON.
 _LEVEL: Final = bounded(
     rb"\b(?:ERROR|CRITICAL|FATAL)\b|\b[EF]\d{4} \d\d:\d\d:\d\d"
     rb"|\b(?:level|lvl|severity)\"?[=:] ?\"?(?:error|critical|fatal|ERROR|CRITICAL|FATAL)\b",
     limit=1 << 30,
 )
-# An exception's own line, and what the C library, the kernel and the shell say of a death.
+# An exception's line, and death messages of C library, kernel and shell.
 _FAILURE: Final = bounded(
     rb"(?:Error|Exception|Interrupt|Exit)\b:|\bFAILED\b|\b[Ff]atal(?: Python)? error\b|\bSegmentation fault\b"
     rb"|\bCUDA (?:error|out of memory)\b|\bterminate called\b|\bKilled\b|\bAborted\b|\bNo space left on device\b",
@@ -54,18 +52,21 @@ _MAX_BLOCK: Final = 400
 
 
 class Tracebacks:
-    """Tells the lines of tracebacks in one stream; lines must come in their order."""
+    """Recognizes the lines of tracebacks in one stream, in order."""
 
     def __init__(self) -> None:
         self._left = 0
 
     @property
     def inside(self) -> bool:
-        """Whether the next line may belong to a traceback."""
+        """True if the next line may belong to a traceback."""
         return self._left > 0
 
     def take(self, line: bytes) -> Literal["frame", "words"] | None:
-        """What the next line is: ``frame`` (its head, a frame, words between two chained ones), ``words`` (of the exception), or None."""
+        """Classifies the next line as ``frame``, ``words`` (the exception's message) or None.
+
+        ``frame`` includes heads and text between chained tracebacks.
+        """
         if _HEAD.match(line) or _CHAINED.match(line):
             self._left = _MAX_BLOCK
             return "frame"
@@ -74,25 +75,23 @@ class Tracebacks:
         if _INDENTED.match(line):
             self._left -= 1
             return "frame"
-        # The line that names the exception ends its traceback.
         self._left = 0
         return "words"
 
     def end(self) -> None:
-        """Forget a traceback that has begun."""
+        """Forgets an unfinished traceback."""
         self._left = 0
 
 
 def names_failure(line: bytes) -> bool:
-    """Whether a line by itself names a failure."""
+    """True if a line by itself names a failure."""
     return _FAILURE.search(line) is not None
 
 
 class ErrorLines:
-    """The error lines of one stream, of which the chunks must come in their order.
+    """Selects the error lines of one stream, chunk by chunk.
 
-    Args:
-        catalogue: the signatures in force; what they call context is no error.
+    Lines that ``catalogue`` classifies as context are no errors.
     """
 
     def __init__(self, catalogue: Catalogue) -> None:
@@ -100,7 +99,7 @@ class ErrorLines:
         self._tracebacks = Tracebacks()
 
     def pick(self, data: bytes) -> set[int]:
-        """Where error lines begin in a chunk of whole lines (the last may lack its newline), as bytes of the chunk."""
+        """Returns the offsets of error lines in whole lines."""
         found = {start for pattern in (_LEVEL, _FAILURE) for start in _lines_with(pattern, data)}
         hits = self._catalogue.scan(data, where=self._catalogue.STREAM)
         found |= {hit.line_start for hit in hits if hit.signature.role != "context"}
@@ -114,7 +113,7 @@ class ErrorLines:
 
 
 def _lines_with(pattern: Bounded[bytes], data: bytes) -> Iterator[int]:
-    """Where the lines begin in which a pattern matches, each once."""
+    """Yields the start of each matching line, once."""
     at = 0
     while (match := pattern.search(data, at)) is not None:
         yield data.rfind(b"\n", at, match.start()) + 1 or at
@@ -124,12 +123,7 @@ def _lines_with(pattern: Bounded[bytes], data: bytes) -> Iterator[int]:
 
 
 def error_lines_of(run_dir: RunDir, *, problems: list[str]) -> Callable[[], ErrorLines]:
-    """What picks the error lines of a run's streams, one for each stream; the user's own signatures count.
-
-    Args:
-        run_dir: the run.
-        problems: takes a line where the user's signatures cannot be read.
-    """
+    """Returns a factory of error line selectors, with the user's signatures."""
     from rankfall.rundir.user_signatures import tolerant_catalogue  # noqa: PLC0415 - loads the signatures
 
     catalogue, problem = tolerant_catalogue(run_dir.path.parent.parent)
@@ -139,21 +133,21 @@ def error_lines_of(run_dir: RunDir, *, problems: list[str]) -> Callable[[], Erro
 
 
 class LineQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which lines are wanted. Filters narrow each other; ``ranks``, ``last`` and ``failed`` add up.
+    """Selects lines. Filters narrow each other; ``ranks``, ``last`` and ``failed`` are a union.
 
     Attributes:
-        ranks: global ranks; None with ``last`` and ``failed`` false = all.
-        last: the last global rank (of the newest round of an elastic job).
-        failed: ranks that failed themselves, and the one the verdict names.
-        slots: slots; None = all.
-        attempt: its number, None = the newest (a follower goes on with later ones), ``all``.
-        streams: both, only stdout or only stderr.
-        since: only lines whose chunk came at this time or later, nanoseconds since the epoch; lines without a stamp stay.
-        tail: only the last so many lines of the whole answer.
-        level: ``error`` = only lines that a signature or their own level marks as errors, and tracebacks whole.
-        instance: only this start of a slot, from 0: of a container that was restarted in place, of a slot that was started again alone.
-        grep: RE2 pattern that the line's bytes (cut at 1 MiB) must hold.
-        include_unranked: lines of no rank too; None = exactly when all ranks are wanted.
+        ranks: Global ranks; None without ``last`` and ``failed`` = all.
+        last: The last global rank, of the newest round.
+        failed: Ranks that failed themselves, and the verdict's.
+        slots: Slots; None = all.
+        attempt: Number; None = newest and later; or ``all``.
+        streams: Both, only stdout or only stderr.
+        since: Earliest arrival, nanoseconds since the epoch; includes undated.
+        tail: Last lines of the whole result.
+        level: ``error`` = error lines and whole tracebacks.
+        instance: Only this start of a slot, from 0.
+        grep: RE2 pattern for bytes (truncated at 1 MiB).
+        include_unranked: Lines of no rank; None = with all ranks.
     """
 
     ranks: frozenset[int] | None = None
@@ -171,48 +165,49 @@ class LineQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_rank(self) -> bool:
-        """Whether only some ranks are wanted."""
+        """True if the query selects only some ranks."""
         return self.ranks is not None or self.last or self.failed
 
     @property
     def unranked(self) -> bool:
-        """Whether lines of no rank are wanted."""
+        """True if the query selects lines of no rank."""
         return not self.by_rank if self.include_unranked is None else self.include_unranked
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Wanted ranks of one attempt: ``ranks`` None = all; ``settled`` false = more may be found out later."""
+    """Selected ranks of one attempt; None = all.
+
+    ``settled`` False: more may be found.
+    """
 
     ranks: frozenset[int] | None
     settled: bool = True
 
     def __contains__(self, rank: int) -> bool:
-        """Whether this rank is wanted."""
+        """True if this rank is selected."""
         return self.ranks is None or rank in self.ranks
 
 
 class Ranges:
-    """Ranks of one stream's bytes.
+    """Ranks of one stream's bytes: (first byte, end or None, rank).
 
-    Args:
-        ranges: (first byte, end byte or None, rank), by first byte.
-        settled: where there are none, no rank will be known later either.
+    ``settled``: without ranges, no rank will become known.
     """
 
     def __init__(self, ranges: tuple[tuple[int, int | None, int], ...] = (), *, settled: bool = False) -> None:
         self.ranges = ranges
         self._settled = settled
-        # Nearly always one rank has the whole stream.
+        # Usually one rank has the whole stream.
         self.simple = not ranges or (len(ranges) == 1 and ranges[0][0] == 0 and ranges[0][1] is None)
         self.rank = ranges[0][2] if ranges and self.simple else None
 
     @property
     def known(self) -> bool:
-        """Whether any rank is known, or none will ever be."""
+        """True if a rank is available, or never will be."""
         return self._settled or bool(self.ranges)
 
     def at(self, byte: int) -> int | None:
-        """Rank of the line that begins at ``byte``."""
+        """Returns the rank of the line at ``byte``."""
         if self.simple:
             return self.rank
         for first, end, rank in reversed(self.ranges):
@@ -221,7 +216,7 @@ class Ranges:
         return None
 
     def pieces(self, offset: int, data: bytes) -> Iterator[tuple[int | None, bytes]]:
-        """Whole lines that begin at byte ``offset``, in order, divided where their rank changes."""
+        """Yields whole lines from ``offset``, split where their rank changes."""
         if self.simple:
             yield self.rank, data
             return
@@ -229,7 +224,7 @@ class Ranges:
         for bound in sorted({byte for first, end, _ in self.ranges for byte in (first, end) if byte is not None}):
             if bound <= offset + begin:
                 continue
-            # The line that a bound lies in is of the rank of its first byte.
+            # A line across a bound has its first byte's rank.
             end = data.find(b"\n", bound - offset - 1) + 1
             if not end or end == len(data):
                 break
@@ -238,15 +233,15 @@ class Ranges:
         yield self.at(offset + begin), data[begin:]
 
     def any_in(self, wanted: Wanted) -> bool:
-        """Whether some byte is of a wanted rank."""
+        """True if any byte has a selected rank."""
         return any(rank in wanted for _, _, rank in self.ranges)
 
 
 def check(query: LineQuery) -> None:
-    """Refuse a query that no run can answer.
+    """Checks that a run can answer the query.
 
     Raises:
-        UsageError: a negative number, or a pattern that is no RE2.
+        UsageError: Number out of range, or not RE2.
     """
     if query.tail is not None and query.tail < 0:
         raise UsageError(f"tail {query.tail} is negative", hint="give the number of last lines, 0 or more")
@@ -258,16 +253,16 @@ def check(query: LineQuery) -> None:
 
 
 def matcher(pattern: str | None) -> Matcher:
-    """A search for ``pattern`` over bytes; everything matches None.
+    """Returns a search over bytes; None matches everything.
 
     Raises:
-        UsageError: the pattern is no RE2.
+        UsageError: The pattern is not RE2.
     """
     return Matcher(pattern)
 
 
 class Matcher:
-    """Bytes that hold a pattern, in time linear in their length."""
+    """Searches bytes for a pattern, in linear time."""
 
     def __init__(self, pattern: str | None) -> None:
         self._search = None
@@ -279,7 +274,7 @@ class Matcher:
         options.log_errors = False
         options.max_mem = 64 << 20
         try:
-            # Bytes make it match byte by byte, so that text that is no UTF-8 is searched too.
+            # Byte by byte, also in text that is not UTF-8.
             self._search = re2.compile(pattern.encode(errors="surrogateescape"), options).search
         except re2.error as error:
             text = error.args[0] if error.args else error
@@ -291,23 +286,23 @@ class Matcher:
 
     @property
     def everything(self) -> bool:
-        """Whether it is no pattern at all."""
+        """True if there is no pattern."""
         return self._search is None
 
     def __call__(self, data: bytes) -> bool:
-        """Whether ``data`` holds the pattern."""
+        """True if ``data`` matches the pattern."""
         return self._search is None or self._search(data) is not None
 
 
 def chosen_streams(
     run_dir: RunDir, query: LineQuery, *, attempt: int | None, since: int, problems: list[str] | None = None
 ) -> list[StreamName]:
-    """Stream files on disk that the query may be about, ranks aside."""
+    """Returns the streams on disk that may match, regardless of ranks."""
     return of_query(find_streams(run_dir.logs_dir, attempt=attempt, since=since, problems=problems), query)
 
 
 def of_query(names: list[StreamName], query: LineQuery) -> list[StreamName]:
-    """Those that the query may be about, ranks aside."""
+    """Returns the streams that may match, regardless of ranks."""
     return [
         name
         for name in names
@@ -318,12 +313,12 @@ def of_query(names: list[StreamName], query: LineQuery) -> list[StreamName]:
 
 
 def known_ranges(run_dir: RunDir, tables: Queries, attempt: int | None, names: list[StreamName]) -> dict[str, Ranges]:
-    """Ranks by stream, as far as they are known.
+    """Returns the known ranks by stream.
 
-    While nobody supervises the run, nobody fills the table either: the ranks' own records are asked about the rest of ``names``.
+    Without a supervisor the records supply them.
     """
     found: dict[str, list[tuple[int, int | None, int]]] = {}
-    # A row without a rank says that nobody knows it yet, or that nobody will.
+    # A row without a rank: not known yet, or never.
     held = tables.streams(attempt)
     rows = [row for row in held if row.rank is not None]
     never = {row.stream: Ranges(settled=True) for row in held if row.rank is None and row.proof == NO_RANK}
@@ -338,7 +333,7 @@ def known_ranges(run_dir: RunDir, tables: Queries, attempt: int | None, names: l
 
 
 def wanted_ranks(run_dir: RunDir, tables: Queries, query: LineQuery, attempt: int) -> Wanted:
-    """Ranks that the query wants of one attempt."""
+    """Returns the selected ranks of one attempt."""
     if not query.by_rank:
         return Wanted(ranks=None)
     ranks = set(query.ranks or ())
@@ -357,7 +352,7 @@ def wanted_ranks(run_dir: RunDir, tables: Queries, query: LineQuery, attempt: in
 
 
 def _last_rank(run_dir: RunDir, tables: Queries, attempt: int) -> int | None:
-    """The spec tells it where we start the ranks and membership is fixed; else the ranks of the newest round themselves, or nobody yet."""
+    """Returns the last rank, by spec or newest round, or None."""
     try:
         spec = attempt_spec(run_dir, tables, attempt)
     except StoreError:
@@ -374,7 +369,7 @@ def _last_rank(run_dir: RunDir, tables: Queries, attempt: int) -> int | None:
 
 
 def last_known_rank(run_dir: RunDir, attempt: int) -> int | None:
-    """The last rank of the newest round, as the ranks' own records say; None before any has."""
+    """Returns the newest round's last rank by records, or None."""
     sizes = world_sizes(run_dir, attempt)
     return sizes[max(sizes)] - 1 if sizes else None
 

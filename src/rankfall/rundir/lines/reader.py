@@ -1,7 +1,6 @@
-"""Reads whole lines of one stream, forward as it grows or backward from its end, in bounded memory.
+"""Reads whole lines of one stream, forward or backward, in bounded memory.
 
-Only LF ends a line: CR, NUL, form feed, U+2028 and invalid UTF-8 are text of the job and stay. A line
-longer than MAX_LINE is cut in what is shown, never in the stream.
+Only LF ends a line. Lines beyond MAX_LINE are truncated for display.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ MIN_BLOCK: Final = 2048
 
 
 class Span(NamedTuple):
-    """Lines of one stamp that lie side by side.
+    """Adjacent lines of one timestamp.
 
     Attributes:
-        at: when their chunk came, nanoseconds since the epoch, never before an earlier span's; None without an index.
-        offset: first byte.
-        data: the bytes with their LFs; without the last one where the stream ends or the line is cut.
-        cut: the data is the first part of a longer line.
+        at: Chunk's arrival, nanoseconds since the epoch, non-decreasing, or None.
+        offset: First byte.
+        data: Bytes with LFs, except at the stream's end or a cut.
+        cut: First part of a longer line.
     """
 
     at: int | None
@@ -34,15 +33,10 @@ class Span(NamedTuple):
 
 
 class Forward:
-    """Reads a stream onward, also while it grows.
+    """Reads a stream forward, also while it grows.
 
-    Args:
-        path: the stream.
-        start: first byte, which must begin a line unless ``skip``.
-        skip: begin after the next LF: ``start`` stands inside a line that is not wanted.
-        end: stop at this byte; None = as far as the file goes.
-        block: bytes read at once; at least one line of up to ``MAX_LINE`` is read even so.
-        whole: give a long line in pieces (each with ``cut`` but the last) instead of its first part only.
+    ``start`` begins a line, or with ``skip`` reading begins after the next LF. ``whole``: long lines in pieces,
+    each with ``cut`` except the last.
     """
 
     def __init__(
@@ -64,10 +58,10 @@ class Forward:
         self.whole = whole
         self._inside = False
         self._at: int | None = None
-        # Size of the stream when it had nothing to give: most streams are silent most of the time.
+        # Size at the last poll without data: most streams are silent.
         self._looked_at = -1
         self._packed = False
-        # Thousands of streams are read side by side: the rows at hand are few where the blocks are small.
+        # Thousands of streams are open: small blocks, few cached rows.
         self._batch = max(8, self._block // 2048)
         self._rows: list[IndexRow] = []
         self._next = 0
@@ -75,13 +69,12 @@ class Forward:
         self._more_rows = True
 
     def take(self, *, final: bool) -> list[Span]:
-        """The next lines; empty when there are none now.
+        """Returns the next lines, or none now.
 
-        Args:
-            final: the stream grows no more: its last line counts although it has no LF.
+        ``final``: the last line counts without an LF.
 
         Raises:
-            OSError: the stream cannot be read.
+            OSError: The stream cannot be read.
         """
         if not final and self._looked_at >= 0 and (self._packed or content_size(self.path) == self._looked_at):
             return []
@@ -102,14 +95,14 @@ class Forward:
         return spans
 
     def _whole_lines(self, content: Raw | Packed, size: int, *, final: bool) -> bytes:
-        """Bytes from ``offset`` up to the last LF of a block; sets ``_inside`` when they are a piece of a longer line."""
+        """Returns bytes up to a block's last LF; sets ``_inside`` for pieces of a line."""
         left = size - self.offset
         if left <= 0:
             return b""
         data = content.read(self.offset, min(left, self._block))
         cut = data.rfind(b"\n") + 1
         if self._inside:
-            # Further pieces of a long line: up to its LF, else all there is.
+            # Up to the LF, else all available bytes.
             cut = data.find(b"\n") + 1
             self._inside = not cut
             return data[:cut] if cut else data
@@ -124,7 +117,7 @@ class Forward:
         return data if final else b""
 
     def _skip_line(self, content: Raw | Packed, size: int) -> bool:
-        """Pass the rest of an unwanted line; whether its LF was found."""
+        """Skips an unwanted line's rest; True if its LF was found."""
         while self.offset < size:
             data = content.read(self.offset, min(MAX_LINE, size - self.offset))
             if not data:
@@ -138,7 +131,7 @@ class Forward:
         return False
 
     def _split(self, data: bytes) -> list[Span]:
-        """Cut at the lines that begin a new chunk."""
+        """Splits at lines that begin a new chunk."""
         spans = []
         pos = 0
         while pos < len(data):
@@ -147,16 +140,16 @@ class Forward:
             if following is None or following >= self.offset + len(data):
                 end = len(data)
             else:
-                # The first line that begins in the next chunk follows an LF at its first byte's predecessor or later.
+                # The next chunk's first line follows an LF at or after the byte before.
                 end = data.find(b"\n", following - self.offset - 1) + 1 or len(data)
             spans.append(Span(at, self.offset + pos, data[pos:end], cut=False))
             pos = end
         return spans
 
     def _stamp_of(self, byte: int) -> int | None:
-        """Stamp of the chunk that holds ``byte``; bytes are asked for in rising order."""
+        """Returns the timestamp of the chunk with ``byte``; calls must have rising ``byte``."""
         if self._row_number < 0:
-            # Starting in the middle: no walk over all earlier rows.
+            # A start in the middle skips earlier rows.
             self._row_number = max(0, self.index.find(byte))
         while (following := self._following()) is not None and following <= byte:
             stamp = self._rows[self._next].stamp
@@ -165,10 +158,10 @@ class Forward:
         return self._at
 
     def _following(self) -> int | None:
-        """Offset of the next row's chunk."""
+        """Returns the next chunk's offset."""
         if self._next >= len(self._rows) and self._more_rows:
             self._rows = self.index.rows(max(0, self._row_number), self._batch)
-            # The index is opened once for what is read at once, unless it has very many rows.
+            # Opens the index once, unless it has very many rows.
             self._more_rows = len(self._rows) == self._batch
             self._row_number += len(self._rows)
             self._next = 0
@@ -176,7 +169,7 @@ class Forward:
 
 
 class Backward(NamedTuple):
-    """One line found from the end: stamp, first byte, bytes without LF, whether they were cut."""
+    """One line found from the end, with timestamp and first byte."""
 
     at: int | None
     offset: int
@@ -185,10 +178,10 @@ class Backward(NamedTuple):
 
 
 def lines_backward(path: Path, *, end: int, block: int = 65536) -> Iterator[Backward]:
-    """Lines of ``path[:end]`` from the last to the first, with stamps.
+    """Yields the lines of ``path[:end]``, last first, with timestamps.
 
     Raises:
-        OSError: the stream cannot be read.
+        OSError: The stream cannot be read.
     """
     stamps = stamps_backward(IndexReader(path), max(0, end - 1))
     row = next(stamps, None)
@@ -204,7 +197,7 @@ def lines_backward(path: Path, *, end: int, block: int = 65536) -> Iterator[Back
 def _raw_backward(path: Path, end: int, block: int) -> Iterator[tuple[int, bytes, bool]]:
     if end <= 0:
         return
-    # ``base`` is the file offset of ``buffer``; ``high`` the end of the line looked for; no LF lies from ``clean`` to ``high``.
+    # ``base``: file offset of ``buffer``; ``high``: end of the searched line; no LF from ``clean`` to it.
     high = end - 1 if read_bytes(path, end - 1, 1) == b"\n" else end
     base, buffer, clean = high, b"", 0
     while True:
@@ -236,7 +229,7 @@ def _bounded(buffer: bytes, start: int, end: int) -> tuple[bytes, bool]:
 
 
 def _line_start(path: Path, byte: int) -> int:
-    """Offset of the first byte of the line that reaches to ``byte``."""
+    """Returns the start of the line that extends to ``byte``."""
     while byte > 0:
         length = min(MAX_LINE, byte)
         found = read_bytes(path, byte - length, length).rfind(b"\n")

@@ -1,5 +1,4 @@
-"""Raw streams of a run: names and index, content in raw or compressed form, appending and compressing.
+"""Raw streams of a run: names and index, content, appending and compressing.
 
-Other rooms read streams through content and lines, and append through writer.
-Imports model and, from rundir, nothing at run time.
+Others read through ``content`` and ``lines``, append through ``writer``.
 """

@@ -1,12 +1,10 @@
-"""Reads the bytes of one stream, raw while it grows or zstd-compressed once it has ended.
+"""Reads the bytes of one stream, raw while it grows or zstd-compressed once ended.
 
-All readers open a stream here, under the name of its raw form; offsets are those of the raw bytes in both
-forms. The compressed form is zstd's seekable format (independent frames and a table at the end), so
-zstdcat reads it and any byte is near. The raw file is removed only after the compressed one has its name:
-a reader that tries the raw one first always finds one of the two.
+Always by raw name and offsets. The format is zstd's seekable one. The raw file is removed last, so a reader
+always finds one.
 
-Cost: time linear in packed and unpacked bytes; memory one frame of at most ``_MAX_FRAME`` bytes, or the window of a file that is not ours, and what
-is at hand.
+Cost: time linear in packed and unpacked bytes; memory one frame of at most ``_MAX_FRAME`` bytes, or the window of
+another program's file, and the caches.
 """
 
 from __future__ import annotations
@@ -30,23 +28,23 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 PACKED_SUFFIX: Final = ".zst"
-# One frame is what a reader has to unpack for one byte: about a quarter of a millisecond.
+# A whole frame is unpacked for one byte: a quarter of a millisecond.
 FRAME: Final = 1 << 18
 _MAX_FRAME: Final = 1 << 23
 _LEVEL: Final = 3
-# At hand, of all streams together: bytes of unpacked frames, and entries of tables (a gigabyte of stream has 4,096).
+# Caches: bytes of frames, and entries of tables (4,096 per GiB).
 _FRAMES: Final = 32 << 20
 _ENTRIES: Final = 1 << 19
 _CHUNK: Final = 1 << 20
-# Input that is read at once; at the end of each frame the rest of it is copied.
+# Bytes of one read; each frame's end copies the rest.
 _INPUT: Final = 16 << 10
-# Windows of 128 MiB, as zstd itself takes without being asked; and of one of our own frames.
+# Maximum windows: 128 MiB, zstd's default; and of Rankfall's frames.
 _MAX_WINDOW_LOG: Final = 27
 _MAX_FRAME_LOG: Final = 23
-# The shortest frame that holds something: magic, two bytes of header, three of a block.
+# Magic, two bytes of header, three of a block.
 _LEAST_FRAME: Final = 9
 
-# The seekable format of zstd (contrib/seekable_format): a skippable frame of entries, closed by count, flags and magic.
+# zstd's contrib/seekable_format: a skippable frame of entries, then count, flags, magic.
 _SKIPPABLE: Final = struct.Struct("<II")
 _SKIP_MAGIC: Final = 0x184D2A5E
 _ENTRY: Final = struct.Struct("<II")
@@ -55,14 +53,14 @@ _SEEK_MAGIC: Final = 0x8F92EAB1
 
 
 class _Table(NamedTuple):
-    """Where each frame begins, packed and unpacked; one entry more than frames."""
+    """Start of each frame, packed and unpacked, and the end."""
 
     packed: Sequence[int]
     plain: Sequence[int]
 
 
 class _Key(NamedTuple):
-    """One file, as it was when it was opened."""
+    """Identity of a file when opened."""
 
     device: int
     inode: int
@@ -71,17 +69,10 @@ class _Key(NamedTuple):
 
 
 class Packed:
-    """One compressed stream, open.
-
-    Args:
-        fd: of the file; closed with this object.
-        path: for messages.
-
-    Attributes:
-        size: bytes of the stream itself.
+    """One open compressed stream of ``size`` raw bytes; closes ``fd``.
 
     Raises:
-        OSError: it cannot be read, or is damaged.
+        OSError: Unreadable or damaged.
     """
 
     def __init__(self, fd: int, path: Path) -> None:
@@ -103,10 +94,10 @@ class Packed:
         os.close(self._fd)
 
     def read(self, start: int, length: int) -> bytes:
-        """Bytes of the stream, fewer where it ends.
+        """Returns bytes of the stream, fewer at its end.
 
         Raises:
-            OSError: it cannot be read, or is damaged.
+            OSError: Unreadable or damaged.
         """
         end = min(start + length, self.size)
         if start >= end:
@@ -132,7 +123,7 @@ class Packed:
         zstd = _zstd()
         unpacker = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _MAX_FRAME_LOG})
         try:
-            # One byte more than the table says shows a frame that lies about its size.
+            # One byte more detects a false size.
             found = unpacker.decompress(data, max_length=size + 1)
         except zstd.ZstdError as error:
             raise _damaged(self._path, f"frame {number}: {error}") from None
@@ -142,7 +133,7 @@ class Packed:
 
 
 def _table_of(fd: int, size: int, path: Path) -> _Table:
-    """The table at the end of a file of this size."""
+    """Returns the table at the end of the file."""
     footer = os.pread(fd, _FOOTER.size, max(0, size - _FOOTER.size))
     if len(footer) < _FOOTER.size:
         raise _damaged(path, "it has no table")
@@ -157,7 +148,7 @@ def _table_of(fd: int, size: int, path: Path) -> _Table:
     rows = data[_SKIPPABLE.size : -_FOOTER.size]
     if any(packed < _LEAST_FRAME or not 0 < plain <= _MAX_FRAME for packed, plain in _ENTRY.iter_unpack(rows)):
         raise _damaged(path, "its table does not fit its frames")
-    # Eight bytes a number: a table is as long as somebody made it.
+    # Eight bytes per number: the table may have any length.
     packed = array("Q", accumulate((entry[0] for entry in _ENTRY.iter_unpack(rows)), initial=0))
     plain = array("Q", accumulate((entry[1] for entry in _ENTRY.iter_unpack(rows)), initial=0))
     if packed[-1] != begin:
@@ -170,7 +161,7 @@ _V = TypeVar("_V")
 
 
 class _Recent(Generic[_K, _V]):
-    """What was asked for last, for all threads of this process; ``cost`` of all of it is at most ``room``, but for a single one."""
+    """A thread-safe cache of recent values; one may exceed ``room``."""
 
     def __init__(self, room: int, cost: Callable[[_V], int]) -> None:
         self._room = room
@@ -179,7 +170,7 @@ class _Recent(Generic[_K, _V]):
         self._found: OrderedDict[_K, _V] = OrderedDict()
 
     def get(self, key: _K, make: Callable[[], _V]) -> _V:
-        """The value, made when it is not at hand."""
+        """Returns the value; computes it if uncached."""
         with self._lock:
             if key in self._found:
                 self._found.move_to_end(key)
@@ -200,15 +191,10 @@ _tables: Final[_Recent[_Key, _Table]] = _Recent(_ENTRIES, lambda table: len(tabl
 
 
 def pack(source: int, target: int, *, frame: int = FRAME) -> int:
-    """Write the packed form of a file's bytes; how many bytes were packed.
-
-    Args:
-        source: descriptor of the raw stream.
-        target: descriptor of an empty file.
-        frame: bytes of the stream in one frame.
+    """Writes a file's compressed form; returns the uncompressed bytes.
 
     Raises:
-        OSError: reading or writing failed.
+        OSError: Reading or writing failed.
     """
     zstd = _zstd()
     options = {zstd.CompressionParameter.compression_level: _LEVEL, zstd.CompressionParameter.checksum_flag: 1}
@@ -225,16 +211,12 @@ def pack(source: int, target: int, *, frame: int = FRAME) -> int:
 
 
 def read_zstd(fd: int, path: Path) -> Iterator[bytes]:
-    """The content of any zstd file, ours or not, in pieces of at most 1 MiB; memory is bounded by its window, at most 128 MiB.
+    """Yields any zstd file in pieces of at most 1 MiB; a piece may be empty.
 
-    A piece is empty where input gave none, so that whoever reads can stop at any time.
-
-    Args:
-        fd: descriptor, at the beginning of the file; stays open.
-        path: for messages.
+    Its window, at most 128 MiB, bounds memory. ``fd`` remains open.
 
     Raises:
-        OSError: it cannot be read, is no zstd file, wants a larger window, or ends too early.
+        OSError: Unreadable, not zstd, too large a window, truncated.
     """
     zstd = _zstd()
     options = {zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
@@ -247,7 +229,7 @@ def read_zstd(fd: int, path: Path) -> Iterator[bytes]:
             elif not data and unpacker.needs_input:
                 raise _damaged(path, "it ends inside of a frame")
             yield unpacker.decompress(data, max_length=_CHUNK)
-            # Of the input of one call a new frame gets what the old one left; a frame that goes on keeps it.
+            # A new frame gets the old one's unused input.
             data = unpacker.unused_data if unpacker.eof else b""
             if not data and (unpacker.eof or unpacker.needs_input):
                 data = os.read(fd, _INPUT)
@@ -256,7 +238,7 @@ def read_zstd(fd: int, path: Path) -> Iterator[bytes]:
 
 
 def _zstd() -> ModuleType:
-    """The library; loaded only where something is compressed."""
+    """Returns the zstd library; loaded late."""
     if sys.version_info >= (3, 14):
         from compression import zstd  # noqa: PLC0415 - as above
     else:
@@ -275,14 +257,7 @@ def _damaged(path: Path, why: str) -> OSError:
 
 
 class Raw:
-    """A stream that is not compressed, open.
-
-    Args:
-        fd: of the file; closed with this object.
-
-    Attributes:
-        size: bytes when it was opened.
-    """
+    """One open uncompressed stream of ``size`` bytes; closes ``fd``."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -295,27 +270,24 @@ class Raw:
         os.close(self._fd)
 
     def read(self, start: int, length: int) -> bytes:
-        """Bytes of the stream, fewer where it ends.
+        """Returns bytes of the stream, fewer at its end.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: The file cannot be read.
         """
         return os.pread(self._fd, max(0, length), start)
 
 
 def packed_path(stream: Path) -> Path:
-    """Where the compressed form of a stream lies: ``0.out.log`` -> ``0.out.log.zst``."""
+    """Returns the compressed form's path: ``0.out.log.zst``."""
     return stream.with_name(stream.name + PACKED_SUFFIX)
 
 
 def open_content(path: Path) -> Raw | Packed:
-    """A stream for reading.
-
-    Args:
-        path: of its raw form, whether or not that is there.
+    """Opens a stream by its raw form's path, whether or not that exists.
 
     Raises:
-        OSError: neither form is there, or what is there cannot be read.
+        OSError: Neither form is readable.
     """
     try:
         return Raw(open_regular(path))
@@ -331,37 +303,35 @@ def open_content(path: Path) -> Raw | Packed:
 
 
 def content_size(path: Path) -> int:
-    """Bytes of a stream.
+    """Returns a stream's size in bytes.
 
     Raises:
-        OSError: as :func:`open_content`.
+        OSError: As :func:`open_content`.
     """
     try:
-        return os.stat(path).st_size  # noqa: PTH116 - asked of thousands at each look
+        return os.stat(path).st_size  # noqa: PTH116 - called for thousands at each poll
     except FileNotFoundError:
         with open_content(path) as content:
             return content.size
 
 
 def read_bytes(path: Path, start: int, length: int) -> bytes:
-    """Bytes of a stream, fewer where it ends.
+    """Returns bytes of a stream, fewer at its end.
 
     Raises:
-        OSError: as :func:`open_content`.
+        OSError: As :func:`open_content`.
     """
     with open_content(path) as content:
         return content.read(start, length)
 
 
 def open_regular(path: Path, *, links: bool = True) -> int:
-    """A descriptor for reading. A job can put anything in its folders: a pipe there must not make a reader wait for ever.
+    """Opens a regular file; a job's pipe must not block the reader.
 
-    Args:
-        path: of the file.
-        links: whether its last part may be a link, which may lead to any file of this machine.
+    ``links``: its last part may be a link.
 
     Raises:
-        OSError: it cannot be opened, is no regular file, or is a link that is not to be followed.
+        OSError: Unopenable, not regular, or a refused link.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
@@ -376,7 +346,7 @@ def open_regular(path: Path, *, links: bool = True) -> int:
 
 
 def lock_is_free(path: Path) -> bool:
-    """Whether nobody holds the ``flock`` of this file; False when it is not there yet or cannot be opened."""
+    """True if no process holds this file's ``flock``; False if unopenable."""
     try:
         fd = open_regular(path, links=False)
     except OSError:

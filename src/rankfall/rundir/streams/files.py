@@ -1,9 +1,8 @@
-"""Names and locations of raw streams, and their index of arrival times and line numbers.
+"""Names of raw streams, and their index of arrival times and line numbers.
 
-Streams are logs/attempt-N/<role>-<slot>/<instance>/<local>.{out,err}.log; other files in those folders are
-ignored. A damaged or torn index costs timestamps and speed, but no byte of the stream.
+Form: logs/attempt-N/<role>-<slot>/<instance>/<local>.{out,err}.log. A damaged index costs no stream byte.
 
-Cost: a binary search a question, and at most one chunk to count lines in; nothing is kept.
+Cost: a binary search a query, and at most one chunk to count lines in; nothing is cached.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ class StreamName(msgspec.Struct, frozen=True, kw_only=True):
     """One stream file.
 
     Attributes:
-        stream: path relative to the run directory.
-        local: process ordinal, ``r`` and the rank (streams that were taken apart by the wrapper's prefix), or ``slot``.
-        out: standard output, else standard error.
-        path: the file, by the name that it has while it is not compressed.
+        stream: Path relative to the run directory.
+        local: Process ordinal, ``r`` and rank (split streams), or ``slot``.
+        out: True for stdout, False for stderr.
+        path: By its uncompressed name.
     """
 
     attempt: int
@@ -50,31 +49,23 @@ class StreamName(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rank(self) -> int | None:
-        """The rank that the name itself tells."""
+        """Rank in the name, or None."""
         return numbers.matched(self.local[1:]) if self.local.startswith("r") else None
 
     @property
     def order(self) -> StreamOrder:
-        """Sort key among the streams of a run: attempt, role, slot, instance, the slot's own stream before its processes, stdout before stderr.
-
-        No two streams have the same.
-        """
+        """Unique sort key: attempt, role, slot, instance, slot before processes, stdout first."""
         ordinal = -1 if self.local == SLOT else numbers.matched(self.local.removeprefix("r"))
         return self.attempt, self.role, self.slot, self.instance, ordinal, not self.out, self.stream
 
     @property
     def of_a_rank(self) -> bool:
-        """Whether a process that became a rank wrote it, whichever rank that is."""
+        """True if a rank's process wrote it, even an unknown rank."""
         return self.local != SLOT
 
 
 class StreamFinder:
-    """Finds the streams of one run again and again, and lists only folders that changed.
-
-    Args:
-        logs: the run's ``logs`` folder.
-        attempt: only of this one.
-    """
+    """Finds streams repeatedly, listing only changed folders; ``attempt`` None = all."""
 
     def __init__(self, logs: Path, *, attempt: int | None = None) -> None:
         self._logs = logs
@@ -87,7 +78,7 @@ class StreamFinder:
         self._notes: list[str] = []
 
     def find(self, *, since: int, problems: list[str]) -> list[StreamName]:
-        """As :func:`find_streams`; the same list as the last time where no folder changed."""
+        """Returns :func:`find_streams`; the same list if no folder changed."""
         self._changed = {folder for folder in self._listed if not self._standing.stands(str(folder))}
         if self._changed or since != self._since or not self._listed:
             for folder in self._changed:
@@ -105,12 +96,12 @@ class StreamFinder:
         if known is not None:
             return known
         if folder not in self._changed:
-            # Its time of change is taken before it is listed.
+            # The modification time is read before listing.
             self._standing.stands(str(folder))
         before = len(problems)
         found = _entries(folder, problems)
         if len(problems) > before:
-            # A folder that becomes readable keeps its time of change: everything is listed again.
+            # A newly readable folder has no new modification time.
             self._since = -1
         else:
             self._listed[folder] = found
@@ -125,14 +116,9 @@ def find_streams(
     problems: list[str] | None = None,
     entries: Callable[[Path, list[str]], list[str]] | None = None,
 ) -> list[StreamName]:
-    """All stream files, in their order (:attr:`StreamName.order`).
+    """Returns all stream files in order (:attr:`StreamName.order`).
 
-    Args:
-        logs: the run's ``logs`` folder.
-        attempt: only of this one.
-        since: only of this attempt and later ones.
-        problems: takes a line for each folder that cannot be read.
-        entries: lists a folder; None = as it is now.
+    ``attempt`` None = all; ``since``: this and later ones; ``entries`` lists a folder.
     """
     found: list[StreamName] = []
     notes = problems if problems is not None else []
@@ -189,7 +175,7 @@ def _entries(folder: Path, problems: list[str]) -> list[str]:
 
 MAGIC: Final = b"RFIDX1\0\0"
 ROW: Final = struct.Struct("<QQqqB7x")
-# The stamps of the lines of one row lie within this, nanoseconds, where both ends of them are known.
+# A row's lines lie within these nanoseconds, with both timestamps.
 MOST_APART_NS: Final = 100_000_000
 BLOCK: Final = 1 << 20
 _BATCH: Final = 512
@@ -199,11 +185,11 @@ class IndexRow(NamedTuple):
     """One chunk of a stream.
 
     Attributes:
-        offset: its first byte.
-        line: the first line that begins in it, from 0.
-        stamp: when its first line came, nanoseconds since the epoch.
-        last: when its last line came; 0 = not known, or as ``stamp`` where that is the wrapper's clock.
-        source: of the stamps.
+        offset: Its first byte.
+        line: First line that begins there, from 0.
+        stamp: First line's arrival, nanoseconds since the epoch.
+        last: Last line's; 0 if unknown, ``stamp`` for the wrapper's clock.
+        source: Source of the timestamps.
     """
 
     offset: int
@@ -214,13 +200,9 @@ class IndexRow(NamedTuple):
 
 
 class IndexReader:
-    """Rows of a stream's index; the file may grow between calls. No file stays open.
+    """Reads a growing stream index; no file remains open.
 
-    Args:
-        stream: the stream's file, as ``0.out.log``; its index is ``0.out.idx``.
-
-    Attributes:
-        problem: why the index cannot be used, in words; None while it can. A missing index is a problem too.
+    ``problem``: why it is unusable or missing, or None.
     """
 
     def __init__(self, stream: Path) -> None:
@@ -228,33 +210,36 @@ class IndexReader:
         self.problem: str | None = None
 
     def __len__(self) -> int:
-        """Whole rows."""
+        """Returns the number of whole rows."""
         with _Opened(self) as file:
             return file.count
 
     def rows(self, first: int, count: int = _BATCH) -> list[IndexRow]:
-        """Up to ``count`` rows from row ``first`` on."""
+        """Returns up to ``count`` rows from ``first``."""
         with _Opened(self) as file:
             return file.rows(first, count)
 
     def find(self, byte: int) -> int:
-        """Number of the row whose chunk holds ``byte``; -1 when none does."""
+        """Returns the number of the row with ``byte``, or -1."""
         with _Opened(self) as file:
             return file.bisect(lambda row: row.offset <= byte)
 
     def at(self, byte: int) -> IndexRow | None:
-        """The row whose chunk holds ``byte``."""
+        """Returns the row with ``byte``, or None."""
         with _Opened(self) as file:
             number = file.bisect(lambda row: row.offset <= byte)
             return file.rows(number, 1)[0] if number >= 0 else None
 
     def stamp(self, byte: int) -> int | None:
-        """When the chunk of ``byte`` came; for bytes after the last row its stamp, which is a lower bound. None = unknown."""
+        """Returns the arrival time of the chunk with ``byte``, or None.
+
+        After the last row it is a lower bound.
+        """
         row = self.at(byte)
         return row.stamp if row else None
 
     def last_stamp(self) -> int | None:
-        """When the newest line came, as far as the newest row says."""
+        """Returns the newest line's arrival time."""
         with _Opened(self) as file:
             rows = file.rows(file.count - 1, 1)
             if not rows:
@@ -263,9 +248,9 @@ class IndexReader:
             return last if stamp < last <= stamp + MOST_APART_NS else stamp
 
     def offset_since(self, stamp: int) -> int | None:
-        """Offset of the first chunk that came at ``stamp`` or later; None when there is none.
+        """Returns the first chunk's offset that arrived at ``stamp`` or later, or None.
 
-        Where the clock stepped back between chunks, a chunk near the step may be taken for its neighbour.
+        After a clock step back it may be a neighbor.
         """
         with _Opened(self) as file:
             found = file.rows(file.bisect(lambda row: row.stamp < stamp) + 1, 1)
@@ -273,7 +258,7 @@ class IndexReader:
 
 
 class _Opened:
-    """The index while one question is answered."""
+    """The open index during one query."""
 
     def __init__(self, reader: IndexReader) -> None:
         self._reader = reader
@@ -290,7 +275,7 @@ class _Opened:
             self._reader.problem = f"{path.name} cannot be read: {error.strerror or error}"
             return self
         if head != MAGIC:
-            # Shorter than its head: the writer is just beginning.
+            # Shorter than its header: the writer is starting.
             self._reader.problem = f"{path.name} is no index" if size >= len(MAGIC) else None
             return self
         self._reader.problem = None
@@ -309,7 +294,10 @@ class _Opened:
         return [IndexRow._make(row) for row in ROW.iter_unpack(data[: len(data) // ROW.size * ROW.size])]
 
     def bisect(self, before: Callable[[IndexRow], bool]) -> int:
-        """Number of the last row for which ``before`` holds (it holds for a first part of the rows); -1 when for none."""
+        """Returns the last row for which ``before`` is true, or -1.
+
+        It must be true for a first part only.
+        """
         low, high = 0, self.count
         while low < high:
             middle = (low + high) // 2
@@ -322,17 +310,17 @@ class _Opened:
 
 
 def index_path(stream: Path) -> Path:
-    """Where a stream's index lies: ``0.out.log`` -> ``0.out.idx``."""
+    """Returns an index's path: ``0.out.log`` -> ``0.out.idx``."""
     return stream.with_suffix(".idx")
 
 
 def position(path: Path, byte: int) -> int:
-    """The line (from 1) that holds byte ``byte`` of a stream: the number in ``path:line``.
+    """Returns the line number (from 1) of a byte, as in ``path:line``.
 
-    With an index at most one chunk is counted. A byte at or after the end is on the line that would come next.
+    With an index, at most one chunk is counted.
 
     Raises:
-        StoreError: the stream cannot be read.
+        StoreError: The stream cannot be read.
     """
     row = IndexReader(path).at(byte)
     try:
@@ -353,7 +341,7 @@ def position(path: Path, byte: int) -> int:
 
 
 def _anchor(content: Raw | Packed, row: IndexRow | None, byte: int) -> tuple[int, int]:
-    """A byte at or before ``byte`` and the line (from 0) that it stands on, from a row when that can be true."""
+    """Returns a byte at or before ``byte`` and its line (from 0)."""
     if row is None or not 0 < row.offset <= byte or row.line > row.offset + 1:
         return 0, 0
     before = content.read(row.offset - 1, 1)
@@ -362,7 +350,7 @@ def _anchor(content: Raw | Packed, row: IndexRow | None, byte: int) -> tuple[int
 
 
 def stamps_backward(index: IndexReader, byte: int) -> Iterator[IndexRow]:
-    """Rows from the one that holds ``byte`` back to the first."""
+    """Yields rows from that of ``byte`` back to the first."""
     number = index.find(byte)
     while number >= 0:
         first = max(0, number - _BATCH + 1)
@@ -370,7 +358,7 @@ def stamps_backward(index: IndexReader, byte: int) -> Iterator[IndexRow]:
         number = first - 1
 
 
-# More than the ticks of any file system's clock, seconds: FAT has two.
+# Seconds; longer than any file system's clock tick (FAT: two).
 _SETTLED_S: Final = 3.0
 
 
@@ -381,19 +369,18 @@ class _Seen(NamedTuple):
 
 
 class Standing:
-    """Folders by their paths."""
+    """Remembers unchanged folders."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
 
     def stands(self, folder: str) -> bool:
-        """Whether nothing was made, renamed or removed in it since this said no; whoever is told no lists it at once.
+        """True if no entry was created, renamed or removed since the last False.
 
-        Args:
-            folder: need not exist; then it stands until it does.
+        After False, list the folder immediately. A missing folder is unchanged.
         """
         try:
-            changed = os.stat(folder).st_mtime_ns  # noqa: PTH116 - asked of thousands at each look
+            changed = os.stat(folder).st_mtime_ns  # noqa: PTH116 - called for thousands at each poll
         except OSError:
             changed = -1
         seen = self._seen.get(folder)

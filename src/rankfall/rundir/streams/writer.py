@@ -1,8 +1,6 @@
-"""Writes streams: appends bytes collected from elsewhere, compresses ended streams, unpacks them to append.
+"""Writes streams: appends collected bytes, compresses ended streams, unpacks them to append.
 
-A raw file is removed only after its compressed form was synced, compared byte by byte, and no process has
-the raw file open for writing. A kill at any point loses nothing: half-written files have names that no
-reader opens, and a mark lets the next run of this home finish.
+The raw file is removed only after synced, compared compression. After a kill the next run finishes it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from rankfall.rundir.streams.files import MAGIC, ROW, find_streams
 if TYPE_CHECKING:
     from rankfall.rundir.directory import RunDir
 
-# Smaller streams stay as they are: what a person greps by hand costs no space worth having.
+# Smaller ones remain uncompressed: users grep them.
 SMALLEST: Final = 1 << 20
 MARK: Final = "compressing"
 _HALF: Final = ".half"
@@ -31,10 +29,9 @@ _BLOCK: Final = 1 << 20
 
 
 def compress_run(run_dir: RunDir, *, smallest: int = SMALLEST) -> list[str]:
-    """Compress each stream of at least ``smallest`` bytes. Whoever calls this holds the run's lease, and the run is over.
+    """Compresses a finished run's streams of at least ``smallest`` bytes; returns messages on others.
 
-    Returns:
-        Why streams were left as they are, in words.
+    The caller holds its lease.
     """
     problems: list[str] = []
     names = find_streams(run_dir.logs_dir)
@@ -57,7 +54,7 @@ def compress_run(run_dir: RunDir, *, smallest: int = SMALLEST) -> list[str]:
 
 
 def unfinished_compressions(home: Path, *, but: RunDir) -> list[Path]:
-    """Other run directories of this home in which compressing was begun and not ended."""
+    """Returns this home's other runs with an unfinished compression."""
     try:
         with os.scandir(home / "runs") as entries:
             return [
@@ -70,13 +67,10 @@ def unfinished_compressions(home: Path, *, but: RunDir) -> list[Path]:
 
 
 def compress(path: Path) -> str | None:
-    """Compress one stream.
-
-    Returns:
-        Why it is left as it is; None when it is compressed.
+    """Compresses one stream; returns why not, or None.
 
     Raises:
-        OSError: the disk is full, or fails; the stream is as it was.
+        OSError: Disk failure; the stream is unchanged.
     """
     fd = open_regular(path)
     with contextlib.closing(_Descriptor(fd)):
@@ -84,7 +78,7 @@ def compress(path: Path) -> str | None:
         if why is not None:
             return why
         size = _replace(packed_path(path), lambda target: _packed(fd, target, path))
-        # Whoever appended meanwhile would lose what they wrote.
+        # A process that appended meanwhile would lose its data.
         why = _being_written(fd) or ("it grew meanwhile" if os.fstat(fd).st_size != size else None)
         if why is not None:
             packed_path(path).unlink()
@@ -94,10 +88,10 @@ def compress(path: Path) -> str | None:
 
 
 def unpack(path: Path) -> None:
-    """Give a stream its raw form back, so that it can be appended to; does nothing where it has it.
+    """Restores a stream's raw form, for appending; a raw one is unchanged.
 
     Raises:
-        OSError: it cannot be written, or the compressed form is damaged.
+        OSError: Unwritable, or damaged compressed form.
     """
     packed = packed_path(path)
     if not packed.exists():
@@ -116,7 +110,7 @@ class _Descriptor:
 
 
 def _replace(path: Path, fill: Callable[[int], int]) -> int:
-    """A file that has its name only when all of it is on the disk; what ``fill`` said."""
+    """Writes a file that gets its name when fully on disk."""
     half = path.with_name(f".{path.name}{_HALF}")
     try:
         target = private(half, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
@@ -134,7 +128,7 @@ def _replace(path: Path, fill: Callable[[int], int]) -> int:
 
 
 def _packed(source: int, target: int, path: Path) -> int:
-    """Compress, and read back what was written; the number of bytes that both forms have."""
+    """Compresses and verifies a stream; returns the uncompressed bytes."""
     size = pack(source, target)
     with Packed(os.dup(target), path) as again:
         at = 0
@@ -158,9 +152,12 @@ def _copied(path: Path, target: int) -> int:
 
 
 def _being_written(fd: int) -> str | None:
-    """Whether somebody may have the file open for writing, in words; the kernel gives a read lease only where nobody has."""
+    """Returns why a process may have the file open for writing, or None.
+
+    The kernel grants a read lease only without writers.
+    """
     try:
-        # Asked and given back at once; should a writer come between, its signal is one that nobody minds.
+        # Released immediately. For a writer in between, the signal is ignored by default.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
@@ -172,42 +169,40 @@ def _being_written(fd: int) -> str | None:
 
 
 def _size(path: Path) -> int:
-    """Bytes of the raw form; 0 when there is none."""
+    """Returns the raw form's bytes; 0 without."""
     try:
         return path.stat().st_size
     except OSError:
         return 0
 
 
-# Sources of a stamp in an index; 1 is the wrapper's clock (rankfall_inside.delivery.stream_files).
+# Timestamp source in an index; 1 is the wrapper's clock (rankfall_inside.delivery.stream_files).
 STAMP_RUNTIME: Final = 2
 
 
 class Counted(NamedTuple):
-    """What a stream holds: bytes, newlines, and whether the last byte is one."""
+    """Content of a stream: bytes, newlines, True if a newline is last."""
 
     size: int
     lines: int
     whole: bool
 
 
-# Where in a chunk lines of one tenth of a second begin: byte (the first one of a line), newlines before it, stamps of the first and the last of
-# these lines in nanoseconds since the epoch; the last one 0 = not known. A plain tuple, because some chunks have one for every line.
+# Lines of a tenth of a second: first byte, newlines before it, first and last timestamp. In nanoseconds since the
+# epoch, last 0 if unknown. A tuple, because some chunks have one per line.
 Mark = tuple[int, int, int, int]
 
 
 class StreamAppender:
-    """One stream's two files.
+    """Appends to one stream and its index.
 
-    Args:
-        base: path without the endings, as ``.../0/r3.out``.
-        counted: what it held when it was closed by the same process; otherwise its newlines are counted.
+    ``base``: path without endings, as ``.../0/r3.out``. ``counted`` None: newlines are counted.
 
     Attributes:
-        size, index_size: bytes of the two files.
+        size, index_size: Sizes of the files in bytes.
 
     Raises:
-        OSError: they cannot be opened or read.
+        OSError: The files are unusable.
     """
 
     def __init__(self, base: Path, *, counted: Counted | None = None) -> None:
@@ -230,31 +225,22 @@ class StreamAppender:
 
     @property
     def counted(self) -> Counted:
-        """For whoever opens it again."""
+        """Content counts, for the next opening."""
         return Counted(self.size, self._lines, self._at_line_start)
 
     def write(self, data: bytes, stamp: int | None) -> None:
-        """Append a chunk of one stamp.
-
-        Args:
-            data: not empty.
-            stamp: when it was written, nanoseconds since the epoch by the node's clock; None = not known, the chunk gets no row.
+        """Appends a chunk; ``stamp`` in nanoseconds since the epoch by the node's clock, None = no row.
 
         Raises:
-            OSError: it was not stored as a whole; the files are as before.
+            OSError: Not stored; the files are unchanged.
         """
         self.write_marked(data, () if stamp is None else ((0, 0, stamp, stamp),))
 
     def write_marked(self, data: bytes, marks: Iterable[Mark], *, lines: int | None = None) -> None:
-        """Append a chunk whose lines have stamps of their own.
-
-        Args:
-            data: not empty.
-            marks: a row of the index each, in order.
-            lines: newlines in ``data``, where they were counted already.
+        """Appends a chunk whose lines have separate timestamps.
 
         Raises:
-            OSError: it was not stored as a whole; the files are as before.
+            OSError: Not stored; the files are unchanged.
         """
         index_size = self.index_size
         size, line, torn = self.size, self._lines, not self._at_line_start
@@ -265,7 +251,7 @@ class StreamAppender:
             ]
         )
         try:
-            # Before the bytes: whoever reads these then finds their rows.
+            # Rows before bytes: a reader of bytes finds their rows.
             if rows:
                 self.index_size += _all(self._idx, rows)
             _all(self._log, data)
@@ -279,10 +265,10 @@ class StreamAppender:
         self._at_line_start = data.endswith(b"\n")
 
     def cut(self, size: int, index_size: int) -> None:
-        """Take back what was appended beyond these sizes.
+        """Truncates both files.
 
         Raises:
-            OSError: the files cannot be changed.
+            OSError: The files cannot be changed.
         """
         os.ftruncate(self._log, size)
         os.ftruncate(self._idx, index_size)
@@ -290,7 +276,7 @@ class StreamAppender:
         self._lines, self._at_line_start = _count(self._log, size)
 
     def close(self) -> None:
-        """Let go of the files; may be called again."""
+        """Closes the files; repeatable."""
         for fd in (self._log, self._idx):
             if fd >= 0:
                 os.close(fd)
@@ -298,7 +284,7 @@ class StreamAppender:
 
 
 def _all(fd: int, data: bytes) -> int:
-    """Write all of it; how many bytes that were."""
+    """Writes all bytes; returns their number."""
     view = memoryview(data)
     done = 0
     while done < len(data):
@@ -307,7 +293,7 @@ def _all(fd: int, data: bytes) -> int:
 
 
 def _count(fd: int, size: int) -> tuple[int, bool]:
-    """Newlines of the first ``size`` bytes, and whether the next byte begins a line."""
+    """Returns the newlines of ``size`` bytes, and True if a line begins next."""
     count = at = 0
     last = b"\n"
     while at < size:

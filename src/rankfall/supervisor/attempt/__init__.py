@@ -1,5 +1,4 @@
-"""Watches one attempt of an attended run, from its first slot to its diagnosis.
+"""Watches one attempt of an attended run, to its diagnosis; entry point ``monitor``.
 
-``monitor`` is the face; the other modules are its parts. Decides nothing about later attempts.
-May import the modules of ``rankfall.supervisor`` below the drivers; never ``attended`` or ``unattended``.
+Decides nothing about later attempts. Never imports ``attended`` or ``unattended``.
 """

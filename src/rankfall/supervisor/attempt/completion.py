@@ -1,9 +1,6 @@
-"""Decides when an attempt counts as done or failed: success policies, settle window, elastic survival.
+"""Decides when an attempt has succeeded or failed: success policies, settle window, elastic survival.
 
-The settle window runs from the first failure until its evidence is complete: quiet time, minimum, hard
-limit. It opens only for a process that ended badly, never for a line. An elastic gang goes on without a
-lost slot, but not after a rank that failed by its own fault, and never without slot 0, which holds the
-rendezvous. No I/O.
+The settle window opens at the first failed process. An elastic gang needs slot 0, which hosts the rendezvous.
 """
 
 from __future__ import annotations
@@ -16,17 +13,13 @@ from rankfall.model import Case, Policies, RankFacts, SlotFacts, Success, Verdic
 from rankfall.strategy_registry import diagnose_by
 from rankfall.supervisor.attempt_facts import BadEnd, bad_ends
 
-# How long a proven cause waits for an earlier failure whose records and lines are still on their way, and for their gathering, seconds.
+# Seconds that a proven cause waits for evidence of an earlier failure.
 PROVEN_S: Final = 0.5
 QUIET_S: Final = 0.1
 
 
 class SettleWindow:
-    """Monotonic seconds everywhere.
-
-    Args:
-        policies: quiet time, minimum and hard limit.
-    """
+    """The time after the first failure in which more evidence may arrive; monotonic seconds."""
 
     def __init__(self, policies: Policies) -> None:
         self._quiet = policies.settle_quiet_s
@@ -36,7 +29,7 @@ class SettleWindow:
         self._last_change = 0.0
 
     def see(self, now: float, *, failed: bool, changed: bool) -> bool:
-        """Take one look; True when this look opened the window."""
+        """Records one poll. Returns True if it opened the window."""
         opens = failed and self.opened is None
         if opens:
             self.opened = now
@@ -45,45 +38,44 @@ class SettleWindow:
         return opens
 
     def over(self, now: float) -> bool:
-        """Whether the rest of the slots need not be waited for."""
+        """True if the attempt need not wait for more slots."""
         if self.opened is None:
             return False
         open_for = now - self.opened
         return open_for >= self._most or (open_for >= self._least and now - self._last_change >= self._quiet)
 
     def quiet(self, now: float) -> bool:
-        """Whether what the processes that failed wrote themselves has had the time to arrive, and no more comes in."""
+        """True if the failed processes' output had time and nothing new arrives."""
         if self.opened is None:
             return False
         least = min(self._most, max(PROVEN_S, self._least))
         return now - self.opened >= least and now - self._last_change >= QUIET_S
 
     def last_change(self) -> float:
-        """When something came last; changes with each piece of news."""
+        """Returns the time of the last new data."""
         return self._last_change
 
     def waits_for(self, verdict: Verdict) -> str:
-        """What an open window still waits for, for people.
-
-        Args:
-            verdict: on what is known so far.
-        """
+        """Returns the user text about an open window's pending evidence."""
         cause = verdict.cause
         so_far = "no cause is known so far" if cause.slug == "unknown" else f"so far {cause.slug} ({cause.confidence})"
         return f"the verdict waits for further evidence, until nothing comes for {self._quiet:g} s and at most {self._most:g} s: {so_far}"
 
     def close(self) -> None:
-        """Forget the failure: the gang went on without the one that fell."""
+        """Forgets the failure: the gang continued without the slot."""
         self.opened = None
 
 
 def is_final(verdict: Verdict) -> bool:
-    """Whether a cause is proven by its rank's own end, and no fault of a node that is reported later would change what is done about it."""
+    """True if no later node fault would change the proven decision."""
     return verdict.cause.confidence == "proven" and verdict.rank is not None and verdict.retry == "no"
 
 
 def gang_recovered(ranks: Iterable[RankFacts], slots: Iterable[SlotFacts], *, least: int) -> bool:
-    """Whether an elastic gang lives on in a new round: every slot that still runs has a running rank that is younger than every bad end."""
+    """True if an elastic gang runs in a new round.
+
+    Each running slot then has a rank younger than all bad ends.
+    """
     ranks = tuple(ranks)
     running = {s.slot for s in slots if s.state == "running"}
     ends = [r.ended_at for r in ranks if r.state == "ended" and (r.signal is not None or r.exit_code)]
@@ -92,23 +84,17 @@ def gang_recovered(ranks: Iterable[RankFacts], slots: Iterable[SlotFacts], *, le
     return len(running) >= least and running <= young
 
 
-# open: as without a policy, the next bad end is a failure. tolerated: bad ends so far do not matter. reached: the job is done.
+# open: the next bad end is a failure. tolerated: bad ends do not matter. reached: the job is complete.
 Standing = Literal["open", "tolerated", "reached"]
 
 _NS: Final = 1_000_000_000
 
 
 class SuccessWatch:
-    """One attempt's way to its success.
+    """Applies the success policy to one attempt.
 
-    Args:
-        success: the policy.
-        launcher: with ``exec`` only a slot's own end counts.
-        head: the slot that stands for rank 0 where no rank is ever seen.
-
-    Attributes:
-        because: why the job is done, in words.
-        drain_s: how long the others may go on after that.
+    With launcher ``exec`` only the slot's end counts. ``head`` replaces a missing rank 0. ``drain_s`` limits the other
+    slots.
     """
 
     def __init__(self, success: Success, *, launcher: Launcher, head: int = 0) -> None:
@@ -121,17 +107,11 @@ class SuccessWatch:
 
     @property
     def reached(self) -> bool:
-        """Whether the job is done."""
+        """True if the job is complete."""
         return self._reached is not None
 
     def see(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> Standing:
-        """Take one look.
-
-        Args:
-            slots: all slots of the plan.
-            ranks: all rank processes that were seen.
-            now: nanoseconds since the epoch; stands for the time of an end that has none.
-        """
+        """Records one poll and returns the policy's state; ``now`` replaces an unknown end time."""
         if self._reached is not None:
             return "reached"
         if self._success.policy == "rank0":
@@ -143,13 +123,9 @@ class SuccessWatch:
     def see_surplus(
         self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, least: int, now: int
     ) -> tuple[int, ...]:
-        """Of ``MIN:MAX`` nodes: slots that had no rank when all others ended with 0. There is no gang any more that they could join.
+        """Returns the rankless slots of a ``MIN:MAX`` gang when all others ended with 0.
 
-        Args:
-            slots: of the gang.
-            ranks: of those slots.
-            least: nodes that are a gang.
-            now: nanoseconds since the epoch; stands for the time of an end that has none.
+        No gang remains for them to join.
         """
         seated = {facts.slot for facts in ranks}
         begun = [facts for facts in slots if facts.slot in seated]
@@ -162,14 +138,14 @@ class SuccessWatch:
         return late
 
     def drained(self, now: int) -> bool:
-        """Whether the others have had their time; ``now`` in nanoseconds since the epoch."""
+        """True if the others' drain time is over; ``now`` in nanoseconds since the epoch."""
         return self._reached is not None and now - self._reached >= self.drain_s * _NS
 
     def _see_rank0(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> Standing:
         own = [facts for facts in ranks if facts.rank == 0]
         first: RankFacts | SlotFacts | None = max(own, key=lambda r: (r.round or 0, r.started_at or 0), default=None)
         if first is None and not ranks:
-            # A command of the user's own that starts no ranks: its first slot is the nearest thing to a rank 0.
+            # An ``exec`` command may start no ranks.
             first = next((facts for facts in slots if facts.slot == self._head), None)
         if first is None or not _ended_well(first):
             return "open"
@@ -183,7 +159,7 @@ class SuccessWatch:
         return "reached"
 
     def _see_count(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> Standing:
-        """So many slots, of all or of one role, ended with 0."""
+        """Checks if enough slots, of all or one role, ended with 0."""
         role = self._success.role
         counted = [facts for facts in slots if role is None or facts.role == role]
         wanted = self._success.wanted(len(counted))
@@ -200,7 +176,7 @@ class SuccessWatch:
         }
         own = {facts.slot for facts in counted}
         if role is not None and fallen - own:
-            # Another role is not counted, and so it may not fall either.
+            # Another role may not fail either.
             return "open"
         return "tolerated" if len(counted) - len(fallen & own) >= wanted else "open"
 
@@ -215,18 +191,13 @@ def _ended_badly(facts: RankFacts | SlotFacts) -> bool:
 
 Answer = Literal["fell", "waits", "goes_on"]
 
-# Until a new round: torch drops a silent node after 15 s, waits 30 s for others that may come, and starts the ranks.
+# For a new round: torch drops a silent node after 15 s and waits 30 s for others.
 PATIENCE_S: Final = 120.0
 _BARE: Final = frozenset({"user_exit", "killed_unknown", "unknown"})
 
 
 class Survival:
-    """One fall after the other of one attempt.
-
-    Args:
-        least: nodes without which the gang does not run.
-        strategy: of diagnosis.
-    """
+    """Decides for each failure of one attempt if the elastic gang continues."""
 
     def __init__(self, *, least: int, strategy: str) -> None:
         self._least = least
@@ -245,15 +216,9 @@ class Survival:
         changing: bool,
         clock: float,
     ) -> Answer:
-        """Whether the gang goes on after these bad ends.
+        """Decides if the gang continues after these bad ends.
 
-        Args:
-            case: makes the case of what is known; asked once for each new bad end.
-            slots: that belong to the gang.
-            ranks: of those slots.
-            bad: ends that the gang has not outlived yet.
-            changing: whether slots are coming or leaving, or did since the ranks last started.
-            clock: monotonic seconds.
+        ``case`` runs once for each new set; ``changing``: slots joined or left since the ranks started.
         """
         gone = {number for kind, number, _ in bad if kind == "slot"}
         running = {facts.slot for facts in slots if facts.state == "running"}
@@ -270,11 +235,11 @@ class Survival:
         return self._settled("fell") if clock - self._since > PATIENCE_S else "waits"
 
     def _is_own_fault(self, case: Case, gone: Collection[int]) -> bool:
-        """Whether a rank of a slot that is still there fell by itself, or the slot that is gone of what would come again."""
+        """True if a remaining slot's rank failed by itself, or the failure would repeat."""
         verdict = diagnose_by(self._strategy, case).verdict
         if verdict.slot in gone:
             return verdict.retry == "no"
-        # A bare code, or nothing, is what a rank leaves with whose peer went away and who says nothing of it.
+        # A rank that lost its peer may end with a bare exit code.
         return cause_info(verdict.cause.slug).role == "primary" and verdict.cause.slug not in _BARE
 
     def _settled(self, answer: Answer) -> Answer:

@@ -1,7 +1,6 @@
-"""How one attempt ends: user requests, the stop that follows, and the final diagnosis.
+"""Ends one attempt: user requests, the stop, the final diagnosis.
 
-The first reason stands: a stop has one reason, a stored verdict is not made again, and a request that came
-after the end was decided changes nothing. Only a cancel always counts.
+The first reason remains. Only a cancel has an effect after the decision to end.
 """
 
 from __future__ import annotations
@@ -36,31 +35,19 @@ from rankfall.supervisor.run_events import EventLog
 from rankfall.supervisor.stopping import FORCE_AFTER_S, LOGS_OPEN_TIMEOUT_S, Stopping, slots_text
 from rankfall.verdict.diagnose import stopped_on_request
 
-# How long slots may take to stop before the verdict is told without waiting for their last words.
+# Seconds before the verdict is reported without slow slots' last lines.
 _PATIENCE_S: Final = 0.7
-# Between two reports of what a stop waits for.
+# Seconds between two reports of a stop.
 _WAIT_S: Final = 5.0
 _MAX_NODES: Final = 4
 _MAX_FINAL_POLLS: Final = 100_000
 
 
 class AttemptEnd:
-    """The end of one attempt.
+    """Stops one attempt and makes its diagnosis.
 
-    Args:
-        scope: what is known of the attempt.
-        run_dir: the run.
-        backend: ends its slots.
-        run_store: takes verdicts.
-        events: for viewers.
-        success: whether the job is done.
-        window: whether a fall is being looked at.
-
-    Attributes:
-        verdict: that was reached before all slots have ended; None = none was.
-        cancelled: who cancelled the run, in words; None = nobody.
-        suspended: who suspended it, likewise.
-        resized: the wish for another size that it is stopped for.
+    ``verdict`` is the diagnosis before all slots ended; ``cancelled`` and ``suspended`` are texts about the user; all
+    None without one.
     """
 
     def __init__(
@@ -91,25 +78,25 @@ class AttemptEnd:
 
     @property
     def stopping(self) -> bool:
-        """Whether the slots are being stopped."""
+        """True if the slots are being stopped."""
         return self._stopping is not None
 
     @property
     def decided(self) -> bool:
-        """Whether it is decided that the attempt ends."""
+        """True if the attempt is to end."""
         return self.stopping or self.verdict is not None
 
     @property
     def open(self) -> bool:
-        """Whether neither that is decided nor a fall is being looked at."""
+        """True if it is not to end and no settle window is open."""
         return not self.decided and self._window.opened is None
 
     def case(self, *, hung: bool = False) -> Case:
-        """Everything that is known by now, for a diagnosis."""
+        """Returns the current case."""
         return self._scope.case(cancelled=self.cancelled, done=self._success.reached, hung=hung)
 
     def stop(self, reason: str) -> None:
-        """Stop all slots; the first reason stands."""
+        """Stops all slots; the first reason remains."""
         if self._stopping is not None:
             return
         if self._scope.spec.elastic:
@@ -129,7 +116,7 @@ class AttemptEnd:
         self._scope.startup.over = True
 
     def step(self, running: Collection[int], *, clock: float) -> None:
-        """Go on with the stop, while these slots run; monotonic seconds. Does nothing where none was begun."""
+        """Continues a begun stop while these slots run; ``clock`` in monotonic seconds."""
         if self._stopping is not None:
             self._stopping.step(running, now=clock)
             took = clock - self._stopping.began
@@ -139,18 +126,18 @@ class AttemptEnd:
                 self._scope.wait(*self._waits_for(running, took), now=time.time_ns())
 
     def settle(self, found: Diagnosis, *, reason: str) -> None:
-        """Store a verdict before the stop: what a supervisor that takes over would never see again is the standing still itself."""
+        """Stores a verdict before the stop: a later supervisor could not observe the hang again."""
         self.verdict = found
         self._scope.writer.store(force=True)
         self._run_store.add_verdict(self._scope.plan.attempt, found)
         self.stop(reason)
 
     def so_far(self) -> Diagnosis:
-        """The diagnosis of a failure that is being looked at, as if the slots that still run had been stopped."""
+        """Returns the diagnosis so far, as if running slots had been stopped."""
         return diagnose_by(self._scope.plan.strategy, msgspec.structs.replace(self.case(), ended=True))
 
     def conclude(self) -> Diagnosis:
-        """All slots have ended: take in their last words and say how the attempt ended."""
+        """Reads the last output and returns the final diagnosis; all slots have ended."""
         self._report_full_disk()
         self._end_lost()
         self._scope.observer.shorten_grace()
@@ -164,7 +151,7 @@ class AttemptEnd:
         return found
 
     def _waits_for(self, running: Collection[int], took: float) -> tuple[str, str]:
-        """What a stop waits for: its kind, and a text for people."""
+        """Returns kind and user text of the condition that a stop waits for."""
         if self._stopping is None or not self._stopping.asked:
             return (
                 "logs",
@@ -179,7 +166,7 @@ class AttemptEnd:
         return "ends", f"{slots_text(running)}{where}: no end was reported; waits for {what}"
 
     def report(self, found: Diagnosis) -> None:
-        """Store and report the verdict on an attempt that failed, before what only completes its record is waited for."""
+        """Stores and reports the verdict before waiting for data that only completes its record."""
         if found.verdict.state == "failed":
             attempt = self._scope.plan.attempt
             version = self._run_store.add_verdict(attempt, found)
@@ -187,7 +174,7 @@ class AttemptEnd:
             announce_verdict(self._events, verdict, attempt=attempt)
 
     def _store_early_verdict(self, took: float) -> None:
-        """The verdict is not kept waiting by slots that take their time to stop; what they still say makes a new version."""
+        """Stores a verdict while slots are slow to stop; later output makes a new version."""
         if self._early_verdict_stored or self.cancelled or self.verdict or self._window.opened is None:
             return
         if took >= _PATIENCE_S:
@@ -210,21 +197,21 @@ class AttemptEnd:
         found = self.verdict or diagnose_by(plan.strategy, case)
         cause = found.verdict.cause
         if found.verdict.state == "failed" and (cause.confidence != "proven" or cause.slug in WAITS):
-            # Pods that a person deleted fall like others. Asked only where no cause of their own is proven.
+            # Pods that a person deleted fail like others.
             taken = self._backend.deleted_externally(plan)
             if taken is not None:
                 found = diagnose_by(plan.strategy, msgspec.structs.replace(case, cancelled=taken))
         return found
 
     def _end_lost(self) -> None:
-        """A slot whose wrapper is gone may have left processes behind."""
+        """Ends leftover processes of a slot without wrapper."""
         lost = [s.slot for s in self._scope.slots() if s.state == "lost"]
         if lost and self._backend.end(self._scope.plan, lost, grace=self._scope.spec.policies.grace_s):
             slots = ", ".join(map(str, lost))
             self._events.say("gap", f"ended what slot {slots} left behind", at=time.time_ns(), slots=lost)
 
     def _report_full_disk(self) -> None:
-        """A wrapper that could not come up where nothing can be written has a reason."""
+        """Adds a full disk as the reason why no wrapper could start."""
         scope = self._scope
         if not scope.slot_states.never_came() or scope.own_evidence or disk_trouble(self._run_dir.path) is None:
             return
@@ -235,19 +222,7 @@ class AttemptEnd:
 
 
 class RequestWatch:
-    """The wishes about one attempt.
-
-    Args:
-        scope: what is known of the attempt.
-        attempt_end: takes what ends it.
-        run_dir: the run, with the wishes of others.
-        control: wishes of this process.
-        events: for viewers.
-        outside: sees a suspension by somebody in the cluster.
-        success: whether the job is done.
-        window: forgets a fall that was a suspension.
-        started: when the attempt began, nanoseconds since the epoch.
-    """
+    """Applies user requests to one attempt."""
 
     def __init__(
         self,
@@ -273,7 +248,7 @@ class RequestWatch:
         self._started = started
 
     def look(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd]) -> None:
-        """Take one look at what people ask for; ``bad``: ends that count as failures."""
+        """Checks all user requests once; ``bad`` are the ends that count as failures."""
         self.look_for_cancel()
         if not self._attempt_end.open or self._success.reached:
             return
@@ -287,7 +262,7 @@ class RequestWatch:
     def check_external_suspension(
         self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd], *, last: bool
     ) -> None:
-        """Slots end: whether that is because somebody in the cluster suspended the job; ``last``: asked now or never."""
+        """Checks for a suspension in the cluster; ``last``: no later check follows."""
         if self._attempt_end.decided or self._success.reached:
             return
         found = self._outside.began(slots, ranks, bad=bad, last=last)
@@ -297,7 +272,7 @@ class RequestWatch:
             self._attempt_end.stop(found.text)
 
     def look_for_cancel(self) -> None:
-        """Stop all slots where the run's end was asked for."""
+        """Stops all slots if the run is canceled."""
         for number in self._control.take_signals():
             self._events.say("signal", f"signal {number}", at=time.time_ns(), signal=number)
         if self._attempt_end.cancelled is not None:
@@ -311,7 +286,7 @@ class RequestWatch:
             self._attempt_end.stop(self._attempt_end.cancelled)
 
     def _check_resize(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd]) -> None:
-        """Another size is taken in place where it can be; else the attempt is stopped for it."""
+        """Resizes in place if possible; otherwise stops the attempt."""
         members = self._scope.members
         request = unmet(self._run_dir, members.sizes)
         if request is None or not requested_before_end(request.at, slots, ranks, bad=bad):

@@ -1,7 +1,6 @@
-"""The slots that belong to an elastic attempt: they join, leave, or are lost while it runs.
+"""The slots of an elastic attempt, which join, leave or are lost.
 
-Every change is written into the attempt's plan before it is made and marked when done, so a supervisor that
-takes over continues it and repeats nothing.
+The plan records each change before and after it, so a later supervisor repeats nothing.
 """
 
 from __future__ import annotations
@@ -22,24 +21,12 @@ from rankfall.supervisor.best_effort_store import BestEffortStore
 from rankfall.supervisor.run_events import EventLog
 from rankfall.supervisor.stopping import FORCE_AFTER_S
 
-# Between two tries of a change that the cluster, or the machine, did not take.
+# Seconds until a refused change is retried.
 _AGAIN_S: Final = 5.0
 
 
 class Membership:
-    """The gang of one attempt.
-
-    Args:
-        spec: of the job, as this attempt runs it.
-        plan: as it is stored.
-        backend: that planned it.
-        run_store: takes the plan whenever it changes.
-        events: for viewers.
-        started: when the attempt began, nanoseconds since the epoch.
-
-    Attributes:
-        plan: as it is now.
-    """
+    """The gang of one attempt; ``plan`` is the current one."""
 
     def __init__(
         self, spec: JobSpec, *, plan: Plan, backend: Backend, run_store: BestEffortStore, events: EventLog, started: int
@@ -57,7 +44,7 @@ class Membership:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Nodes by role as they are to be in this attempt."""
+        """Requested nodes of this attempt by role."""
         return first_sizes(self._spec) | self.plan.sizes
 
     @property
@@ -66,18 +53,21 @@ class Membership:
         return frozenset(one.slot for one in self.plan.left if self._backend.alive(self.plan, one.slot))
 
     def ranks(self, ranks: tuple[RankFacts, ...]) -> tuple[RankFacts, ...]:
-        """Those of slots that belong to the gang; of ``MIN:MAX`` nodes without those that torchrun itself stopped for a new round."""
+        """Returns the ranks of the gang's slots.
+
+        With ``MIN:MAX`` nodes, without the ranks that torchrun stopped for a new round.
+        """
         if not self._spec.elastic:
             return ranks
         gone = self.plan.gone
         return tuple(one for one in ranks if one.slot not in gone and one.killed_by != "agent")
 
     def bad(self, slots: Iterable[SlotFacts], ranks: Iterable[RankFacts]) -> frozenset[BadEnd]:
-        """Bad ends that the gang has not outlived."""
+        """Returns the bad ends that the gang has not outlived."""
         return bad_ends(slots, ranks, launcher=self.plan.launcher) - frozenset(self.plan.outlived)
 
     def changing(self, slots: Iterable[SlotFacts], ranks: Iterable[RankFacts], bad: frozenset[BadEnd]) -> bool:
-        """Whether slots came or went while the ranks that fell were running: then they may have fallen of that alone."""
+        """True if slots joined or left meanwhile; that may explain the failure."""
         ranks = tuple(ranks)
         fallen = [one for one in ranks if ("rank", one.rank, one.pid) in bad]
         since = min((one.started_at or 0 for one in fallen), default=0)
@@ -87,10 +77,10 @@ class Membership:
         joins = any(one.state == "running" and one.slot not in seated for one in slots)
         return joins or any(at > since for at in moves)
 
-    # -- another size
+    # -- resize
 
     def takes(self, request: ResizeRequest) -> bool:
-        """Whether this size can be had while the others run on; a slot that left comes back with a new attempt only."""
+        """True if this size is possible in place. A slot that left returns only with a new attempt."""
         if not self._spec.elastic or not self._backend.resizes(self.plan):
             return False
         there = {slot.slot for slot in (*self.plan.slots, *self.plan.spare)}
@@ -100,7 +90,7 @@ class Membership:
         return wanted <= there - left and len(stays) >= self._spec.nnodes
 
     def begin(self, request: ResizeRequest, *, now: int) -> None:
-        """Write down a change; :meth:`step` carries it out."""
+        """Stores a change; :meth:`step` carries it out."""
         plan = self.plan
         before = self.sizes[request.role]
         joining = tuple(slot for slot in plan.spare if slot.slot < request.nodes)
@@ -130,7 +120,7 @@ class Membership:
         self._events.say("resize", text, at=now, attempt=plan.attempt, nodes=request.nodes, done=False)
 
     def step(self, clock: float) -> None:
-        """Go on with a change that is not done; monotonic seconds."""
+        """Continues an unfinished change; ``clock`` in monotonic seconds."""
         change = self.plan.changes[-1] if self.plan.changes else None
         if change is None or change.done_at is not None:
             return
@@ -149,7 +139,7 @@ class Membership:
             self._events.say("resize", text, at=now, attempt=self.plan.attempt, nodes=change.nodes, done=True)
 
     def give_up_joining(self) -> None:
-        """The attempt is being stopped: slots that were to join and were never started are not waited for."""
+        """Drops slots that never started, because the attempt is being stopped."""
         change = self.plan.changes[-1] if self.plan.changes else None
         if change is None or change.done_at is not None:
             return
@@ -176,7 +166,7 @@ class Membership:
     # -- outlived
 
     def outlive(self, bad: frozenset[BadEnd], *, now: int) -> None:
-        """Write down that the gang went on after these ends, without the slots among them."""
+        """Records that the gang continued without these ends' slots."""
         gone = sorted(number for kind, number, _ in bad if kind == "slot")
         left = tuple(Left(slot=number, at=now, why="lost") for number in gone)
         outlived = (*self.plan.outlived, *sorted(bad, key=str))
@@ -186,7 +176,7 @@ class Membership:
         self._events.say("resize" if not gone else "gap", text, at=now, attempt=self.plan.attempt, lost=gone)
 
     def surplus(self, slots: Iterable[int], *, now: int) -> None:
-        """Write down that the job was done before these slots began."""
+        """Records that the job finished before these slots began."""
         late = tuple(Left(slot=number, at=now, why="surplus") for number in sorted(slots))
         self._store(msgspec.structs.replace(self.plan, left=(*self.plan.left, *late)))
 

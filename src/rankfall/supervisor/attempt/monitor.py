@@ -1,7 +1,6 @@
-"""Watches one attempt from its first slot to its diagnosis, in one poll loop.
+"""Watches one attempt from its first slot to its diagnosis.
 
-Waits as long as the job lives, stops the rest when a part failed, and returns the diagnosis. Everything
-needed to go on after a kill is in the run directory. Polling takes at most a tenth of this process's time.
+The run directory holds all state to resume. Polling takes at most a tenth of this process's time.
 """
 
 from __future__ import annotations
@@ -27,30 +26,20 @@ from rankfall.supervisor.requests import Control
 from rankfall.supervisor.run_events import EventLog
 from rankfall.supervisor.stopping import mark_jobset_stop, wait_until_left
 
-# Between two looks: while something falls or stops, while ranks start, while the job just runs.
+# Seconds between polls: failure or stop, rank start, running.
 _FAST_S: Final = 0.02
 _START_S: Final = 0.05
 _SLOW_S: Final = 0.15
-# Looking takes a tenth of this process's time at most, but is done about once a second.
+# Polls take a tenth of the time, about once a second.
 _SPARING: Final = 9.0
 _SELDOM_S: Final = 1.0
 
 
 class AttemptMonitor:
-    """One attempt of one run.
+    """Watches one attempt of one run.
 
-    Args:
-        run_dir: the run.
-        plan: of this attempt, submitted or about to be.
-        backend: that planned it.
-        run_store: of the run's lease.
-        events: for viewers.
-        control: wishes of this process.
-        started: when the attempt began, nanoseconds since the epoch.
-        total_at: when the run's total deadline is over, likewise; None = never.
-        falls: what was decided about slots that fell alone, in any attempt; those of this one are added to it.
-        decide: what to do about a slot that fell alone; called for slots that are started again alone only.
-        tell: tells the node of such a fall.
+    ``decide`` and ``tell`` concern slots that restart alone; ``total_at`` in nanoseconds since the epoch, None without
+    deadline.
     """
 
     def __init__(
@@ -134,24 +123,20 @@ class AttemptMonitor:
             total_at=total_at,
         )
         self._draining = False
-        # At which news of the window the verdict was made last.
+        # Last change of the window at the last diagnosis.
         self._weighed_at: float | None = None
-        # No reading keeps a cancel waiting; once the slots are told to stop there is time again.
+        # A cancel interrupts reading, except during a stop.
         self._scope.observer.interrupt_by(lambda: control.asked and not self._attempt_end.stopping)
 
     @property
     def plan(self) -> Plan:
-        """The attempt's plan as it is now: slots may have joined or left."""
+        """Current plan of the attempt."""
         return self._scope.plan
 
     def run(self, *, settled: Diagnosis | None = None) -> Diagnosis | None:
-        """Watch to the end.
+        """Watches the attempt to its end; returns None if this process released the run.
 
-        Args:
-            settled: a verdict that an earlier supervisor of this attempt had stored; it stands, the slots are only brought to their end.
-
-        Returns:
-            The diagnosis, with state succeeded, failed, cancelled, suspended or (for another size) restarting; None when this process let go of the run.
+        With ``settled``, an earlier supervisor's verdict, slots are only stopped.
         """
         self._attempt_end.verdict = settled
         self._scope.start()
@@ -164,7 +149,7 @@ class AttemptMonitor:
                 self._control.wait(self._pause(time.monotonic() - began))
                 began = time.monotonic()
             found = self._attempt_end.conclude()
-            # While the feed still runs: it stores the last state of pods. The verdict does not wait for that, and of lost slots nothing comes.
+            # While the collector stores the last states of pods; lost slots never report one.
             self._attempt_end.report(found)
             lost = {facts.slot for facts in self._scope.slots() if facts.state == "lost"}
             slots = [
@@ -176,19 +161,19 @@ class AttemptMonitor:
             self._scope.stop()
 
     def refused(self, evidence: Evidence) -> None:
-        """Take in that a slot could not be started: the attempt ends with this as its cause."""
+        """Records a slot that could not be started; the attempt ends with this cause."""
         self._scope.add_own_evidence(evidence)
         self.give_up_unstarted()
         self._attempt_end.stop("a slot could not be started")
 
     def give_up_unstarted(self) -> None:
-        """Slots that were not started until now will not be any more: they count as lost."""
+        """Counts slots that have not started as lost."""
         self._scope.slot_states.give_up_unstarted()
 
-    # -- one look
+    # -- one poll
 
     def _look(self) -> bool:
-        """One look at everything; True when all slots have ended."""
+        """Returns True if all slots have ended."""
         scope, attempt_end = self._scope, self._attempt_end
         now, clock = time.time_ns(), time.monotonic()
         self._stop_at_once(clock)
@@ -201,7 +186,7 @@ class AttemptMonitor:
             mark_jobset_stop(self._run_dir.path, self.plan, slots)
         judged = attempt_end.open
         if judged:
-            # Who fell alone and may be started again has not ended.
+            # A slot that failed alone and may restart has not ended.
             slots, announced = self._slot_restarts.masked(slots), slots
         else:
             announced = slots
@@ -244,7 +229,7 @@ class AttemptMonitor:
         return False
 
     def _stop_at_once(self, clock: float) -> None:
-        """Ask all slots to stop where the run's end was asked for: before anything is read, which may take its time."""
+        """Stops a canceled run before anything is read, because reading may take long."""
         if self._attempt_end.stopping:
             return
         self._request_watch.look_for_cancel()
@@ -263,9 +248,9 @@ class AttemptMonitor:
         now: int,
         clock: float,
     ) -> None:
-        """Whether a fall, a deadline or a standstill ends the attempt."""
+        """Decides if a failure, deadline or hang ends the attempt."""
         if self._spec.elastic and not bad:
-            # What looked like a fall was torchrun's own stop for a new round.
+            # torchrun itself stopped for a new round.
             self._window.close()
             self._scope.waited(now=now)
         self._window.see(clock, failed=bool(bad), changed=delta.changed)
@@ -280,7 +265,7 @@ class AttemptMonitor:
             self._timeouts.look(delta, slots, ranks, now=now)
 
     def _weigh(self, clock: float, *, now: int) -> Verdict | None:
-        """The verdict, where nothing can change it that is waited for; else what the window waits for is reported. Once after each news."""
+        """Returns the verdict if final; else reports the wait. Once for each change."""
         if not self._window.quiet(clock) or self._window.last_change() == self._weighed_at:
             return None
         self._weighed_at = self._window.last_change()
@@ -299,7 +284,7 @@ class AttemptMonitor:
         changed: bool,
         clock: float,
     ) -> None:
-        """Start again alone what fell alone; a fall that nothing follows is the attempt's, unless it needs that slot no more."""
+        """Restarts slots that failed alone; a needed slot without restart fails the attempt."""
 
         def halted() -> bool:
             fallen = bad_ends(slots, ranks, launcher=self.plan.launcher)
@@ -332,7 +317,7 @@ class AttemptMonitor:
                 return
         self._attempt_end.stop("another part of the job failed")
 
-    # -- the gang of MIN:MAX nodes, and what is done before all have ended
+    # -- elastic gangs, and jobs that finish before all slots have ended
 
     def _advance_membership(self, clock: float) -> None:
         if self._spec.elastic:
@@ -349,7 +334,6 @@ class AttemptMonitor:
         return bool(late)
 
     def _drain(self, now: int) -> None:
-        """The job is done; the others may finish what they do, for a while."""
         if not self._draining:
             self._draining = True
             wait = self._success.drain_s
@@ -359,7 +343,7 @@ class AttemptMonitor:
             self._attempt_end.stop(f"the job is done: {self._success.because}")
 
     def _pause(self, took: float) -> float:
-        """Seconds until the next look, which may take as long as this one ``took``: of thousands of slots, a tenth of a second."""
+        """Returns the seconds until the next poll; a poll of thousands of slots ``took`` 0.1 s."""
         if self._attempt_end.stopping or self._window.opened is not None:
             return max(_FAST_S, min(took, _SLOW_S))
         if self._slot_restarts.busy:

@@ -1,7 +1,6 @@
 """Restarts single failed slots inside a running attempt (``restart_scope: replica``).
 
-Each failure is diagnosed from that start of that slot alone; verdict and decision are one row, written
-before anything is done. A slot that is not restarted stays failed, and the attempt decides what follows.
+Verdict and decision are one row, written before any action. The diagnosis uses only that instance.
 """
 
 from __future__ import annotations
@@ -22,39 +21,24 @@ from rankfall.supervisor.attempt_facts import AttemptWriter, SlotStates
 from rankfall.supervisor.best_effort_store import BestEffortStore
 from rankfall.supervisor.run_events import EventLog
 
-# For a wrapper to leave after its last record, or a kubelet to say how a container ended, seconds.
+# Seconds for a wrapper's exit or the kubelet's report.
 _LEAVE_S: Final = 10.0
-# What came with a fall is read by then, also where other slots always have news.
+# Seconds to read a failure's data while other slots have new data.
 _QUIET_S: Final = 0.5
 _NS: Final = 1_000_000_000
-# Between two words about a slot that waits for its platform; Kubernetes' own back-off is 10 s, doubled each time, 10 minutes at most.
+# Between messages about a waiting slot; Kubernetes' back-off is 10 s, doubled, at most 10 minutes.
 _WAIT_NS: Final = 60 * _NS
 
-# What to do about a slot's fall: its diagnosis, the case that it was made from, and the slot.
+# Decides about a failed slot; takes diagnosis, case and slot.
 Decide = Callable[[Diagnosis, Case, int], Decision]
-# Tells the node that felled a slot.
+# Reports a failed slot to its node; takes plan, diagnosis, slot and instance.
 Tell = Callable[[Plan, Diagnosis, int, int], None]
 
 
 class SlotRestarts:
-    """The slots of one attempt that are started again alone.
+    """The slots of one attempt that restart alone.
 
-    Args:
-        plan: of the attempt, as it was submitted.
-        alone: those slots; empty = all of this object does nothing.
-        falls: what was decided in any attempt before; those of this one are added to it.
-        backend: starts them.
-        observer, slot_states, writer: of the attempt.
-        run_store: takes the decisions.
-        events: for viewers.
-        decide: makes them.
-        tell: tells the node that felled a slot: its plan, the diagnosis, the slot and the start that fell.
-        grace: for what a lost slot left behind, seconds.
-
-    Attributes:
-        plan: of the attempt, with the newest start of each slot.
-        down: slots that stay as they fell.
-        final: the verdict about the newest of these; None while there is none.
+    ``down`` slots stay failed; ``final`` is their newest verdict or None. ``grace`` in seconds.
     """
 
     def __init__(
@@ -87,32 +71,32 @@ class SlotRestarts:
         self._tell = tell
         self._grace = grace
         self._falls = falls
-        # Decided and not carried out yet, by slot.
+        # Decisions not carried out yet.
         self._waiting: dict[int, SlotFailureRow] = {}
         self._started: set[tuple[int, int]] = set()
-        # When it was told last that a slot waits, nanoseconds since the epoch.
+        # Last message by slot, nanoseconds since the epoch.
         self._announced_at: dict[int, int] = {}
-        # When a slot was seen to have fallen, monotonic seconds.
+        # First observation of a failure, monotonic seconds.
         self._seen: dict[int, float] = {}
         for row in falls:
             if row.attempt == plan.attempt:
                 self._take(row)
 
     def waits(self, slot: int) -> bool:
-        """Whether a slot is to be started again and was not yet."""
+        """True if the slot is to restart."""
         return slot in self._waiting
 
     def own(self, slot: int | None) -> bool:
-        """Whether a fall of this slot is dealt with here, and is no failure of the attempt."""
+        """True if a failure of this slot is not the attempt's."""
         return slot in self._alone and slot not in self.down
 
     @property
     def busy(self) -> bool:
-        """Whether a slot has fallen or is about to start."""
+        """True if a slot has failed or is about to start."""
         return bool(self._waiting or self._seen)
 
     def masked(self, slots: tuple[SlotFacts, ...]) -> tuple[SlotFacts, ...]:
-        """The slots, in which one that has fallen and was not decided about has not ended yet."""
+        """Returns the slots; failed ones that may restart count as running."""
         return tuple(
             msgspec.structs.replace(facts, state="running", exit_code=None, signal=None, killed_by=None, ended_at=None)
             if self.own(facts.slot) and _fell(facts)
@@ -123,16 +107,12 @@ class SlotRestarts:
     def look(
         self, slots: tuple[SlotFacts, ...], *, changed: bool, clock: float, halted: Callable[[], bool] = lambda: False
     ) -> None:
-        """Take one look: decide about what fell, start what is due.
+        """Decides about failed slots and starts due ones.
 
-        Args:
-            slots: all slots of the attempt.
-            changed: whether this look brought anything at all.
-            clock: monotonic seconds.
-            halted: whether somebody stops the whole attempt: asked before a fall is decided about, because what they stop falls too.
+        ``halted`` is called before each decision, because stopped slots fail too.
 
         Raises:
-            InfrastructureError: a slot cannot be started.
+            InfrastructureError: A slot cannot be started.
         """
         for facts in slots:
             if not self.own(facts.slot):
@@ -156,12 +136,12 @@ class SlotRestarts:
         case = msgspec.structs.replace(self._observer.case(only=slot), slots=(facts,), ended=True, succeeded=False)
         found = diagnose_by(self.plan.strategy, case)
         if found.verdict.cause.confidence != "proven" and self._backend.deleted_externally(self.plan) is not None:
-            # Somebody took the whole job away: that is the attempt's matter.
+            # The attempt handles a deleted job.
             self.down.add(slot)
             return
         decision = self._decide(found, case, slot)
         if self.plan.cluster is not None:
-            # There the back-off is the platform's own.
+            # Kubernetes has its own back-off.
             decision = msgspec.structs.replace(decision, delay_s=0.0)
         fall = SlotFailure(
             **msgspec.structs.asdict(decision),
@@ -180,7 +160,7 @@ class SlotRestarts:
         self._take(row)
 
     def _take(self, row: SlotFailureRow) -> None:
-        """Take in what was decided: look at the next start from now on, or leave the slot as it fell."""
+        """Observes the next instance, or leaves the slot failed."""
         fall = row.fall
         if not fall.again:
             self.down.add(fall.slot)
@@ -191,7 +171,7 @@ class SlotRestarts:
         self._slot_states.start_again(self.plan, fall.slot)
         if row.done_at is None:
             self._waiting[fall.slot] = row
-            # Told again after a kill it is the same word. Of a slot that stays as it fell the attempt's own verdict tells.
+            # After a kill this repeats. The attempt's verdict reports a slot that stays failed.
             self._tell(self.plan, fall.diagnosis, fall.slot, fall.instance)
 
     def _start(self, row: SlotFailureRow) -> None:
@@ -213,7 +193,7 @@ class SlotRestarts:
         self._events.say("slot", text, at=now, attempt=self.plan.attempt, slot=slot, instance=row.fall.instance + 1)
 
     def _announce_wait(self, row: SlotFailureRow, now: int) -> None:
-        """A platform takes its own time; and it replaces no pod of which nobody can say that it has ended."""
+        """Reports a long wait: a platform does not replace a pod whose end it cannot prove."""
         slot = row.fall.slot
         if now >= self._announced_at.get(slot, row.fall.due) + _WAIT_NS:
             self._announced_at[slot] = now

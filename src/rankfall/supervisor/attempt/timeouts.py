@@ -1,8 +1,6 @@
 """Stops an attempt whose deadline is over or that makes no progress (hang).
 
-Progress is output, a new record or a new step; CPU time counts only before the first reported step. Ranks
-that are importing are given time (at most 1 h), and while a slot or rank is still missing nothing counts as
-a hang. Stacks are taken before the stop. A failure in its settle window goes before any deadline.
+Progress is output, a record or a step. Importing ranks get at most 1 h. Stacks are collected before the stop.
 """
 
 from __future__ import annotations
@@ -24,37 +22,28 @@ from rankfall.supervisor.deadlines import DeadlineWatch, Passed, deadline_diagno
 from rankfall.supervisor.requests import Control
 from rankfall.supervisor.run_events import EventLog
 
-# How long imports that go on may take before that counts as standing still too, seconds.
+# Seconds after which imports count as a hang.
 IMPORT_LIMIT_S: Final = 3600.0
 _NS: Final = 1_000_000_000
 
 
 class HangWatch:
-    """Time of the last sign of progress of one attempt.
-
-    Args:
-        timeout_s: no progress for so long is a hang; None = never.
-        start: nanoseconds since the epoch, when watching begins.
-    """
+    """Tracks the last progress of one attempt; ``timeout_s`` None disables the check."""
 
     def __init__(self, timeout_s: float | None, *, start: int) -> None:
         self._timeout = None if timeout_s is None else round(timeout_s * _NS)
         self._progress = start
         self._busy = start
         self._steps: dict[tuple[int, int | None], int] = {}
-        # Imports at the look before, since when they are looked at, and how many times as long the next look waits.
+        # Imports at the last check, begin of checks, and growth factor of the interval.
         self._imports: dict[Any, str] = {}
         self._importing_since: int | None = None
         self._seldom = 1
 
     def see(self, now: int, *, fresh: bool, ranks: Iterable[RankFacts], activity: int) -> None:
-        """Take one look.
+        """Records one poll.
 
-        Args:
-            now: nanoseconds since the epoch.
-            fresh: whether output or records came since the last look.
-            ranks: their facts, with the last step each has reported.
-            activity: the observer's last activity, which includes work of all ranks (CPU time).
+        ``fresh``: output or records arrived. ``activity`` includes CPU work of all ranks; all times in nanoseconds.
         """
         if fresh:
             self._progress, self._seldom = now, 1
@@ -66,16 +55,11 @@ class HangWatch:
         self._busy = max(self._busy, min(activity, now))
 
     def hold(self, now: int) -> None:
-        """Take one look at a gang that is not complete yet; ``now`` in nanoseconds since the epoch."""
+        """Restarts the timer for an incomplete gang."""
         self._progress = max(self._progress, now)
 
     def goes_on(self, now: int, imports: Mapping[Any, str]) -> bool:
-        """Whether what looks like a standstill is the import of something, which goes on; time is given then.
-
-        Args:
-            now: nanoseconds since the epoch.
-            imports: by process, where those stand that are inside of an import.
-        """
+        """True, with more time, if the apparent hang is an advancing import."""
         if self._steps or not imports:
             return False
         since = self._importing_since = now if self._importing_since is None else self._importing_since
@@ -88,36 +72,24 @@ class HangWatch:
         return True
 
     def quiet_for(self, now: int) -> float:
-        """Seconds since the last sign of progress."""
+        """Returns the seconds since the last progress."""
         last = self._progress if self._steps else max(self._progress, self._busy)
         return max(0, now - last) / _NS
 
     def hung(self, now: int) -> bool:
-        """Whether the time is over."""
+        """True if the time without progress is over."""
         return self._timeout is not None and self.quiet_for(now) * _NS >= self._timeout * self._seldom
 
 
-# How long ranks may take to write their stacks (in a pod that is busy an exec alone takes seconds), and between two looks for them.
+# Seconds for ranks to write stacks; an exec in a busy pod takes seconds. Seconds between checks.
 _STACKS_S: Final = 15.0
 _STEP_S: Final = 0.02
-# So long after the pods can be watched again what they show is taken to be complete.
+# Seconds until a recovered pod watch counts as complete.
 _SIGHT_S: Final = 5.0
 
 
 class TimeoutWatch:
-    """Deadlines and standstill of one attempt.
-
-    Args:
-        scope: what is known of the attempt.
-        attempt_end: takes the verdict.
-        run: its run's id.
-        backend: asks ranks for their stacks.
-        control: wakes the wait for these.
-        events: for viewers.
-        window: whether a fall is being looked at.
-        started: when the attempt began, nanoseconds since the epoch.
-        total_at: when the run's total deadline is over, likewise; None = never.
-    """
+    """Checks deadlines and hangs of one attempt; ``total_at`` in nanoseconds since the epoch, or None."""
 
     def __init__(
         self,
@@ -141,14 +113,14 @@ class TimeoutWatch:
         self._window = window
         self._deadlines = DeadlineWatch(scope.spec.deadlines, started=started, total_at=total_at)
         self._blind = False
-        # When the pods could not be watched last, on the monotonic clock.
+        # Last time without pod watch, monotonic.
         self._blind_at: float | None = None
         self._hang = HangWatch(scope.spec.policies.hang_timeout_s, start=time.time_ns())
 
     def look(self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> None:
-        """Take one look, nanoseconds since the epoch; nothing can stand still while a fall is being looked at."""
+        """Checks deadlines and hangs once; an open settle window excludes a hang."""
         if self._is_blind(now):
-            # Nothing that is missing is known to be missing: neither a rank nor progress.
+            # Without the pod watch nothing missing is certain.
             self._hang.hold(now)
         passed = self._deadlines.passed(now, absent=0 if self._blind else self._absent(ranks))
         if passed is not None:
@@ -157,7 +129,7 @@ class TimeoutWatch:
             self._watch_hang(delta, slots, ranks, now=now)
 
     def _is_blind(self, now: int) -> bool:
-        """Whether the pods cannot be watched, or could not until a moment ago; while that lasts it is reported as a wait."""
+        """True if the pods cannot be watched, or could not until a moment ago."""
         clock = time.monotonic()
         if self._scope.blind:
             self._blind_at = clock
@@ -182,7 +154,7 @@ class TimeoutWatch:
             self._stuck(f"no progress for {self._hang.quiet_for(now):.0f} s", ranks)
 
     def _waits_for_slots(self, slots: tuple[SlotFacts, ...]) -> bool:
-        """Whether fewer slots than the gang needs have begun; what has no record yet is asked of the backend."""
+        """True if slots are missing; the backend answers for slots without a record."""
         plan, spec = self._scope.plan, self._scope.spec
         late = [s.slot for s in slots if s.state == "expected"]
         spare = len(slots) - spec.nnodes if spec.elastic else 0
@@ -191,7 +163,7 @@ class TimeoutWatch:
         return sum(self._backend.life(plan, slot) in {"absent", "starting"} for slot in late) > spare
 
     def _absent(self, ranks: tuple[RankFacts, ...]) -> int:
-        """How many ranks have not been there yet."""
+        """Returns the number of ranks that never appeared."""
         plan, spec = self._scope.plan, self._scope.spec
         wanted = 1
         if plan.launcher != "exec":
@@ -201,7 +173,7 @@ class TimeoutWatch:
         return max(0, wanted - len({r.rank for r in ranks}))
 
     def _late(self, passed: Passed, ranks: tuple[RankFacts, ...]) -> None:
-        """A deadline is over. A failure that was being looked at stands; else the time itself is the verdict, and blames nobody."""
+        """Handles an expired deadline; a failure in its settle window takes precedence."""
         plan = self._scope.plan
         self._events.say("deadline", passed.text, at=passed.at, attempt=plan.attempt, deadline=passed.field)
         if self._window.opened is not None:
@@ -213,7 +185,7 @@ class TimeoutWatch:
             case = self._attempt_end.case(hung=True)
             found = diagnose_by(plan.strategy, case)
             if found.verdict.cause.confidence == "proven":
-                # What keeps the ranks away is known: an image that cannot be pulled is no matter of time.
+                # An image that cannot be pulled is no matter of time.
                 self._attempt_end.settle(found, reason=passed.text)
                 return
             missing = (*case.missing, *found.verdict.missing)
@@ -228,10 +200,10 @@ class TimeoutWatch:
         self._attempt_end.settle(verdict, reason=passed.text)
 
     def _stuck(self, why: str, ranks: tuple[RankFacts, ...]) -> None:
-        """Take the stacks of all ranks while they stand, diagnose, and only then stop them; unless something moved, or they only import."""
+        """Collects stacks, diagnoses, then stops; not if ranks moved or import."""
         plan = self._scope.plan
         if plan.launcher == "torchrun" and (absent := self._absent(ranks)):
-            # A launcher that still imports torch, or meets the others: it has a limit of its own, and whoever wants another one sets startup_s.
+            # A launcher may still import torch or wait in the rendezvous; ``startup_s`` limits it.
             now = time.time_ns()
             text = f"{why}: {absent} ranks have not been there yet; only torchrun's own limit and deadlines.startup_s end that"
             self._events.say("waiting", text, at=now, attempt=plan.attempt)
@@ -251,13 +223,13 @@ class TimeoutWatch:
         self._events.say("hang", why, at=now, attempt=plan.attempt)
         case = self._attempt_end.case(hung=True)
         if self._control.asked:
-            # Its reading was cut short, and the next look ends the run.
+            # The next poll ends the run.
             return
         case = msgspec.structs.replace(case, missing=(*case.missing, f"an end of the ranks: {why}"))
         self._attempt_end.settle(diagnose_by(plan.strategy, case), reason=why)
 
     def _take_stacks(self, ranks: tuple[RankFacts, ...]) -> bool:
-        """Ask all ranks where they stand, and wait for their answers; whether one of them printed, went on or ended meanwhile."""
+        """Returns True if a rank printed, advanced or ended meanwhile."""
         awaited = {(r.slot, r.pid): r.step for r in ranks if r.state == "running"}
         self._scope.observer.read_records()
         plan = self._scope.plan
@@ -267,7 +239,7 @@ class TimeoutWatch:
         while awaited and time.monotonic() < deadline:
             self._control.wait(_STEP_S)
             if self._control.asked:
-                # Nobody asks any more who stands where.
+                # The request for stacks is obsolete.
                 return True
             delta = self._scope.look()
             now = {(r.slot, r.pid): r for r in self._scope.ranks()}

@@ -1,7 +1,6 @@
-"""The current view of one attempt: plan, slots, ranks, evidence, and the case for a diagnosis.
+"""The current view of one attempt: plan, slots, ranks, evidence, and the case.
 
-Polls, announces and stores what is seen, and reports why an attempt has not begun; waiting for nodes or a
-queue has no limit here. Judges nothing.
+Polls, announces and stores observations. Waiting for nodes has no limit here. Makes no decisions.
 """
 
 from __future__ import annotations
@@ -33,19 +32,9 @@ _WAIT_AGAIN_NS: Final = 60_000_000_000
 
 
 class AttemptStartup:
-    """The beginning of one attempt.
+    """The start-up phase of one attempt.
 
-    Args:
-        plan: of the attempt.
-        waits: why it does not begin, as its own pods tell; None = they do not.
-        outside: tells whether a queue holds the job back.
-        run_store: takes the run's state.
-        events: for viewers.
-        started: when the attempt began, nanoseconds since the epoch.
-
-    Attributes:
-        running: whether the attempt runs.
-        over: it is being stopped: it does not begin any more.
+    ``waits`` returns the pods' reason for not starting, or None. ``over``: it will not begin.
     """
 
     def __init__(
@@ -69,12 +58,12 @@ class AttemptStartup:
         self._started = started
         self._queued = False
         self._said: str | None = None
-        # The first pods of any job wait for a moment; that is no news.
+        # Any job's first pods wait for a moment.
         self._due = started + _WAIT_FIRST_NS
         self._again = 0
 
     def tell(self, now: int) -> None:
-        """Why the attempt does not begin, with how long it has waited: the first time, when the reason changes, and every minute."""
+        """Reports why the attempt does not begin: first, on a new reason, every minute."""
         if self.running or self.over or now < self._due:
             return
         text = self._waits()
@@ -89,8 +78,8 @@ class AttemptStartup:
         self._due = now + _WAIT_POLL_NS
 
     def see(self, slots: Collection[SlotFacts], ranks: Collection[RankFacts], *, now: int) -> None:
-        """Take one look at whether it runs by now; nanoseconds since the epoch."""
-        # What a command of the user's own starts need not be ranks.
+        """Checks if the attempt runs now."""
+        # An ``exec`` command need not start ranks.
         begun = ranks or (self._launcher == "exec" and all(s.state == "running" for s in slots))
         if not self.running and begun and not self.over:
             self.running = True
@@ -98,28 +87,9 @@ class AttemptStartup:
 
 
 class AttemptScope:
-    """One attempt as it is seen.
+    """The observed state of one attempt.
 
-    Args:
-        run_dir: the run.
-        plan: of the attempt.
-        backend: that planned it.
-        run_store: of the run's lease.
-        events: for viewers.
-        outside: tells whether a queue holds the job back.
-        started: when the attempt began, nanoseconds since the epoch.
-        unseen: this process shows the lines to nobody.
-
-    Attributes:
-        spec: of the job, as this attempt runs it.
-        plan: as it is now: slots may have joined, left or been started again.
-        observer: of its ranks and streams.
-        sheets: of its slots.
-        keeper: stores what is seen.
-        members: who belongs to the gang.
-        news: tells what is seen.
-        beginning: what is told until it runs.
-        own_evidence: what only the supervisor itself could give.
+    ``unseen``: this process has no viewer. ``own_evidence`` is evidence that only the supervisor can give.
     """
 
     def __init__(
@@ -143,7 +113,7 @@ class AttemptScope:
             run_dir,
             spec=self.spec,
             attempt=plan.attempt,
-            # In a pod it may only be found out which one can be used; its wrapper's records tell.
+            # A pod may choose its launcher at run time; records name it.
             launcher=plan.launcher if plan.cluster is None else None,
             spare_listing=plan.cluster is None,
             record_store=record_store_of(run_dir, self.spec, attempt=plan.attempt),
@@ -169,72 +139,69 @@ class AttemptScope:
         self._waits: str | None = None
 
     def start(self) -> None:
-        """Begin to follow pods and logs of a cluster."""
+        """Starts following pods and logs of a cluster."""
         self._collector.start()
 
     def stop(self) -> None:
-        """End that."""
+        """Stops following pods and logs."""
         self._collector.stop()
 
     @property
     def followed(self) -> bool:
-        """Whether the log of each container that runs is open, or was tried in vain."""
+        """True if every running container's log was tried."""
         return self._collector.following
 
     @property
     def blind(self) -> bool:
-        """Whether the pods of a cluster cannot be watched at present."""
+        """True if the cluster's pods cannot be watched."""
         return self._collector.blind
 
     # -- the gang
 
     def replan(self, plan: Plan) -> None:
-        """Look at the slots of this plan from now on."""
+        """Uses the slots of this plan from now on."""
         self.plan = plan
         self.slot_states.replan(plan)
 
     def apply_membership(self) -> None:
-        """Look at the gang as it is by now."""
+        """Uses the current membership of the gang."""
         self.replan(self.members.plan)
 
     def slots(self) -> tuple[SlotFacts, ...]:
-        """The slots that belong to the gang, as they stand now."""
+        """Returns the current states of the gang's slots."""
         return self.slot_states.slots()
 
     def ranks(self) -> tuple[RankFacts, ...]:
-        """Their ranks."""
+        """Returns the ranks of the gang's slots."""
         return self.members.ranks(self.observer.ranks())
 
-    # -- what comes
+    # -- new data
 
     def poll(self, now: int) -> Delta:
-        """What came since the last look, nanoseconds since the epoch; :meth:`take` takes it in."""
+        """Returns new data since the last poll, for :meth:`take`."""
         return self.observer.poll(now)
 
     def take(self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> None:
-        """Tell what one look brought, and keep it for the store."""
+        """Reports a poll's result and queues it for the store."""
         self.writer.saw(delta)
         self.attempt_events.tell(delta, slots, ranks, now=now)
         self.startup.see(slots, ranks, now=now)
 
     def look(self) -> Delta:
-        """Poll and take in at once, where nothing is judged in between."""
+        """Polls and processes immediately."""
         delta = self.poll(time.time_ns())
         self.take(delta, self.slots(), self.ranks(), now=time.time_ns())
         return delta
 
     def add_own_evidence(self, piece: Evidence) -> None:
-        """Keep a piece of evidence that only the supervisor itself can give."""
+        """Adds evidence that only the supervisor itself can give."""
         self.own_evidence.append(piece)
         self.writer.add(piece)
 
     def wait(self, what: str, text: str, *, now: int) -> None:
-        """Report what the end of the attempt waits for: an event, and the reason of the run's state.
+        """Reports a wait as an event and in the run's state.
 
-        Args:
-            what: the kind: ``evidence``, ``logs``, ``ends``, ``last_states``, ``pods``.
-            text: for people; the same again is not reported twice.
-            now: nanoseconds since the epoch.
+        ``what``: ``evidence``, ``logs``, ``ends``, ``last_states`` or ``pods``. Repeated texts are dropped.
         """
         if text == self._waits:
             return
@@ -243,7 +210,7 @@ class AttemptScope:
         self._reason(text, now=now)
 
     def waited(self, *, now: int) -> None:
-        """Nothing is waited for any more, and the attempt goes on."""
+        """Clears the wait."""
         if self._waits is not None:
             self._waits = None
             self._reason(None, now=now)
@@ -254,24 +221,18 @@ class AttemptScope:
             self._run_store.set_run(state, reason=text, at=now)
 
     def announce_problems(self) -> None:
-        """What the feeds had to say, which run in threads of their own, and what readers failed on."""
+        """Reports problems of collectors and readers."""
         for text in self.observer.take_new_problems():
             self._run_store.note(f"attempt {self.plan.attempt}: {text}")
         full = self._storage.problem() if self.plan.cluster is None else None
         for text in (*self._collector.troubles(), *((full,) if full else ())):
             self._events.say("gap", text, at=time.time_ns(), attempt=self.plan.attempt)
 
-    # -- what it makes
+    # -- results
 
     def case(self, *, cancelled: str | None, done: bool, hung: bool) -> Case:
-        """Everything that is known, for a diagnosis.
-
-        Args:
-            cancelled: who ended it, in words; None = nobody.
-            done: whether the job counts as done, whatever became of the rest.
-            hung: whether it stands still.
-        """
-        # What is done is done: a cancel that came after the success only cut the others' time to finish.
+        """Returns the complete case; ``done``: regardless of the remaining slots."""
+        # A cancel after success only shortened the others' time.
         case = self.observer.case(cancelled=None if done else cancelled, hung=hung)
         slots = self.slots()
         if self.spec.elastic:
@@ -283,7 +244,7 @@ class AttemptScope:
         )
 
     def _first_failure_at(self, slots: tuple[SlotFacts, ...]) -> int | None:
-        """When the fall came that is being looked at, nanoseconds since the epoch; None where there is none, or nobody knows."""
+        """Returns the failure's time in nanoseconds since the epoch, or None."""
         ranks = self.ranks()
         bad = self.members.bad(slots, ranks)
         ends = [one.ended_at for one in ranks if ("rank", one.rank, one.pid) in bad and one.ended_at is not None]

@@ -1,5 +1,4 @@
-"""Drives runs that Rankfall restarts: attempts, decisions, back-off, take-over, end.
+"""Drives runs that Rankfall restarts; entry point ``driver``.
 
-``driver`` is the face; it is used by ``rankfall.supervisor.supervise`` only.
-May import ``attempt`` and the modules of ``rankfall.supervisor`` below the drivers; never ``unattended``.
+Never imports ``unattended``.
 """

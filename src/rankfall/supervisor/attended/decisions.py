@@ -1,8 +1,6 @@
-"""Decides what follows a failure of an attempt or of a single slot, and stores the decision.
+"""Decides what follows a failure of an attempt or a single slot, and stores it.
 
-Collects the facts and the history of failures from the store, calls ``verdict.decide``, and writes the
-decision as intent before it is carried out. A stored decision is never made again, so a supervisor that
-takes over carries out what the earlier one decided.
+A decision is written as intent first and is final: a later supervisor carries it out.
 """
 
 from __future__ import annotations
@@ -34,14 +32,9 @@ def past_failures(
     verdicts: Mapping[int, Diagnosis],
     falls: Iterable[SlotFailureRow],
 ) -> tuple[PastAttempt, ...]:
-    """Attempts older than ``before`` that fell, oldest first, each after the slots that fell alone in it; and those of ``before`` itself.
+    """Returns failed attempts before ``before``, oldest first, each after its single failed slots.
 
-    Args:
-        writer: reads facts, and verdicts that are not in ``verdicts``.
-        before: the attempt that is being decided about, or in which a slot fell.
-        decisions: the newest decision about each attempt.
-        verdicts: what this process knows even where nothing could be written.
-        falls: of slots alone, oldest first, likewise.
+    Includes single failed slots of ``before`` itself.
     """
     found: list[PastAttempt] = []
     furthest: dict[int | None, int] = {}
@@ -90,25 +83,14 @@ _SOURCES: Final = frozenset({"pod", "event", "node"})
 
 
 def root_facts(tables: Queries, *, attempt: int, diagnosis: Diagnosis) -> RootFacts:
-    """What the failure rules may match on.
-
-    Args:
-        tables: of the run.
-        attempt: that the diagnosis is of.
-        diagnosis: its verdict names the root's rank and slot.
-    """
+    """Returns the facts that failure rules may match."""
     past = {one for row in tables.falls(attempt) if row.fall.again for one in row.fall.evidence}
     evidence = [piece for piece in tables.evidence(attempt) if piece.id not in past]
     return _facts(diagnosis, ranks=tables.ranks(attempt), slots=tables.slots(attempt), evidence=evidence)
 
 
 def root_facts_of_case(case: Case, diagnosis: Diagnosis) -> RootFacts:
-    """The same of a diagnosis that is not in the store yet.
-
-    Args:
-        case: that it was made from.
-        diagnosis: as above.
-    """
+    """Returns the same facts for an unstored diagnosis."""
     return _facts(diagnosis, ranks=case.ranks, slots=case.slots, evidence=case.evidence)
 
 
@@ -128,7 +110,7 @@ def _facts(
 
 
 def _sheet(verdict: Verdict, ranks: Iterable[RankFacts], slots: Iterable[SlotFacts]) -> RankFacts | SlotFacts | None:
-    """The fact sheet of the root's own process: its rank's of the newest round, else its slot's."""
+    """Returns the root's facts: its rank's in the newest round, else its slot's."""
     if verdict.rank is not None:
         own = [facts for facts in ranks if facts.rank == verdict.rank]
         return max(own, key=lambda facts: facts.round or 0, default=None)
@@ -155,19 +137,10 @@ _RETRIES: Final = frozenset({"retry", "retry_elsewhere", "resize"})
 
 
 class Decisions:
-    """All decisions of one run.
-
-    Args:
-        spec: of the run.
-        attempts: that are decided about.
-        backend: tells whether another attempt can be kept off a node.
-        writer: reads what is stored.
-        run_store: stores what is new.
-        events: for viewers.
-        total_at: when the total deadline is over, nanoseconds since the epoch; None = never.
+    """All decisions of one run; the attempt's monitor appends to ``falls``.
 
     Attributes:
-        falls: of slots alone, over all attempts; whoever watches an attempt adds to it.
+        ``falls``: Failures of single slots in all attempts; the attempt's monitor appends to it.
     """
 
     def __init__(
@@ -192,17 +165,17 @@ class Decisions:
         self.falls: list[SlotFailureRow] = writer.falls()
 
     def about(self, number: int) -> Decision | None:
-        """The newest decision about an attempt."""
+        """Returns the newest decision about an attempt."""
         row = self._rows.get(number)
         return row.decision if row is not None else None
 
     def delay_s(self, number: int) -> float:
-        """The back-off that was decided on after an attempt; 0 where none was."""
+        """Returns the decided back-off in seconds, or 0."""
         decision = self.about(number)
         return decision.delay_s if decision is not None else 0.0
 
     def avoided(self) -> frozenset[str]:
-        """Nodes that a decision of this run keeps the next attempts off."""
+        """Returns the nodes to avoid."""
         found = set()
         for number, row in self._rows.items():
             diagnosis = self._attempts.diagnosis(number)
@@ -211,7 +184,7 @@ class Decisions:
         return frozenset(found)
 
     def goes_on(self, number: int) -> bool:
-        """Whether another attempt follows this ended one; decides when nobody did."""
+        """True if another attempt follows; decides if necessary."""
         state = self._attempts.known(number).state
         if state in {"suspended", RESIZED}:
             return True
@@ -222,11 +195,7 @@ class Decisions:
         return made.action in _RETRIES
 
     def end(self, *, because: str | None) -> None:
-        """The run is over. An attempt that was decided on and could not follow is decided against now, and the rest is marked as done.
-
-        Args:
-            because: why the run ended, as text for people; None = it says so itself.
-        """
+        """Ends the run: revokes a decision for an impossible attempt, marks others as done."""
         made = self.about(self._attempts.newest)
         if made is not None and made.action in _RETRIES:
             text = f"no other attempt followed: {because}" if because else "no other attempt followed"
@@ -234,7 +203,7 @@ class Decisions:
         self.close()
 
     def revise(self, number: int, diagnosis: Diagnosis) -> None:
-        """Decide again about an attempt whose verdict has changed. Of one that another attempt followed only the node to avoid is new."""
+        """Decides again after a changed verdict; with a later attempt only adds a node to avoid."""
         if number == self._attempts.newest:
             self._decide(number, diagnosis)
             return
@@ -244,19 +213,12 @@ class Decisions:
             self._keep(number, msgspec.structs.replace(made, because=late, delay_s=0.0))
 
     def decide_for_slot(self, number: int, diagnosis: Diagnosis, case: Case, slot: int) -> Decision:
-        """What to do about a slot that fell alone in an attempt; whoever asks stores it.
-
-        Args:
-            number: of the attempt.
-            diagnosis: of the slot's fall.
-            case: that this was made from.
-            slot: that fell.
-        """
+        """Decides about a single failed slot; the caller stores the decision."""
         decision = self._made(number, diagnosis, root_facts_of_case(case, diagnosis), slot=slot)
         return msgspec.structs.replace(decision, at=rfc3339(time.time_ns()))
 
     def close(self) -> None:
-        """Mark as done what has been carried out: every decision about an attempt that another one or the run's end followed."""
+        """Marks all decisions as done."""
         for row in self._rows.values():
             if row.done_at is None:
                 now = time.time_ns()
@@ -265,7 +227,7 @@ class Decisions:
         self._close_slot_decisions()
 
     def _close_slot_decisions(self) -> None:
-        """Those about slots alone: that nothing follows, or that the start of another attempt has carried out for the whole gang."""
+        """Marks slot decisions as done if nothing follows or the gang restarted."""
         newest = self._attempts.newest
         for place, row in enumerate(self.falls):
             if row.done_at is None and (not row.fall.again or row.attempt < newest):
@@ -281,7 +243,6 @@ class Decisions:
         return self._keep(number, made)
 
     def _keep(self, number: int, made: Decision) -> Decision:
-        """Store and report a decision as intent."""
         now = time.time_ns()
         decision = msgspec.structs.replace(made, at=rfc3339(now))
         found = self._run_store.add_decision(number, decision)
@@ -290,7 +251,6 @@ class Decisions:
         return decision
 
     def _made(self, number: int, diagnosis: Diagnosis, facts: RootFacts, *, slot: int | None = None) -> Decision:
-        """A decision about an attempt, or about a slot that fell alone in it."""
         total_at = self._total_at()
         left = (total_at - time.time_ns()) / _NS if total_at is not None else None
         decision = decide(
@@ -304,7 +264,7 @@ class Decisions:
                 falls=self.falls,
             ),
             facts=facts,
-            # Whoever starts one slot again alone takes the nodes as they are.
+            # A single slot restarts on the given nodes.
             other_nodes=self._backend.avoids_nodes and slot is None,
             time_left=left,
             slot=slot,
@@ -315,7 +275,7 @@ class Decisions:
         return decision
 
     def _stored_slot_decision(self, number: int, diagnosis: Diagnosis) -> Decision | None:
-        """What was decided already about the slot whose fall ended this attempt; None where none did."""
+        """Returns the decision about the slot that ended this attempt."""
         for row in reversed(self.falls):
             if row.attempt == number and not row.fall.again and _same(row.fall.diagnosis, diagnosis):
                 return row.fall.only_decision
@@ -336,6 +296,6 @@ class Decisions:
 
 
 def _same(one: Diagnosis, other: Diagnosis) -> bool:
-    """Whether two diagnoses are one, whatever version and decision stand in them."""
+    """Ignores version and decision."""
     verdict = msgspec.structs.replace(other.verdict, version=one.verdict.version, decision=one.verdict.decision)
     return one == msgspec.structs.replace(other, verdict=verdict)

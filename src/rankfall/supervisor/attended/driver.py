@@ -1,8 +1,7 @@
-"""Drives a run that Rankfall restarts: start, watch, explain, decide, carry out, end.
+"""Drives a run that Rankfall restarts.
 
-Each step is written before it is done and can be repeated: a supervisor that is killed anywhere and started
-again neither repeats nor forgets. Once the final state is stored the run is over, and later failures change
-nothing of it. The environment is not stored: slots inherit that of the supervisor that starts them.
+Each step is written first and repeatable. A stored final state ends the run. Slots inherit the environment of their
+supervisor.
 """
 
 from __future__ import annotations
@@ -34,18 +33,7 @@ FinalState = Literal["succeeded", "failed", "cancelled", "deleted"]
 
 
 class RunEnd:
-    """The end of one run.
-
-    Args:
-        run_dir: the run.
-        run_store: stores what is new.
-        events: for viewers.
-        control: knows whether this process cancelled the run.
-        attempts: of the run.
-        decisions: of the run; its end carries out the last one.
-        planner: removes what a cancelled run left.
-        say: tells people.
-    """
+    """Ends one run."""
 
     def __init__(
         self,
@@ -69,7 +57,7 @@ class RunEnd:
         self._say = say
 
     def after(self, number: int) -> Outcome:
-        """The run ends with this attempt, which no other one follows."""
+        """Ends the run with this attempt."""
         state = self._attempts.known(number).state
         if state == "succeeded":
             return self.end("succeeded", None)
@@ -84,11 +72,11 @@ class RunEnd:
         return self.end("failed", decision.because if decision else "no verdict was reached")
 
     def deleted_externally(self, number: int, text: str) -> Outcome:
-        """Somebody deleted the workload of the newest attempt, after its verdict and before another one: none follows, and the verdict stands."""
+        """Ends the run after its workload was deleted between attempts; the verdict remains."""
         return self.end("failed" if self._attempts.known(number).state == "failed" else "deleted", text)
 
     def between(self, *, cancelled: bool) -> Outcome:
-        """No attempt runs and a wish came: the run's end, or that this process lets go of it."""
+        """Ends or releases the run on a request between attempts."""
         if not cancelled:
             return self.let_go("supervision let go of the run between two attempts")
         request = read_cancel(self._run_dir.path)
@@ -96,12 +84,12 @@ class RunEnd:
         return self.end("cancelled", reason)
 
     def let_go(self, words: str) -> Outcome:
-        """The run goes on without this process; ``words``: where nobody else took it from here."""
+        """Releases the run; ``words`` is the message without successor."""
         self._events.say("released", self._control.lost or words, at=time.time_ns())
         return released(self._run_dir, attempts=self._attempts.newest)
 
     def end(self, final: FinalState, reason: str | None) -> Outcome:
-        """The run is over, for this reason in words."""
+        """Ends the run for this reason."""
         now = time.time_ns()
         begin(self._run_dir)
         self._run_store.set_run(final, reason=reason, at=now)
@@ -119,7 +107,7 @@ class RunEnd:
         return outcome
 
     def again(self, final: RunState) -> None:
-        """Do what the process that stored this final state was killed over."""
+        """Completes the end of a run whose process was killed."""
         self._decisions.end(because=self._run_store.writer.run().reason)
         left = pending_cleanup(self._run_dir)
         if left == "files":
@@ -129,7 +117,7 @@ class RunEnd:
         self._run_store.flush()
 
     def _leave(self, final: RunState) -> None:
-        """Remove what the run has in its platform, where nothing else does."""
+        """Removes the run's objects if nothing else does."""
         newest = self._attempts.newest
         if final in {"cancelled", "deleted"} and newest:
             self._planner.remove(self._attempts.known(newest))
@@ -137,7 +125,7 @@ class RunEnd:
             self._expire()
 
     def _expire(self) -> None:
-        """Leave somebody behind who removes what the platform does not."""
+        """Starts a process that removes the remaining objects."""
         try:
             spawn(self._run_dir)
         except InfrastructureError as error:
@@ -147,17 +135,7 @@ class RunEnd:
 
 
 class Supervised:
-    """One run that Rankfall starts, restarts and ends.
-
-    Args:
-        run_dir: the run.
-        writer: from its lease.
-        on_event: called with each piece of news.
-        control: to cancel, release or hand over from outside.
-        backend: of its slots.
-        on_lease: called once when this process holds the run.
-        standby: wait for as long as another machine supervises the run.
-    """
+    """Starts, restarts and ends one run; ``standby`` waits for another machine's supervisor."""
 
     def __init__(
         self,
@@ -233,7 +211,7 @@ class Supervised:
         )
 
     def to_end(self) -> Outcome:
-        """Bring it to its end, or let go of it where that is wished; the outcome."""
+        """Runs until the run ends or is released."""
         over = False
         try:
             outcome = self._to_end()
@@ -265,15 +243,15 @@ class Supervised:
             row = self._attempts.row(number)
             if row is not None and row.ended is not None:
                 if self._decisions.about(number) is None:
-                    # Whether a failure repeats an earlier one depends on what is known of that by now.
+                    # All evidence decides if a failure repeats an earlier one.
                     self._find_late_evidence()
-                # Here, and so once more after a kill: what was shown is not shown twice.
+                # Also after a kill: shown reports are not repeated.
                 plan, found = self._attempts.plan(number), self._attempts.diagnosis(number)
                 show_verdict(self._backend, plan, found, spec=self._spec, say=self._gap)
                 self._node_reporter.tell(plan, found)
             if row is None or (row.ended is not None and self._decisions.goes_on(number)):
                 if row is not None:
-                    # Before the back-off, which goes on meanwhile: the taint has to be there before the next pods are.
+                    # Before the back-off: the taint must precede the next pods.
                     self._node_reporter.heard(self._attempts.plan(number), self._attempts.diagnosis(number))
                 number += 1
                 start_at = self._turns.wait(number - 1, delay_s=self._decisions.delay_s(number - 1))
@@ -300,7 +278,7 @@ class Supervised:
             self._attempts.conclude(number, diagnosis)
 
     def _hold(self) -> bool:
-        """Become the run's only supervisor; false when something else was wished meanwhile."""
+        """Becomes the only supervisor. False on another request."""
         held = self._takeover.take(
             attempts=self._attempts.newest, waits=self._ready, cancelled=lambda: self._request() == "cancel"
         )
@@ -308,7 +286,7 @@ class Supervised:
         return held
 
     def _follow(self) -> AttemptMirror | None:
-        """Follow the newest attempt, where it goes on."""
+        """Mirrors the newest attempt if it has not ended."""
         plan = self._attempts.open_plan
         return (
             None
@@ -319,7 +297,6 @@ class Supervised:
         )
 
     def _ready(self) -> None:
-        """Tell once that this process takes care of the run."""
         tell, self._on_lease = self._on_lease, None
         if tell is not None:
             tell()
@@ -327,7 +304,7 @@ class Supervised:
     # -- attempts
 
     def _begin(self, number: int) -> bool:
-        """Plan an attempt and write it down; nothing runs yet."""
+        """Plans and stores an attempt before anything runs."""
         plan = self._planner.plan(number, before=self._attempts.row(number - 1), exclude=self._nodes_to_avoid)
         if plan is None:
             return False
@@ -338,19 +315,19 @@ class Supervised:
         return True
 
     def _nodes_to_avoid(self) -> frozenset[str]:
-        """By all that is known when the pods of the attempt before are gone: waiting for them may have taken long."""
+        """Returns the nodes to avoid, updated after the wait for old pods."""
         self._find_late_evidence()
         return self._decisions.avoided()
 
     def _find_late_evidence(self) -> None:
-        """Take in evidence that came after verdicts were made, and report it to the nodes that it is about."""
+        """Reads evidence newer than the verdicts and reports it."""
         for number, found in self._late.look():
             plan = self._attempts.plan(number)
             show_verdict(self._backend, plan, found, spec=self._spec, say=self._gap)
             self._node_reporter.tell(plan, found)
 
     def _no_more(self) -> bool:
-        """Whether waiting for another attempt is of no use any more."""
+        """True if waiting for another attempt is useless."""
         total_at = self._turns.total_at()
         return self._request() is not None or (total_at is not None and time.time_ns() >= total_at)
 
@@ -400,7 +377,6 @@ class Supervised:
         self._events.say("gap", text, at=time.time_ns())
 
     def _announce_wait_reason(self, text: str) -> None:
-        """What a launch, a removal or the hold of the run waits for: news, and the reason of the state that the run is in."""
         self._say_wait(text)
         state = self._writer.run().state
         if state not in FINAL_STATES:

@@ -1,7 +1,6 @@
-"""Evidence about an attempt that came when its verdict was made already: looked for before the next attempt is placed.
+"""Finds evidence newer than an attempt's verdict, before the next attempt.
 
-A node's Event may be written, and a node may be found lost, minutes after the job there failed. What the platform itself says then makes a
-new version of the verdict and a new decision; what was carried out stays done.
+A node's Event or loss may appear minutes later. Completed actions remain.
 """
 
 from __future__ import annotations
@@ -19,23 +18,16 @@ from rankfall.rundir.layout import context_path
 from rankfall.supervisor.attempt_table import Attempts
 from rankfall.supervisor.attended.decisions import Decisions
 
-# Of so many attempts, the newest ones, and for so long: Kubernetes keeps an Event for an hour.
+# Newest attempts to check: Kubernetes stores an Event for an hour.
 _MOST: Final = 4
 _FOR_S: Final = 3600.0
 _NS: Final = 1_000_000_000
-# Who states what may overrule a verdict afterwards: no process of the job writes there.
+# No process of the job writes to these sources.
 _STATED: Final = frozenset({"event", "node", "pod"})
 
 
 class LateEvidence:
-    """Looks for it.
-
-    Args:
-        run_dir: the run.
-        attempts: of the run.
-        decisions: of the run.
-        backend: knows the pods of an attempt.
-    """
+    """Checks failed attempts for late evidence."""
 
     def __init__(self, run_dir: RunDir, *, attempts: Attempts, decisions: Decisions, backend: Backend) -> None:
         self._run_dir = run_dir
@@ -44,7 +36,7 @@ class LateEvidence:
         self._backend = backend
 
     def look(self) -> list[tuple[int, Diagnosis]]:
-        """Ask the cluster once more about the attempts that failed; those whose verdict is another one now."""
+        """Queries the cluster about failed attempts; returns changed verdicts."""
         return [(number, found) for number in self._recent() if (found := self._look_at(number)) is not None]
 
     def _recent(self) -> Iterator[int]:
@@ -65,7 +57,7 @@ class LateEvidence:
                 return None
             found = explain_run(self._run_dir, attempt=number, fresh=True)
         except (RankfallError, OSError, TimeoutError):
-            # Nobody waits for what may never come; the next attempt is placed by what is known.
+            # Late evidence is optional.
             return None
         if not _overrules(found.verdict, held.verdict):
             return None
@@ -75,7 +67,7 @@ class LateEvidence:
 
 
 def _overrules(found: Verdict, held: Verdict) -> bool:
-    """Whether a verdict that was made anew is another one, and proven by what the platform states."""
+    """True if platform evidence proves a different verdict."""
     stated = found.decisive is not None and found.decisive.source in _STATED
     other = (found.cause.slug, found.rank, found.node) != (held.cause.slug, held.rank, held.node)
     return other and stated and found.state == "failed" and found.cause.confidence == "proven"

@@ -1,7 +1,6 @@
-"""Prepares the next attempt: waits for its turn, removes the objects of the last one, makes the plan.
+"""Prepares the next attempt: waits, removes the last one's objects, makes the plan.
 
-The wait ends after the back-off, not while the run is suspended, never after the total deadline. Roles that
-have finished are left out. A run that has begun outlasts a cluster that cannot be reached.
+The plan omits finished roles. A run that has begun outlasts an unreachable cluster.
 """
 
 from __future__ import annotations
@@ -27,15 +26,9 @@ from rankfall.supervisor.run_events import EventLog, sparing
 
 
 def finished_roles(spec: JobSpec, slots: Iterable[SlotFacts], *, left_out: Collection[str]) -> tuple[str, ...]:
-    """Roles that the next attempt leaves out.
-
-    Args:
-        spec: the job.
-        slots: of the attempt that ended.
-        left_out: roles that it had left out itself.
-    """
+    """Returns the roles that the next attempt leaves out, including earlier ones."""
     if spec.success.policy == "fraction" and spec.success.role is None:
-        # There each slot of the job counts, also those that are done.
+        # Here finished slots count too.
         return ()
     well: dict[int, bool] = {facts.slot: _ended_well(facts) for facts in slots}
     found = []
@@ -47,30 +40,19 @@ def finished_roles(spec: JobSpec, slots: Iterable[SlotFacts], *, left_out: Colle
 
 
 def _ended_well(facts: SlotFacts) -> bool:
-    """Of its own accord: who was told to end may have left its work half done and said 0 all the same."""
+    """True if the slot ended by itself: a stopped process may exit with 0."""
     untouched = facts.signal is None and facts.killed_by is None and not facts.signalled
     return facts.state == "ended" and facts.exit_code == 0 and untouched
 
 
-# Between two tries while the cluster does not answer, seconds.
+# Seconds between retries without answer.
 _AGAIN_S: Final = 5.0
 
 
 class Planner:
-    """The plans of one run.
+    """Makes the plans of one run.
 
-    Args:
-        run_dir: the run.
-        backend: makes them.
-        run_store: takes the state that is waited in.
-        say: tells people.
-        control: wakes a wait.
-        over: whether there is no use in waiting any more: something is wished, or the total deadline is over.
-        cancellation: of the removal of what an attempt left.
-
-    Attributes:
-        refusal: why there could be no plan, as text for people.
-        deleted_externally: there is none because somebody deleted the workload of the attempt before: what happened.
+    ``refusal`` is why there is no plan; ``deleted_externally`` if the last workload was deleted.
     """
 
     def __init__(
@@ -95,12 +77,9 @@ class Planner:
         self._cancellation = cancellation
 
     def plan(self, number: int, *, before: AttemptRow | None, exclude: Callable[[], Collection[str]]) -> Plan | None:
-        """The plan of an attempt, when nothing is left of the one before; None where there can be none.
+        """Plans an attempt after the previous objects are removed; None if impossible.
 
-        Args:
-            number: counted from 1.
-            before: the attempt before, which has ended.
-            exclude: gives the nodes to keep off; called when nothing is left of the attempt before, which may take long.
+        ``exclude`` is called after the possibly long removal.
         """
         said = ""
         while True:
@@ -109,7 +88,7 @@ class Planner:
                     ended = Plan.of_row(before.plan, self._run_dir.spec)
                     self.deleted_externally = self._backend.deleted_externally(ended, surely=True)
                     if self.deleted_externally is not None:
-                        # Whoever deletes a job does not want it back.
+                        # A user who deletes a job does not expect it back.
                         return None
                     self._backend.clear(ended, cancellation=self._cancellation)
                 return self._sized_plan(number, before=before, exclude=exclude())
@@ -124,8 +103,8 @@ class Planner:
                 self._control.wait(_AGAIN_S)
 
     def _sized_plan(self, number: int, *, before: AttemptRow | None, exclude: Collection[str]) -> Plan:
-        """With as many nodes as are wished by now."""
-        # With the values of secrets: the manifests of a plan are what is sent.
+        """Plans with the requested number of nodes."""
+        # Includes secret values: the manifests are sent.
         spec = self._run_dir.whole_spec()
         sizes = requested_sizes(self._run_dir.path, spec)
         now = planned_sizes(before.plan, spec) if before is not None else first_sizes(spec)
@@ -142,9 +121,9 @@ class Planner:
         )
 
     def remove(self, row: AttemptRow) -> None:
-        """What a cancelled run left outside its directory; where it does not go, that is said and the run is cancelled all the same."""
+        """Removes a canceled run's objects; a failure is only reported."""
         try:
-            # Who cancels waits for the end of it; only who leaves does not.
+            # A cancel waits for the removal; only a release does not.
             cancellation = Cancellation(say=sparing(self._say), over=lambda: self._control.release_request is not None)
             self._backend.clear(Plan.of_row(row.plan, self._run_dir.spec), cancellation=cancellation)
         except InfrastructureError as error:
@@ -154,28 +133,18 @@ class Planner:
 
 
 def within_bounds(spec: JobSpec, sizes: Mapping[str, int]) -> int | None:
-    """How many slots of ``MIN:MAX`` nodes are begun with; None where the number is fixed and stands in the spec itself."""
+    """Returns the initial slots for ``MIN:MAX`` nodes; None if fixed."""
     return sizes[spec.role] if spec.elastic else None
 
 
 _NS: Final = 1_000_000_000
-# Between two looks: for the end of a suspension, and for a wish during a back-off.
+# Seconds between checks of a suspension or request.
 _SUSPENDED_POLL_S: Final = 0.2
 _STEP_S: Final = 0.1
 
 
 class RestartSchedule:
-    """The waits of one run.
-
-    Args:
-        run_dir: the run.
-        attempts: of the run.
-        run_store: takes the state that is waited in.
-        events: for viewers.
-        control: wakes a wait.
-        wished: whether the run is to end or to be let go of.
-        outside: sees the end of a suspension that somebody in the cluster began.
-    """
+    """The waits of one run."""
 
     def __init__(
         self,
@@ -198,11 +167,11 @@ class RestartSchedule:
         self._outside = outside
 
     def hold(self) -> Suspension:
-        """Whether the run is suspended now, and was when."""
+        """Returns the run's suspensions."""
         return read_suspension(self._run_dir.path, initially=self._spec.suspend)
 
     def total_at(self) -> int | None:
-        """When the total deadline is over, as far as the suspensions until now tell, nanoseconds since the epoch.
+        """Returns the total deadline in nanoseconds since the epoch, given the suspensions.
 
         None without one, or before the first attempt.
         """
@@ -212,12 +181,7 @@ class RestartSchedule:
         return total_end(self._spec.deadlines, first=first, paused=self.hold().paused(first, time.time_ns()))
 
     def wait(self, after: int, *, delay_s: float) -> Literal["now", "wished", "late", "gone"]:
-        """Wait until the next attempt may begin, something is wished, the total is over, or somebody removed what is suspended.
-
-        Args:
-            after: the attempt before; 0 before the first.
-            delay_s: the back-off since its end.
-        """
+        """Waits for the next attempt, a request, the total deadline, or the removal of a suspended workload."""
         ended = (self._attempts.known(after).ended or time.time_ns()) if after else 0
         due = ended + round(delay_s * _NS)
         before = self._attempts.plan(after) if after else None

@@ -1,7 +1,6 @@
-"""Becomes the only supervisor of a run across machines; mirrors the attempt while another machine has it.
+"""Makes this process the only supervisor of a run across machines.
 
-A run that has begun waits for a cluster that cannot be reached; one that has not begun fails after 30 s.
-The mirror judges nothing and stops nothing.
+A run that has begun waits for an unreachable cluster; another fails after 30 s.
 """
 
 from __future__ import annotations
@@ -25,15 +24,7 @@ from rankfall.supervisor.run_events import EventLog
 
 
 class AttemptMirror:
-    """One attempt, followed from now on.
-
-    Args:
-        run_dir: the copy.
-        plan: of the attempt.
-        backend: that planned it.
-        run_store: of the copy's lease.
-        events: for viewers.
-    """
+    """Mirrors one attempt; decides and stops nothing."""
 
     def __init__(
         self, run_dir: RunDir, *, plan: Plan, backend: Backend, run_store: BestEffortStore, events: EventLog
@@ -52,7 +43,7 @@ class AttemptMirror:
         self._slot_states = slot_states
         self._writer = AttemptWriter(run_store, attempt=plan.attempt, observer=self._observer, slot_states=slot_states)
         self._events_of_attempt = AttemptEvents(events, attempt=plan.attempt, launcher=plan.launcher)
-        # Why something ends here is for its supervisor to say.
+        # Its supervisor explains why slots end.
         self._events_of_attempt.quiet = True
         self._collector = LazyCollector(
             run_dir,
@@ -62,7 +53,7 @@ class AttemptMirror:
         self._collector.start()
 
     def look(self) -> None:
-        """Take in what came."""
+        """Processes new data."""
         now = time.time_ns()
         for text in self._collector.troubles():
             self._events.say("gap", text, at=now, attempt=self._attempt)
@@ -72,33 +63,23 @@ class AttemptMirror:
         self._writer.store()
 
     def stop(self) -> None:
-        """End it; everything that came is stored."""
+        """Stops and stores everything."""
         self._collector.stop()
         self.look()
         self._writer.store(force=True)
 
 
-# Between two looks at another one's hold, and between two tries while the cluster does not answer, seconds.
+# Seconds between checks of another's hold, and between retries.
 _LOOK_S: Final = 2.0
 _STEP_S: Final = 0.2
 _AGAIN_S: Final = 5.0
-# How long the cluster may fail before a run that has not begun ends, and the pause between two tries meanwhile, seconds: an answer that was lost
-# or a server that restarts must not cost a run.
+# Seconds of cluster failure before an unstarted run ends: one lost answer must not.
 _PATIENCE_S: Final = 30.0
 _SOON_S: Final = 1.0
 
 
 class Takeover:
-    """The hold of one run.
-
-    Args:
-        run_dir: the run.
-        backend: of its slots.
-        control: wakes a wait; loses the run when somebody else has it.
-        say: tells people whom or what is waited for.
-        standby: wait for as long as somebody else supervises the run; else only until it is clear that they live.
-        follow: begins to follow the attempt that goes on elsewhere; gives None where none does.
-    """
+    """Obtains the hold on one run; without ``standby`` it waits only until another holder proves alive."""
 
     def __init__(
         self,
@@ -120,17 +101,14 @@ class Takeover:
         self._said = ""
 
     def take(self, *, attempts: int, waits: Callable[[], None], cancelled: Callable[[], bool]) -> bool:
-        """Hold the run; false when this process is to let go of it.
+        """Holds the run. Returns False if this process is to release it.
 
-        Args:
-            attempts: the newest attempt that the directory knows.
-            waits: called when it has to be waited for the cluster itself; a cancel waits too, because only the cluster can carry it out.
-            cancelled: whether the run's end is wished.
+        ``waits`` is called while the cluster is unreachable; a cancel waits too.
 
         Raises:
-            HeldElsewhere: another machine's supervisor lives, or a cancel cannot reach it from here.
-            EvidenceLost: the directory is an old copy.
-            InfrastructureError: the cluster says no, or fails a run that has not begun for too long.
+            HeldElsewhere: Another supervisor lives; no cancel from here.
+            EvidenceLost: The directory is an old copy.
+            InfrastructureError: The cluster refuses or fails too long.
         """
         try:
             return self._take(attempts=attempts, waits=waits, cancelled=cancelled)
@@ -153,14 +131,14 @@ class Takeover:
                 if other is None:
                     return True
                 self._check_holder(other)
-                # One that is dead cannot cancel anything: it is waited for until that is clear.
+                # A dead holder cannot cancel: the wait continues until its death is certain.
                 if other.alive and cancelled():
                     raise self._elsewhere(other, "and is cancelled there")
                 self._watch(time.monotonic() + _LOOK_S)
         return False
 
     def _watch(self, until: float) -> None:
-        """Wait, and see meanwhile what goes on elsewhere."""
+        """Mirrors the attempt meanwhile."""
         if self._standby and self._following is None:
             self._following = self._follow()
         while (

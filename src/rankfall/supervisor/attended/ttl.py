@@ -1,7 +1,6 @@
-"""Removes the objects of an ended TrainJob run after its time to live, in a small process of its own.
+"""Removes an ended TrainJob run's objects after its time to live, in a separate process.
 
-A TrainJob has no TTL of its own. The process (``python -m``) holds nothing of the run and removes one
-object by UID; one process a run. If this machine goes away the objects stay.
+A TrainJob has no TTL. If this machine fails, the objects stay.
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ from rankfall.rundir.lease import append_to, make_folder, private
 from rankfall.supervisor.detach import LOG_NAME
 
 _NS: Final = 1_000_000_000
-# Between two looks at the clock, which somebody may set, and between two tries where the cluster does not answer, seconds.
+# Seconds between checks of the adjustable clock, and between retries.
 _STEP_S: Final = 30.0
 _AGAIN_S: Final = 60.0
-# How long a cluster that does not answer is asked again before the objects are left to whoever reads the log, seconds.
+# Seconds of retries before the objects remain.
 _PATIENCE_S: Final = 86_400.0
 _START_S: Final = 30.0
 
 
 def needed(run_dir: RunDir) -> bool:
-    """Whether this run's objects have a time to live that their platform does not keep."""
+    """True if the platform does not enforce the objects' time to live."""
     spec = run_dir.spec
     return spec.backend == "trainjob" and spec.ttl_s is not None and not spec.unattended
 
 
 def spawn(run_dir: RunDir) -> None:
-    """Start the process that waits; returns when it is on its own.
+    """Starts the independent waiting process.
 
     Raises:
-        InfrastructureError: it does not start.
+        InfrastructureError: It does not start.
     """
-    # -P: a folder named rankfall where the user stands must not be imported.
+    # -P: a folder named rankfall must not be imported.
     command = [sys.executable, "-P", "-m", "rankfall.supervisor.attended.ttl", str(run_dir.path)]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_START_S, check=False)
@@ -56,10 +55,10 @@ def spawn(run_dir: RunDir) -> None:
 
 
 def expire(run_dir: RunDir, *, backend: Backend | None = None) -> bool:
-    """Wait for the time, then remove the newest attempt's objects; whether they are gone. False too when another process waits already.
+    """Waits, then removes the newest attempt's objects; False if another process waits already.
 
     Raises:
-        RankfallError: the run cannot be read, or the cluster refuses.
+        RankfallError: Unreadable run, or the cluster refuses.
     """
     folder = run_dir.path / "kube"
     make_folder(folder)
@@ -77,10 +76,10 @@ def expire(run_dir: RunDir, *, backend: Backend | None = None) -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Leave the caller and its terminal, then wait and remove; the exit code of the process that stays."""
+    """Detaches from the terminal, waits and removes. Returns the exit code."""
     run_dir = RunDir(Path(argv[0]))
     if os.fork():
-        # The caller waits for this one only.
+        # The caller waits only for this process.
         os._exit(0)
     os.setsid()
     log = private(run_dir.path / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -96,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _until(at: int) -> None:
-    """Wait until this moment, nanoseconds since the epoch, by the clock as it is set then."""
+    """Uses the current, adjustable clock."""
     while (left := (at - time.time_ns()) / _NS) > 0:
         time.sleep(min(left, _STEP_S))
 

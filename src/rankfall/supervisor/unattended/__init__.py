@@ -1,7 +1,4 @@
-"""Records runs that Kubernetes (or another tool) starts, restarts and ends by itself.
+"""Records runs that Kubernetes starts, restarts and ends.
 
-``driver`` (record, launch, refresh) and ``control`` (cancel, suspend, resume) are the faces. Decides
-nothing.
-May import the modules of ``rankfall.supervisor`` below the drivers; never ``attended`` or ``attempt``.
-Loads the Kubernetes client late.
+Decides nothing; entry points ``driver`` and ``control``. Never imports ``attended`` or ``attempt``.
 """

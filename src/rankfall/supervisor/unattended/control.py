@@ -1,8 +1,6 @@
-"""Cancels, suspends and resumes an unattended run by a request to the cluster.
+"""Cancels, suspends and resumes an unattended run in the cluster.
 
-The request is written into the run directory before it is sent, so its SIGTERM is not taken for somebody
-else's. What ends pods first waits until their logs are open. Answers: gone, going, unknown; "cannot be
-seen" is not "gone".
+The request is recorded first, so its SIGTERM is not external. The answer ``unknown`` does not mean gone.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from rankfall.supervisor.requests import request_cancel, request_suspension
 from rankfall.supervisor.stopping import wait_until_logs_open
 
 Answer = Literal["gone", "going", "unknown"]
-# How long the objects of a run may take to go, and pods of a suspended one beside their grace time, seconds.
+# Seconds for a run's objects to disappear, beyond the grace time.
 _CLEAR_S: Final = 300.0
 _MARGIN_S: Final = 60.0
 _STEP_S: Final = 0.5
@@ -31,17 +29,11 @@ _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
 def cancel(run_dir: RunDir, *, reason: str, say: Callable[[str], None], backend: Backend | None = None) -> Answer:
-    """Remove what an unattended run has in its cluster, and wait until it is gone.
-
-    Args:
-        run_dir: the run.
-        reason: kept with the run.
-        say: takes what is waited for, in words.
-        backend: of the run; by default the one that its spec names.
+    """Removes an unattended run's objects and waits for their end.
 
     Raises:
-        KubeError: the server refuses.
-        StoreError: the wish cannot be written.
+        KubeError: The server refuses.
+        StoreError: The request cannot be written.
     """
     asked = request_cancel(run_dir.path, reason=reason)
     with _workload(run_dir, backend) as (workload, attempt):
@@ -53,11 +45,11 @@ def cancel(run_dir: RunDir, *, reason: str, say: Callable[[str], None], backend:
 
 
 def suspend(run_dir: RunDir, *, reason: str, backend: Backend | None = None) -> Answer:
-    """Suspend an unattended run, and wait until none of its pods runs.
+    """Suspends an unattended run and waits until no pod runs.
 
     Raises:
-        KubeError: the server refuses.
-        StoreError: the wish cannot be written.
+        KubeError: The server refuses.
+        StoreError: The request cannot be written.
     """
     with _workload(run_dir, backend) as (workload, attempt):
         if workload is None:
@@ -71,11 +63,11 @@ def suspend(run_dir: RunDir, *, reason: str, backend: Backend | None = None) -> 
 
 
 def resume(run_dir: RunDir, *, reason: str, backend: Backend | None = None) -> bool:
-    """Let a suspended unattended run go on; false when its workload is not there any more.
+    """Resumes an unattended run; False if its workload no longer exists.
 
     Raises:
-        KubeError: the server refuses.
-        StoreError: the wish cannot be written.
+        KubeError: The server refuses.
+        StoreError: The request cannot be written.
     """
     with _workload(run_dir, backend) as (workload, _):
         if workload is None:
@@ -86,7 +78,7 @@ def resume(run_dir: RunDir, *, reason: str, backend: Backend | None = None) -> b
 
 @contextlib.contextmanager
 def _workload(run_dir: RunDir, backend: Backend | None) -> Iterator[tuple[Workload | None, int]]:
-    """What was launched, and the number of the newest attempt; the backend is let go of afterwards."""
+    """Releases the backend afterward."""
     chosen = backend or backend_for(run_dir.spec)
     try:
         with run_dir.reader() as reader:

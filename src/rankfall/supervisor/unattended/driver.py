@@ -1,7 +1,6 @@
-"""Records an unattended run: launches it once, then records every start until Kubernetes has ended it.
+"""Launches an unattended run once, then records every start.
 
-Kubernetes alone decides; nothing here restarts, stops or deletes anything. Each start of the gang is an
-attempt of the run, planned from the same objects. What nobody recorded is reported as missing.
+Kubernetes alone decides; only leftovers of a killed launch are deleted. Each start of the gang is an attempt.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ from rankfall.verdict.diagnose import stopped_on_request
 if TYPE_CHECKING:
     from rankfall.backends.kubernetes.workload import Workload
 
-# Their pods bear the number of their set's restarts.
+# Pods of these have their set's restart number.
 _SETS: Final = frozenset({"jobset", "trainjob"})
 
 
 def first_start(plan: Plan) -> Plan:
-    """A first plan that speaks of the first start of the gang alone: a set's later ones bear the same labels but for its own number."""
+    """Limits a first plan to the first start; later ones differ in restart number."""
     place = plan.cluster
     if place is None or place.backend not in _SETS:
         return plan
@@ -60,13 +59,9 @@ def first_start(plan: Plan) -> Plan:
 
 
 def next_start(plan: Plan, run_dir: RunDir, *, restarted: bool, gang: str = "") -> Plan:
-    """The plan of the gang start that follows another one of the same objects.
+    """Returns the plan of the next gang start.
 
-    Args:
-        plan: of the one before.
-        run_dir: the run.
-        restarted: its set started the gang again, and numbers its pods anew; false = it was suspended and resumed under the same number.
-        gang: UID of the JobSet of a TrainJob that took the place of the one before, and counts its restarts from 0; empty = it is the same one.
+    ``restarted`` False: suspended and resumed. ``gang``: UID of a TrainJob's new JobSet, or empty.
     """
     place = plan.cluster
     number = plan.attempt + 1
@@ -106,16 +101,9 @@ _RESTARTED: Final = "{shown} started the gang again by itself, as its failure po
 
 
 class Unattended:
-    """One unattended run in the hands of its recorder.
+    """Records one unattended run.
 
-    Args:
-        run_dir: the run.
-        writer: of its lease.
-        on_event: called with each piece of news.
-        control: wishes of this process.
-        backend: of the run.
-        stay: until its end; false = only take in what has come to pass.
-        lines: with ``stay`` false, also the pods and lines of a start that goes on, as they are now.
+    Without ``stay`` only past events, with ``lines`` also current pods and lines.
     """
 
     def __init__(
@@ -139,16 +127,16 @@ class Unattended:
         self._stay = stay
         self._lines = lines
         self._attempts: dict[int, AttemptRow] = {row.attempt: row for row in writer.attempts()}
-        # Nobody waits for an answer here: the platform starts the gang again when it likes.
+        # The platform restarts the gang at any time.
         self._node_reporter = NodeReporter(
             backend, run_store=self._run_store, events=self._events, control=control, over=lambda: True
         )
 
     def to_end(self) -> Outcome:
-        """Record the run to its end, or until this process lets go of it.
+        """Records the run until it ends or is released.
 
         Raises:
-            RankfallError: it could not be launched, in the server's own words; the run has ended then.
+            RankfallError: The launch failed.
         """
         try:
             return self._to_end()
@@ -156,10 +144,10 @@ class Unattended:
             self._backend.release()
 
     def launch(self) -> None:
-        """Create its objects and let go of it.
+        """Creates the run's objects and releases it.
 
         Raises:
-            RankfallError: as :meth:`to_end`.
+            RankfallError: As :meth:`to_end`.
         """
         try:
             if self._writer.run().state not in FINAL_STATES:
@@ -208,7 +196,7 @@ class Unattended:
     # -- launch
 
     def _launched(self) -> Workload | None:
-        """The workload; it is created where an earlier process was killed before it was. None when its end was asked for before."""
+        """Returns the workload, created if missing; None if the run was canceled first."""
         if not self._attempts:
             if read_cancel(self._run_dir.path) is not None:
                 return None
@@ -222,7 +210,7 @@ class Unattended:
         if found is not None:
             return found
         if read_cancel(self._run_dir.path) is not None:
-            # A launch that was killed may have made objects; whatever bears our marks is taken back.
+            # Objects of a killed launch have Rankfall's marks.
             self._backend.clear(plan)
             return None
         try:
@@ -261,13 +249,13 @@ class Unattended:
             self._events.say("launcher", note, at=now, attempt=plan.attempt, launcher=plan.launcher)
 
     def _again(self, number: int, gang: str) -> None:
-        """Write down the start that follows an ended one: of the same objects, with the same names, so told by what its pods bear."""
+        """Stores the next start; pod labels distinguish starts with equal names."""
         row = self._attempts[number]
         restart = row.state != "suspended"
         self._begin(next_start(Plan.of_row(row.plan, self._spec), self._run_dir, restarted=restart, gang=gang))
 
     def _next_gang(self, number: int, workload: Workload) -> str | None:
-        """UID of the JobSet that a TrainJob has in place of that of an ended start; empty = the same. None when this process is to let go first."""
+        """Returns a new JobSet's UID, empty if unchanged, None on release."""
         place = Plan.of_row(self._attempts[number].plan, self._spec).cluster
         before = gang_of_start(self._run_dir, place, attempt=number) if place is not None else ""
         if not before:
@@ -283,8 +271,8 @@ class Unattended:
         return None
 
     def _resumed(self, workload: Workload) -> Literal["goes on", "gone", "left"]:
-        """Wait until a suspended run goes on, or is not there any more; ``left`` when this process is to let go of it first."""
-        # It has no pods, so nothing of them can be missed.
+        """Waits for a suspended run; ``left`` on a release."""
+        # Without pods no log can be missed.
         mark_logs_open(self._run_dir, max(self._attempts))
         while self._control.release_request is None:
             try:
@@ -305,7 +293,7 @@ class Unattended:
     # -- the end of a start
 
     def _conclude(self, number: int, ended: Ended, workload: Workload) -> Outcome | None:
-        """Write down a start's end; the outcome when the run ended with it."""
+        """Returns the outcome if the run ended."""
         found = self._diagnosis(number, ended, workload)
         state = self._close_attempt(number, found)
         if ended.how == "held":
@@ -324,7 +312,7 @@ class Unattended:
         if state == "succeeded":
             return self._end("succeeded", None)
         if state == "failed":
-            # Its own verdict stands, and with it the exit code.
+            # Its verdict and exit code remain.
             return self._end("failed", self._taken(workload))
         return self._end_deleted(self._taken(workload))
 
@@ -337,7 +325,7 @@ class Unattended:
             )
         done = ended.state is not None and ended.state.phase == "succeeded"
         if ended.how == "gone" and request is None:
-            # Every slot was seen to end well, so it had done its work before anybody removed it.
+            # Complete before the removal.
             done = bool(case.slots) and all(one.state == "ended" and one.exit_code == 0 for one in case.slots)
         if done and not case.denied:
             return diagnose_by(strategy, msgspec.structs.replace(case, succeeded=True))
@@ -352,7 +340,7 @@ class Unattended:
         return found
 
     def _replaced(self, ended: Ended, workload: Workload) -> str | None:
-        """That somebody deleted the gang of this start, and its controller made another one; None where it did not come to that."""
+        """Returns the text about a recreated gang, or None."""
         if ended.how != "again" or ended.state is None or ended.state.gang in {"", ended.gang}:
             return None
         return f"the jobset of {workload.label} was deleted in the cluster, and its controller made another one"
@@ -379,7 +367,7 @@ class Unattended:
         return verdict.state
 
     def _decided(self, number: int, because: str) -> None:
-        """Kubernetes' own decision, as it is seen: it has started the gang again."""
+        """Kubernetes has restarted the gang."""
         now = time.time_ns()
         decision = Decision(action="retry", rule=_RULE, because=because, at=rfc3339(now))
         found = self._run_store.add_decision(number, decision)
@@ -387,7 +375,7 @@ class Unattended:
         self._events.say("decision", f"retry: {because}", at=now, attempt=number, action="retry", rule=_RULE)
 
     def _hold(self) -> str:
-        """Who suspended it: the newest wish since the newest attempt began, where there is one."""
+        """Returns the newest suspension's text since the attempt began."""
         since = self._attempts[max(self._attempts)].started or 0
         hold = read_suspension(self._run_dir.path, initially=self._spec.suspend)
         asked = [one for one in hold.requests if one.what == "suspend" and one.at >= since]
@@ -396,7 +384,7 @@ class Unattended:
         return hold.text if hold.suspended else "suspended in the cluster, by a queue or by somebody else"
 
     def _end_deleted(self, words: str) -> Outcome:
-        """The workload is not there: cancelled where that was asked for."""
+        """Ends a run without workload: canceled if requested, else deleted."""
         request = read_cancel(self._run_dir.path)
         return self._end("cancelled", request.text) if request is not None else self._end("deleted", words)
 
@@ -411,11 +399,11 @@ class Unattended:
 
 
 def launch(run_dir: RunDir, *, backend: Backend | None = None) -> None:
-    """Create an unattended run's objects; nobody needs to stay with it from then on. Can be called again.
+    """Creates an unattended run's objects; idempotent.
 
     Raises:
-        LockHeld: another process does so, or records it.
-        RankfallError: it cannot be launched, in the server's own words; the run has ended then.
+        LockHeld: Another process launches or records it.
+        RankfallError: The launch failed; the run has ended.
     """
     control = Control()
     try:
@@ -433,17 +421,13 @@ def refresh_unattended(
     lines: bool = False,
     on_event: Callable[[Event], None] | None = None,
 ) -> None:
-    """Take in what an unattended run has come to while nobody recorded it: its state, and when it has ended all that can still be had.
+    """Updates an unrecorded unattended run: state and, after its end, all data.
 
-    Args:
-        run_dir: the run.
-        backend: by default the one that the run's spec names.
-        lines: also the pods and lines of a start that goes on, as they are now.
-        on_event: called with each piece of news.
+    ``lines``: reads current pods and lines too.
 
     Raises:
-        LockHeld: somebody records it.
-        RankfallError: the cluster cannot be asked, or the run directory cannot be written.
+        LockHeld: Another process records it.
+        RankfallError: Cluster or run directory not accessible.
     """
     control = Control()
     try:

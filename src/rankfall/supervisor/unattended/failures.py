@@ -1,7 +1,6 @@
 """Diagnoses starts that Kubernetes ended and single pods that it replaced.
 
-The API's conditions never name the first rank, so they rank behind everything that was recorded. A replaced
-pod is diagnosed from what is known of that pod alone.
+API conditions never name the first rank, so recorded evidence precedes them.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from rankfall.supervisor.run_events import EventLog
 _DEADLINE: Final = "DeadlineExceeded"
 _LINE: Final = 1000
 _MAX_LISTED: Final = 8
-# As Kubernetes words a match of a rule: "Container main for pod here/train-0-x7k2p failed with exit code 203 matching FailJob rule at index 0".
+# As "Container main for pod here/train-0-x7k2p failed with exit code 203 matching FailJob rule at index 0".
 _CODE: Final = bounded(r"failed with exit code (\d{1,3})\b", limit=4_096)
-# How PodFact.others has the end of a container.
+# Form of a container's end in ``PodFact.others``.
 _OTHER_END: Final = ": exit code "
 _AFTER_STOP: Final = frozenset({128 + 15, 128 + 9})
-# The codes that the wrapper gives only where it is sure (rankfall_inside.exit_codes), with the cause that each one stands for most often.
+# The wrapper's certain codes (``rankfall_inside.exit_codes``), with their likeliest cause.
 _CAUSE_OF_CODE: Final = MappingProxyType(
     {
         CAUSE_CODES["user"]: "user_code_exception",
@@ -52,20 +51,15 @@ _CAUSE_OF_CODE: Final = MappingProxyType(
         CAUSE_CODES["startup"]: "command_not_found",
     }
 )
-# The wrapper's own code after a SIGTERM from outside (rankfall_inside.exit_codes).
+# The wrapper's code after an external SIGTERM.
 _STOPPED: Final = CAUSE_CODES["control"]
 _NAMES: Final[dict[int | None, str]] = {code: name for name, code in CAUSE_CODES.items()}
 
 
 def fallen(case: Case, *, state: NativeState | None, label: str, strategy: str, unseen: str | None) -> Diagnosis:
-    """The diagnosis of a start that failed.
+    """Returns the diagnosis of a failed start.
 
-    Args:
-        case: what was recorded of it, ended.
-        state: the workload's own end; None when Kubernetes went on with another start.
-        label: the workload, as ``job train-33196f-a1``.
-        strategy: of diagnosis.
-        unseen: why its lines and records are not there, and how to have them next time; None when somebody recorded it.
+    ``state`` is None if another start follows; ``unseen`` explains missing lines, or is None.
     """
     pieces = [piece for facts in case.slots if (piece := _of_code(facts, case)) is not None]
     codes = [facts.exit_code for facts in case.slots]
@@ -94,14 +88,7 @@ def fallen(case: Case, *, state: NativeState | None, label: str, strategy: str, 
 def why_unrecorded(
     run_dir: RunDir, slots: Iterable[SlotFacts], pods: Collection[PodFact], *, attempt: int
 ) -> str | None:
-    """Why nothing is known of pods that nobody followed while they were there; None where there are none such.
-
-    Args:
-        run_dir: the run.
-        slots: of the start.
-        pods: of the start that somebody saw.
-        attempt: which start it is.
-    """
+    """Explains missing data of unfollowed pods, or returns None."""
     run, foreign = run_dir.id, run_dir.foreign
     if pods:
         seen = {fact.slot for fact in pods}
@@ -118,12 +105,9 @@ def why_unrecorded(
 def of_other_containers(
     slots: Collection[SlotFacts], pods: Collection[PodFact], *, attempt: int
 ) -> tuple[Evidence, ...]:
-    """Why pods failed whose training container ended well: another of their containers did not. A cause where no slot failed, else context.
+    """Returns evidence that another container failed a pod.
 
-    Args:
-        slots: of the start.
-        pods: of the start that somebody saw.
-        attempt: which start it is.
+    A cause if no slot failed, else context.
     """
     good = {facts.slot for facts in slots if facts.state == "ended" and facts.exit_code == 0 and facts.signal is None}
     found = []
@@ -131,7 +115,7 @@ def of_other_containers(
         ends = [(code, text) for text in fact.others if (code := _code_at_end(text)) is not None]
         if fact.phase != "Failed" or fact.slot not in good or not ends:
             continue
-        # What serves the others is stopped when they have ended.
+        # Sidecars stop after the others.
         own = [end for end in ends if end[0] not in _AFTER_STOP] or ends
         found += [
             Evidence(
@@ -155,17 +139,14 @@ def of_other_containers(
 
 
 def _code_at_end(text: str) -> int | None:
-    """The exit code with which a text ends; None = with none."""
     _, found, code = text.rpartition(_OTHER_END)
     return numbers.whole(code, digits=3) if found else None
 
 
 def stopped_slot(facts: SlotFacts, *, ours: bool) -> SlotFacts:
-    """A slot of an ended start. Of one whose pod was gone before anybody looked nothing is known: neither that it was lost nor that it never came.
+    """Returns a slot of an ended start, ``unknown`` if its pod vanished.
 
-    Args:
-        facts: of the slot.
-        ours: the start was stopped while it ran, and a wrapper gave the exit code: that for a signal from outside is the stop's then.
+    ``ours``: stopped while running, with wrappers.
     """
     if facts.state == "expected":
         return msgspec.structs.replace(facts, state="unknown")
@@ -175,7 +156,7 @@ def stopped_slot(facts: SlotFacts, *, ours: bool) -> SlotFacts:
 
 
 def _without_pods(slots: Sequence[int], *, label: str) -> str | None:
-    """What is missing of slots of a foreign job of which no pod was there; None where there are none."""
+    """Describes slots of a foreign job without pods, or None."""
     if not slots:
         return None
     named = ", ".join(map(str, slots[:_MAX_LISTED])) + (
@@ -188,8 +169,8 @@ def _without_pods(slots: Sequence[int], *, label: str) -> str | None:
 
 
 def _of_code(facts: SlotFacts, case: Case) -> Evidence | None:
-    """A cause that the wrapper gave as exit code, where its records did not arrive: the code is all there is."""
-    # The codes mean nothing where no wrapper gave them.
+    """Returns a cause from the wrapper's exit code if records are missing."""
+    # Without a wrapper the codes have no meaning.
     slug = _CAUSE_OF_CODE.get(facts.exit_code or 0) if case.backend != FOREIGN else None
     known = any(piece.slot == facts.slot and piece.source != "exit" for piece in case.evidence)
     if slug is None or known or facts.signal is not None:
@@ -199,7 +180,7 @@ def _of_code(facts: SlotFacts, case: Case) -> Evidence | None:
         source="pod",
         slug=slug,
         role="primary",
-        # Any program may end with such a code by itself.
+        # Any program may use such a code.
         trust="job",
         slot=facts.slot,
         node=facts.node,
@@ -215,7 +196,7 @@ def _of_code(facts: SlotFacts, case: Case) -> Evidence | None:
 
 
 def _of_condition(state: NativeState, *, label: str, attempt: int | None) -> Evidence:
-    """The workload's own last word: that it gave up, and by which rule; never who fell first."""
+    """Returns the end condition as evidence; it never shows which rank failed first."""
     match = _CODE.search(state.message or "")
     return Evidence(
         id=digest("native_end", attempt, state.reason, state.message),
@@ -239,15 +220,7 @@ RULE: Final = "native"
 
 
 class ReplacedPods:
-    """The replaced slots of one attempt.
-
-    Args:
-        plan: of the attempt, with the start of each slot that is looked at.
-        alone: slots whose pods are replaced alone; empty = all of this does nothing.
-        observer, slot_states, writer: of the attempt.
-        run_store: takes the falls.
-        events: for viewers.
-    """
+    """The replaced slots of one attempt; does nothing if ``alone`` is empty."""
 
     def __init__(
         self,
@@ -269,12 +242,7 @@ class ReplacedPods:
         self._events = events
 
     def look(self, slots: Iterable[SlotFacts], pods: Iterable[PodFact]) -> bool:
-        """Go over to the next pod of each slot that fell and has one; whether there was any.
-
-        Args:
-            slots: all slots of the attempt.
-            pods: all pods of the attempt.
-        """
+        """Switches each failed slot to its next pod; True if any."""
         made: dict[int, int] = {}
         for pod in pods if self._alone else ():
             if pod.slot is not None:

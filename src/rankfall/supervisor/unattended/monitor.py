@@ -1,8 +1,6 @@
-"""Records one start of a gang that Kubernetes starts, restarts and ends by itself.
+"""Records one start of a gang that Kubernetes manages; changes nothing.
 
-Decides nothing and changes nothing in the cluster. A start is concluded when it is over and the logs of all
-pods that can still be had are stored. Polls are seldom when nothing but lines comes, because each costs as
-much as some hundred lines.
+A start is concluded when over and all pod logs are stored. A poll costs as much as some hundred lines.
 """
 
 from __future__ import annotations
@@ -34,33 +32,28 @@ from rankfall.supervisor.unattended.workload_poller import How, RunStateUpdater,
 if TYPE_CHECKING:
     from rankfall.backends.kubernetes.workload import Workload
 
-#: Between two looks while there is more than lines, seconds.
+#: Seconds between polls with more than lines.
 BUSY_INTERVAL_S: Final = 0.5
-# When for so long there was nothing but lines, and not so many of them (bytes) that looking might fall behind, looks are seldom.
+# Seconds with only lines before polls become rare.
 QUIET_S: Final = 10.0
 MANY: Final = 4 << 20
-# A look at a thousand slots takes longer: looking takes a sixtieth of the process's time, but is done every two seconds at least.
+# Idle polls use a sixtieth of the time, at least every two seconds.
 IDLE_INTERVAL_S: Final = 2.0
 IDLE_FACTOR: Final = 60
-# What stirs is answered sooner: while new streams or pods come without an end, looking takes a tenth of the time.
+# With endless new streams polls take a tenth of the time.
 WAKE_FACTOR: Final = 10
 
 
 class PollInterval:
-    """Pauses between looks at one attempt."""
+    """Pauses between polls of one attempt."""
 
     def __init__(self) -> None:
-        # When a look found more than lines, by the monotonic clock; in the beginning there is much to find.
+        # Last poll with more than lines, monotonic.
         self._moved = time.monotonic()
         self._took = math.inf
 
     def pause(self, delta: Delta, *, took: float) -> float:
-        """How long not to look, seconds.
-
-        Args:
-            delta: what the last look brought.
-            took: seconds of CPU that it took.
-        """
+        """Returns the pause in seconds; ``took`` in CPU seconds."""
         clock = time.monotonic()
         if delta.changed or delta.new_streams or delta.bytes >= MANY:
             self._moved = clock
@@ -68,36 +61,32 @@ class PollInterval:
         return min(IDLE_INTERVAL_S, max(least, IDLE_FACTOR * took))
 
     def wake_after(self, *, took: float) -> float:
-        """How long not to look although something stirs, seconds. Asked after each look.
+        """Returns the seconds before new data may end the pause; call after each poll.
 
-        A look that is dear only once (the first line of all makes it compile the signatures) says nothing of the next: the cheaper one of the
-        last two counts.
-
-        Args:
-            took: seconds of CPU that the last look took.
+        The cheaper of two polls counts: the first line compiles the signatures.
         """
         usual, self._took = min(took, self._took), took
         return WAKE_FACTOR * usual
 
 
-# Between two looks at the run directory, seconds.
+# Seconds between checks of the run directory.
 _STEP_S: Final = 0.1
 _MAX_FINAL_POLLS: Final = 100_000
-# Our stop comes after the first end that caused it, and before the ends that it causes.
+# The stop mark is after the first end and before its effects.
 _AFTER_NS: Final = 1_000_000
 
 _STOPPER: Final = "Kubernetes"
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """How a start ended.
+    """The end of a start.
 
     Attributes:
-        how: with its workload, or how else.
-        state: the workload's words; None when it is gone.
-        gang: UID of the JobSet of a TrainJob whose pods this start had; empty where that is not known.
-        case: what is known of the start.
-        unseen: why its lines are not there; None when somebody recorded it.
+        how: Kind of end.
+        state: State of the workload, or None.
+        gang: UID of the TrainJob's JobSet, or empty.
+        case: Case of the start.
+        unseen: Reason for missing lines, or None.
     """
 
     how: How
@@ -108,17 +97,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GangMonitor:
-    """One start of one run's gang.
-
-    Args:
-        run_dir: the run.
-        plan: of this start.
-        backend: that planned it.
-        workload: that starts it.
-        run_store: of the run's lease.
-        events: for viewers.
-        control: wishes of this process.
-    """
+    """Records one start of a gang."""
 
     def __init__(
         self,
@@ -139,7 +118,7 @@ class GangMonitor:
         self._spec = spec
         self._plan = plan
         foreign = run_dir.foreign
-        # Kubernetes ends the others of a gang of ours when one has failed; those of others do as their manifests say.
+        # Kubernetes ends all slots of Rankfall's gangs; foreign manifests may differ.
         self._ends_as_one = foreign is None or foreign.ends_as_one
         self._run_store = run_store
         self._events = events
@@ -184,20 +163,15 @@ class GangMonitor:
         self._followed = False
 
     def run(self, *, stay: bool, lines: bool = False) -> Ended | None:
-        """Record the start to its end.
+        """Records the start to its end, or returns None if it continues.
 
-        Args:
-            stay: until then; false = only what has come to pass by now: a start that goes on is left to itself.
-            lines: with ``stay`` false, of a start that goes on take pods and lines as they are now.
-
-        Returns:
-            How it ended; None when it goes on without us.
+        Without ``stay`` only past events, with ``lines`` also current ones.
         """
         workload = self._workload
         try:
             if stay:
                 self._follow()
-                # While the logs are opened; the first line would have to wait for it.
+                # Otherwise the first line would wait for it.
                 self._observer.prepare()
             while True:
                 workload.ask()
@@ -212,7 +186,7 @@ class GangMonitor:
                     return self._conclude(workload.how)
                 over = not stay and workload.how is None and self._collector.done
                 if over and lines:
-                    # What came between the last look and the feed's end.
+                    # Lines since the last poll.
                     self._read_up()
                 if self._control.release_request is not None or over:
                     self._writer.store(force=True)
@@ -222,17 +196,16 @@ class GangMonitor:
                     max(_STEP_S, self._interval.wake_after(took=took)),
                 )
                 if self._mark_logs_open_once() and stay and workload.how is None:
-                    # What stirs is seen soon: a view shows the lines of a stream only once a look has found it.
+                    # A viewer shows a stream only after a poll found it.
                     self._control.wait(pause, wake_after=wake_after)
                 else:
                     self._control.wait(_STEP_S)
         finally:
             self._collector.stop()
 
-    # -- what is seen of the gang
+    # -- polling the gang
 
     def _read_up(self) -> None:
-        """Take in all that is stored."""
         for _ in range(_MAX_FINAL_POLLS):
             delta = self._look()
             if not delta.bytes and not delta.changed and not delta.behind:
@@ -261,7 +234,7 @@ class GangMonitor:
         return delta
 
     def _mark_kubernetes_stop(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...]) -> bool:
-        """When one slot fell, Kubernetes ends the others: what they die of from then on is that stop, and no cause. Whether that was found now."""
+        """Marks other slots' stop, which is no cause; True if marked now."""
         if self._spec.alone or not self._ends_as_one or read_stop(self._run_dir.path, self._plan.attempt) is not None:
             return False
         fell = {number for kind, number, _ in bad_ends(slots, ranks, launcher=self._plan.launcher) if kind == "slot"}
@@ -269,7 +242,7 @@ class GangMonitor:
         if ends:
             earliest = min(facts.ended_at or 0 for facts in ends.values())
             first = [slot for slot, facts in ends.items() if facts.ended_at == earliest]
-            # Of ends in the same second a SIGTERM is the answer to the others.
+            # In the same second, SIGTERM is a reaction.
             own = [slot for slot in first if ends[slot].signal != signal.SIGTERM] or first
             reason = "Kubernetes ends the others when one has failed"
             stop = Stop(at_ns=earliest + _AFTER_NS, reason=reason, after=tuple(sorted(own)))
@@ -290,7 +263,7 @@ class GangMonitor:
             if not delta.bytes and not delta.changed and not delta.behind and not moved:
                 break
         self._writer.store(force=True)
-        # Without the wrapper its code says nothing of a stop.
+        # Without the wrapper the exit code indicates no stop.
         ours = self._run_dir.foreign is None and read_stop(self._run_dir.path, self._plan.attempt) is not None
         slots = tuple(stopped_slot(facts, ours=ours) for facts in self._slot_states.slots())
         case = self._observer.case()
@@ -304,7 +277,7 @@ class GangMonitor:
     # -- small things
 
     def _mark_logs_open_once(self) -> bool:
-        """Whether the logs of all its pods are open, which is told once to whoever waits to stop the run."""
+        """True if all logs are open; records that for a stopping process."""
         if not self._followed and self._feeding == "yes" and self._collector.following:
             self._followed = True
             mark_logs_open(self._run_dir, self._plan.attempt)

@@ -1,8 +1,6 @@
-"""Polls the workload and the pods of one start of a gang, and derives whether it is over and the run's state.
+"""Polls the workload and pods of one gang start, and derives its end.
 
-A start is over when the workload has a terminal condition, began another start, is suspended, or is gone;
-an API that does not answer is no state. Pods come from the journal, or from the API where nobody followed
-the start.
+An unreachable API is no state. Pods come from the journal, else from the API.
 """
 
 from __future__ import annotations
@@ -29,25 +27,15 @@ from rankfall.supervisor.requests import read_suspension
 if TYPE_CHECKING:
     from rankfall.backends.kubernetes.workload import Workload
 
-#: Between two looks at the API, seconds.
+#: Seconds between polls of the API.
 POLL_INTERVAL_S: Final = 2.0
-# How long after a start's end the logs of its pods may take, beside their grace time, once the API answers.
+# Seconds for pod logs after the start's end and grace time.
 _STORE_S: Final = 60.0
 _MAX_LISTED: Final = 8
 
 
 class StartPods:
-    """Pods of one start.
-
-    Args:
-        run_dir: the run.
-        plan: of this start.
-        workload: that made them.
-        run_store: takes what could not be had.
-
-    Attributes:
-        gang: UID of the JobSet of a TrainJob whose pods alone count; empty = all do.
-    """
+    """Pods of one start; ``gang`` limits them to a JobSet's UID, or is empty."""
 
     def __init__(self, run_dir: RunDir, plan: Plan, *, workload: Workload, run_store: BestEffortStore) -> None:
         self.gang = plan.cluster.gang if plan.cluster else ""
@@ -61,25 +49,25 @@ class StartPods:
             for number in (plan.cluster.apart if plan.cluster else ())
             for uid in JournalReader.read(journal_path(run_dir.path, number))
         }
-        # When they are listed next after the end, and until when their logs may take then, by the monotonic clock.
+        # Next listing after the end, and deadline for logs; monotonic.
         self._listed = 0.0
         self._there: set[str] | None = None
         self._until: float | None = None
 
     @property
     def seen(self) -> Mapping[str, PodFact]:
-        """Those in the journal, by UID, as of the last :meth:`poll`."""
+        """Pods in the journal by UID, as of the last :meth:`poll`."""
         return self._journal.pods
 
     def poll(self) -> None:
-        """Take in what the journal has got since."""
+        """Reads new journal entries."""
         self._journal.poll()
 
     def now(self) -> dict[str, str]:
-        """Phases by UID of those that are there now, and of those that were.
+        """Returns the phases of all pods by UID.
 
         Raises:
-            KubeError: nobody followed them, and the API cannot be asked.
+            KubeError: Unfollowed pods, and the API fails.
         """
         self.poll()
         place = self._plan.cluster
@@ -89,7 +77,7 @@ class StartPods:
         return {uid: phase for uid, phase in found.items() if uid not in self._apart}
 
     def stored(self) -> bool:
-        """Whether the logs of all that can still be had are stored, or have had their time: asked when the start is over."""
+        """True if all logs are stored or timed out; call after the end."""
         clock = time.monotonic()
         if clock >= self._listed:
             self._list(clock)
@@ -116,45 +104,38 @@ class StartPods:
             if place is not None:
                 self._there = self._workload.pods(place.selector, gang=self.gang).keys() - self._apart
         except KubeError:
-            # Nothing is lost by waiting for an API that does not answer.
+            # Waiting for an unreachable API loses nothing.
             self._there, self._until = None, None
         else:
             self._until = self._until or clock + self._grace_s + _STORE_S
 
 
-# Between two looks while nobody answers, seconds.
+# Seconds between retries without answer.
 _AGAIN_S: Final = 5.0
 _MAX_NOTE: Final = 500
 
 How = Literal["over", "again", "held", "gone"]
-"""``over``: with its workload; ``again``: another start goes on; ``held``: suspended; ``gone``: the workload is not there any more."""
+"""``over``: with its workload; ``again``: another start continues; ``held``: suspended; ``gone``: no workload exists.
+"""
 
 
-# How long the watch of a workload may be behind a request that says that it is gone, seconds.
+# Seconds that a watch may lag behind a request.
 _BEHIND_S: Final = 3.0
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
-    """Which start of the workload an attempt is, as ``NativeState`` has ``start`` and ``gang``: written when it is first seen."""
+    """The workload start of an attempt, written on first sight."""
 
     start: str
     gang: str = ""
 
 
 class WorkloadPoller:
-    """Looks at the workload of one start.
-
-    Args:
-        run_dir: the run.
-        plan: of this start.
-        workload: that starts it.
-        pods: of this start.
-        run_store: takes what could not be written.
-        say: takes why the workload cannot be seen, in words.
+    """Polls the workload of one start.
 
     Attributes:
-        seen: the workload as it was seen last; None before the first look, and when it is gone.
-        how: how this start ended; None while it goes on.
+        seen: Last state, or None.
+        how: End of this start; None while it continues.
     """
 
     def __init__(
@@ -177,27 +158,27 @@ class WorkloadPoller:
         self._say = say
         self._file = pods_folder(run_dir.path, plan.attempt) / "start.json"
         self._started = _read(self._file)
-        # When it is asked for next, by the monotonic clock.
+        # Next query, monotonic.
         self._due = 0.0
         self._unanswered = ""
-        # When it was first found gone, by the monotonic clock.
+        # First found gone, monotonic.
         self._gone_at: float | None = None
         self.seen: NativeState | None = None
         self.how: How | None = None
 
     @property
     def begun(self) -> bool:
-        """Whether it is known which start of the workload this is: it was seen to go on, now or by an earlier process."""
+        """True if the workload was observed running, also by earlier processes."""
         return self._started is not None
 
     @property
     def gang(self) -> str:
-        """UID of the JobSet of a TrainJob whose pods this start has; empty while it is not known."""
+        """UID of this start's JobSet, or empty."""
         known = self._gang or (self._started.gang if self._started is not None else "")
         return known or first_gang(workload_facts(self._run, self._attempt))
 
     def ask(self) -> None:
-        """Look at the workload, where it is time to and this start is not known to be over."""
+        """Queries the workload if due."""
         if self.how is not None or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + POLL_INTERVAL_S
@@ -221,39 +202,38 @@ class WorkloadPoller:
         self.seen = found
 
     def _watched(self) -> NativeState | None:
-        """How a workload ended that is gone by now, where its watch saw that: its time to live may have removed it at once."""
+        """Its time to live may have removed it immediately."""
         uid = self._workload.uid
         return end_of(workload_facts(self._run, self._attempt), uid) if uid else None
 
     def _missed(self) -> bool:
-        """Whether the watch of the workload has nothing more to say: it saw it go, never saw it, or had its time."""
+        """True if the workload's watch can add nothing."""
         clock = time.monotonic()
         self._gone_at = self._gone_at if self._gone_at is not None else clock
         fact = workload_facts(self._run, self._attempt).get(self._workload.uid)
         return fact is None or fact.gone or clock >= self._gone_at + _BEHIND_S
 
     def _judge(self, found: NativeState | None, *, begun: bool) -> How | None:
-        """Whether this start is over, and how."""
         if found is None or (found.deleting and not found.over):
             return "gone"
         if found.gang and found.gang != (self.gang or found.gang):
-            # Somebody deleted its JobSet, and Trainer made another one.
+            # Trainer recreated the deleted JobSet.
             return "again"
         if found.restarts != self._restarts:
             return "again"
         if found.phase == "going" and found.start:
             if self._started is not None and begun and self._is_another(self._started.start, found.start):
-                # Under the same number it was suspended and released meanwhile.
+                # Suspended and released meanwhile.
                 return "held"
             if self._started is None or (self._started.start != found.start and dated(found.start)):
                 self._mark(Started(start=found.start, gang=self.gang or found.gang))
         if found.over:
             return "over"
-        # Its pods may be gone already; that it had begun is then known from whoever looked before.
+        # Its pods may not exist any more; an earlier process may have recorded the start.
         return "held" if found.phase == "suspended" and (begun or self._started is not None) else None
 
     def _is_another(self, known: str, found: str) -> bool:
-        """Whether the workload has begun another start. One that gets its date late is the same as long as its pods are there."""
+        """True for another start; one with a late date is the same while its pods exist."""
         if not same_start(known, found):
             return True
         pods = self._pods.seen.values()
@@ -269,7 +249,7 @@ class WorkloadPoller:
 
 
 def gang_of_start(run_dir: RunDir, place: ClusterPlan, *, attempt: int) -> str:
-    """UID of the JobSet of a TrainJob whose pods a start has or had; empty while it is not known."""
+    """Returns the UID of a start's JobSet, or empty."""
     started = _read(pods_folder(run_dir.path, attempt) / "start.json")
     known = place.gang or (started.gang if started is not None else "")
     return known or first_gang(workload_facts(run_dir.path, attempt))
@@ -283,14 +263,7 @@ def _read(path: Path) -> Started | None:
 
 
 class RunStateUpdater:
-    """Writes the run's state when it has changed.
-
-    Args:
-        run_dir: the run.
-        run_store: of the run's lease.
-        waits: why slots do not begin, in the platform's words.
-        phases: of the pods by UID, by the API where nobody follows them; raises ``KubeError``.
-    """
+    """Writes the run's state when it changes; ``phases`` raises ``KubeError``."""
 
     def __init__(
         self,
@@ -317,16 +290,7 @@ class RunStateUpdater:
         fed: bool,
         now: int,
     ) -> None:
-        """Write the state as it is.
-
-        Args:
-            state: of the workload.
-            slots: fact sheets of the attempt.
-            ranks: as slots.
-            begun: the workload was seen to go on before.
-            fed: somebody follows the pods, so the sheets tell.
-            now: nanoseconds since the epoch.
-        """
+        """Writes the current state; ``fed``: a process follows the pods."""
         current = self._state(state, slots, ranks, begun=begun, fed=fed)
         if current != self._written:
             self._written = current

@@ -1,9 +1,7 @@
-"""From evidence to a verdict. Pure; the same evidence in any order, with duplicates, gives the same verdict.
+"""Derives a verdict from evidence (errors.md section 5). Pure.
 
-Steps (errors.md section 5): scope, one subject a rank, candidates by kind of evidence, the same fault on many
-ranks is one, clocks only between what they can tell apart, consequences only when nothing else speaks. A job
-may choose another strategy; scope and what is no failure stay the same. May import: ``rankfall.model``. Face:
-:func:`diagnose`.
+Evidence in any order, with duplicates, gives the same verdict. A job's strategy cannot change scope or "no
+failure".
 """
 
 from __future__ import annotations
@@ -27,13 +25,9 @@ __all__ = [
 
 
 def diagnose(case: Case, *, strategy: Strategy = CAUSAL) -> Diagnosis:
-    """The verdict of a case, with its fingerprint and the root rank's exit code.
+    """Returns the verdict of a case; ``unknown`` is one and lists the missing evidence.
 
-    The same evidence in any order, with duplicates, gives the same verdict. ``unknown`` is a verdict; it lists what is missing.
-
-    Args:
-        case: everything known of one attempt.
-        strategy: how the root is chosen; one other than ``causal`` is named in the verdict's ``missing``.
+    ``missing`` names a strategy other than ``causal``.
     """
     if case.cancelled or case.succeeded:
         return no_failure(case)

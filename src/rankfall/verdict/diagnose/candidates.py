@@ -1,13 +1,13 @@
-"""Candidates for the root: for each subject its own best explanation of the failure, or none.
+"""Candidates for the root: for each subject its best explanation of the failure.
 
-Tiers (errors.md section 5, step 10); a higher one wins before any clock is compared:
+Tiers (errors.md section 5, step 10); a higher one wins before clocks:
 
-    5  platform, kernel or hardware fact on that very subject, from a source that a job cannot forge
-    4  silent death with a confirmation (a counter, a kernel line)
-    3  an explicit failure of its own: exception, message, a crash signal
-    2  silent death without confirmation: a foreign signal, a bare exit code, a lost slot
-    1  a hang: the odd one out of stacks, the missing rank of a collective
-    0  left early with success while the others waited
+- 5: platform, kernel or hardware fact that a job cannot forge.
+- 4: silent death with a confirmation (a counter, a kernel line).
+- 3: explicit failure: exception, message, crash signal.
+- 2: silent death: foreign signal, bare exit code, lost slot.
+- 1: a hang: different stacks, or missing in a collective.
+- 0: exited early with success while others waited.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ SILENT: Final = 2
 HANG: Final = 1
 
 _NS = 1_000_000_000
-# What a launcher's line about an end says, and no more than that.
+# Causes of a launcher's line about an end.
 _BARE = frozenset({"killed_unknown", "user_exit", "unknown"})
 _SIGKILL = 9
 _SIGBUS = 7
 
 
 class Candidate(msgspec.Struct, kw_only=True):
-    """One subject's explanation of the fall.
+    """One subject's explanation of the failure.
 
     Attributes:
-        best: the piece that speaks; None for what only the facts say.
-        at: begin of the fall in nanoseconds by the clock ``stamped``, with ``uncertainty`` seconds; None = unknown.
-        support: how many pieces say the same.
-        same: further subjects with the same fingerprint that were merged into this one.
-        unordered: it was not chosen by time, so nothing says that the others fell later.
+        best: Decisive evidence; None if only facts explain it.
+        at: Begin of the failure in nanoseconds by the clock ``stamped``, with ``uncertainty`` seconds.
+        support: Number of pieces with the same cause.
+        same: Subjects with the same fingerprint, merged here.
+        unordered: Not chosen by time.
     """
 
     subject: Subject
@@ -81,40 +81,40 @@ class Candidate(msgspec.Struct, kw_only=True):
 
     @property
     def bare(self) -> bool:
-        """Whether nothing speaks for it but a line of a job's text, which is no traceback."""
+        """True if its only evidence is a job's line, no traceback."""
         best = self.best
         return best is not None and best.source == "log" and not best.whole and best.trust not in TRUSTED
 
     @property
     def after_work(self) -> bool:
-        """Whether it came after its rank's work was done."""
+        """True if it occurred after its rank's work."""
         return (self.best is not None and self.best.teardown) or self.subject.work_done
 
     @property
     def order(self) -> tuple[str, int, str]:
-        """Place for determinism: node, rank, then the subject's key."""
+        """Sort key: node, rank, subject's key."""
         rank = self.subject.rank_number
         return (self.subject.node or "~", rank if rank is not None else 1 << 62, str(self.subject.key))
 
     @property
     def moment(self) -> Moment:
-        """When it fell, and by which clock."""
+        """Time of the failure, with its clock."""
         return self.subject.moment(self.at, self.uncertainty, self.stamped)
 
     @property
     def specificity(self) -> int:
-        """Of the piece that speaks; 0 where only facts do."""
+        """Specificity of the decisive piece, or 0."""
         return self.best.specificity if self.best else 0
 
     def before(self, other: Candidate) -> bool:
-        """Whether this one fell surely before the other, whatever the clocks may be off."""
+        """True if it failed certainly before the other, despite the clocks' error."""
         return order(self.moment, other.moment) == "before"
 
 
 def candidate_of(subject: Subject) -> Candidate | None:
-    """The best explanation that this subject offers itself; None when it is a bystander, a victim or fine."""
+    """Returns the subject's best explanation; None for a bystander, a consequence, or success."""
     own = [e for e in subject.evidence if e.role == "primary" and e.source != "exit" and e.slug not in NEVER_CAUSE]
-    # What came after the work was done speaks only where nothing else does.
+    # Evidence from after the work counts only without other.
     pieces = without_outlived(subject, _terminal(subject, [e for e in own if not e.teardown] or own))
     pieces = [e for e in pieces if not _repeats_the_kernel(subject, e)] or pieces
     pieces = _without_later_faults(subject, pieces)
@@ -131,7 +131,10 @@ def candidate_of(subject: Subject) -> Candidate | None:
 
 
 def outlived_traceback(subjects: Subjects) -> Candidate | None:
-    """The last whole traceback that was outlived, suspected only: for text in which nothing else tells of an end."""
+    """Returns the last whole traceback that its process outlived, as ``suspected``.
+
+    For text without another sign of an end.
+    """
     found = [
         (e.at or 0, e.stream or "", e.order or 0, e.id, s, e)
         for s in subjects.all.values()
@@ -147,26 +150,26 @@ def outlived_traceback(subjects: Subjects) -> Candidate | None:
 
 
 def _repeats_the_kernel(subject: Subject, piece: Evidence) -> bool:
-    """Whether a job printed what only the kernel can know. A file of kernel lines, which belongs to no rank and slot, is another matter."""
+    """True if a job printed a fact that only the kernel can know."""
     printed = piece.rank is not None or subject.rank is not None or subject.slot is not None
     return printed and piece.trust == "job" and piece.signature in KERNEL_SIGNATURE_IDS
 
 
 def of_node(piece: Evidence | None) -> bool:
-    """Whether the platform or the kernel tells of a fault of the node, and not of the pod or the process."""
+    """True if platform or kernel report a node fault."""
     if piece is None or piece.source not in NODE_SOURCES or not _trusted(piece) or piece.slug in NEVER_STARTED:
         return False
     return piece.slug in NODE_CAUSES or cause_info(piece.slug).family in NODE_FAMILIES
 
 
 def _without_later_faults(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
-    """Without faults of the node that surely came after an exception of the job's own code had ended this very rank."""
+    """Removes node faults that certainly followed this rank's fatal exception."""
     own = [subject.when(e) for e in pieces if of_own_code(e)]
     return [e for e in pieces if not (of_node(e) and any(order(at, subject.when(e)) == "before" for at in own))]
 
 
 def _without_abort_at_shutdown(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
-    """Without all that tells of an abort, where it came while the process left, and that process had said before why it leaves."""
+    """Removes an abort during the exit of a process that had reported its reason."""
     slugs = {e.slug for e in pieces if e.signature in AT_SHUTDOWN}
     kept = [e for e in pieces if e.slug not in slugs]
     said = any(e.slug not in _BARE for e in kept)
@@ -174,7 +177,7 @@ def _without_abort_at_shutdown(subject: Subject, pieces: list[Evidence]) -> list
 
 
 def _without_bare_ends(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
-    """Without a launcher's lines about how a process ended, where its end is known better or its own words say that it is a victim."""
+    """Removes a launcher's lines about an end, if better facts exist."""
     facts = subject.rank or subject.slot
     known = facts is not None and facts.state == "ended"
     if not subject.complaints and not known:
@@ -224,7 +227,6 @@ def _from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Can
 
 
 def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
-    """A death that left no word of its own: what wait status, counters and the wrapper saw."""
     facts = subject.rank or subject.slot
     if facts is None or facts.killed_by in {"wrapper", "agent"}:
         return None
@@ -234,14 +236,14 @@ def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
         return None
     plain = subject.rank is None and subject.slot is not None and subject.slot.launcher == "plain"
     if plain and (facts.signal is None or not subject.ranks_alive):
-        return None  # the slot's code is that of its first failing rank
+        return None  # the slot's code is its first failing rank's
     victim = bool(subject.complaints)
     if facts.signal is not None:
         return _killed(subject, facts.signal, victim=victim)
     if subject.rank is None:
-        alone = not subject.ranks_seen and facts.exit_code != 1  # torchrun ends with 1 whatever it was
+        alone = not subject.ranks_seen and facts.exit_code != 1  # torchrun exits with 1 for any failure
     else:
-        # Python's own code after any exception: without the hook one of the complaints in the slot's stream may be this rank's.
+        # Without the hook, a complaint in the slot's stream may be this rank's.
         perhaps_victim = subject.neighbours_complain and subject.rank.hook != "loaded" and facts.exit_code == 1
         alone = not perhaps_victim
     if facts.exit_code and not explained and not victim and alone:
@@ -251,7 +253,6 @@ def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
 
 
 def _killed(subject: Subject, signal: int, *, victim: bool) -> Candidate | None:
-    """An end by a signal that nobody of ours sent."""
     if signal == _SIGKILL:
         oom = [e for e in subject.evidence if e.slug in {"host_oom", "node_oom"} and e.trust in TRUSTED]
         if oom:
@@ -259,7 +260,7 @@ def _killed(subject: Subject, signal: int, *, victim: bool) -> Candidate | None:
     slug = signal_slug(signal)
     own = signal in OWN_FAULT_SIGNALS
     if victim and own:
-        return None  # a watchdog's abort or a crash while falling: the victim's words say why
+        return None  # a watchdog's abort or a crash: its messages give the reason
     confidence: Confidence = "suspected" if victim or signal == _SIGBUS else "likely"
     return _fact(subject, slug, EXPLICIT if own else SILENT, confidence, f"ended by signal {signal}")
 
@@ -283,7 +284,7 @@ def _fact(
 
 
 def _best(pieces: list[Evidence]) -> Evidence | None:
-    """The piece to believe: what a job cannot forge, then the more specific, then the more trusted, then the earlier."""
+    """Returns the best piece: unforgeable, more specific, more trusted, earlier."""
     slugs = {e.slug for e in pieces}
 
     def yields(piece: Evidence) -> bool:
@@ -303,7 +304,7 @@ def _preference(piece: Evidence) -> tuple[bool, int, int, int, str, str]:
 
 
 def _terminal(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
-    """Without lines long before the subject's end; what a record says and a traceback without any rival always stand."""
+    """Removes lines from long before the subject's end; records remain, or else whole tracebacks."""
     facts = subject.rank or subject.slot
     last = max((e.at for e in pieces if e.source == "record" and e.at is not None), default=None)
     if last is None and facts is not None and not _killed_by_ours(subject):
@@ -326,12 +327,11 @@ def _killed_by_ours(subject: Subject) -> bool:
 
 
 class Root(msgspec.Struct, kw_only=True):
-    """The chosen candidate, whether it struck everywhere, and what was set aside for which reason.
+    """The chosen candidate, and the rejected ones with reasons.
 
-    ``chosen`` is None when only consequences speak; ``nearest`` is then the one nearest the origin, and ``suspects`` the peers
-    that the consequences name or that never spoke; ``alone`` when it is the only rank that failed. ``repeated``: somebody said that a part was stopped or
-    given up because another one had failed, which is no cause of anything. ``independent``: what failed as well and is no consequence, and how that is
-    known. ``unnamed``: what happened is known, but several ranks offer it equally.
+    ``chosen`` is None with only consequences: then ``nearest`` is nearest the origin, ``suspects`` are peers.
+    ``repeated``: a message only reports a stop after another failure. ``unnamed``: several ranks explain the
+    failure equally well.
     """
 
     chosen: Candidate | None = None

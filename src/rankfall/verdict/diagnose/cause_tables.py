@@ -1,15 +1,11 @@
-"""Tables of the diagnosis: which cause yields to which, what a signal or a bare exit code means.
-
-Kept as data, so that a changed rule is one line. Facts: errors.md sections 4 and 5.
-"""
+"""Tables of the diagnosis (errors.md sections 4 and 5), so that a changed rule is one line."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 from typing import Final
 
-# Primary slugs that are also what bystanders print when something else took their partner away. They are the cause
-# only when no other subject has a cause of its own.
+# Slugs that bystanders also print: the cause only if no other subject has one.
 WEAK_PRIMARIES: Final = frozenset(
     {
         "rdzv_unreachable",
@@ -22,7 +18,7 @@ WEAK_PRIMARIES: Final = frozenset(
     }
 )
 
-# A general slug and the specific ones that it yields to when they are proven on the same subject (causes.md, rules).
+# A general slug and the specific ones that it yields to on the same subject.
 YIELDS_TO: Final = MappingProxyType(
     {
         "user_exit": frozenset({"*"}),
@@ -36,7 +32,7 @@ YIELDS_TO: Final = MappingProxyType(
     }
 )
 
-# Among consequences only, which one stands nearest the origin (0 = nearest); causes.md, first rule.
+# Consequences by nearness to the origin (0 = nearest).
 NEAREST: Final = MappingProxyType(
     {
         "external_signal": 0,
@@ -49,13 +45,13 @@ NEAREST: Final = MappingProxyType(
     }
 )
 
-# What a rank says when its partner is gone.
+# Messages of a rank that lost its peer.
 LOST_PEER_SLUGS: Final = frozenset({"peer_lost", "collective_timeout", "rdzv_closed"})
 
-# These words of a controller, and own kills, are never the cause of a run.
+# Never the cause: a controller's messages and Rankfall's kills.
 NEVER_CAUSE: Final = frozenset({"controller_verdict", "peer_teardown", "teardown_noise", "gpu_app_xid"})
 
-# What a signal says when nobody of ours sent it and nothing else explains it. Everything else: external_signal.
+# Cause of a foreign signal; all others: external_signal.
 SIGNAL_SLUGS: Final = MappingProxyType(
     {
         4: "native_abort",  # SIGILL
@@ -68,16 +64,16 @@ SIGNAL_SLUGS: Final = MappingProxyType(
     }
 )
 
-# Text that tells of a SIGBUS and nothing else: as the bare signal, it makes /dev/shm suspected only, and that stops no job.
+# Text that only reports a SIGBUS: suspected, which stops no job.
 SUSPECT_ONLY: Final = frozenset({"shm_exhausted.signal", "shm_exhausted.faulthandler", "shm_exhausted.shell"})
 
-# What native code says when a process leaves that it was still at work in: the abort of a process that ended anyway.
+# Native code still active at the exit: the process ended anyway.
 AT_SHUTDOWN: Final = frozenset({"native_abort.thread_left"})
 
-# Words about a child's death, spoken by the process that needed it: no launcher's words about how a rank ended.
+# A child's death, reported by the process that needed it.
 CHILD_DEATHS: Final = frozenset({"killed_unknown.dataloader", "killed_unknown.pool", "killed_unknown.ray_worker"})
 
-# Words of the kernel and of node tools. In a job's own output anybody can print them: there they never beat another cause and move no node.
+# Kernel and node messages. In a job's output they override no cause and affect no node.
 KERNEL_SIGNATURE_IDS: Final = frozenset(
     {
         "gpu_fallen_off_bus.xid",
@@ -94,39 +90,38 @@ KERNEL_SIGNATURE_IDS: Final = frozenset(
     }
 )
 
-# As SIGNAL_SLUGS for an exit code without a record or a line that explains it.
+# Cause of an exit code without other explanation.
 EXIT_SLUGS: Final = MappingProxyType({126: "permission_denied", 127: "command_not_found", 138: "retryable_exception"})
 
-# Ends that a process brings on itself, whatever else was going on: as good as a message.
+# A process causes these ends itself: equivalent to a message.
 OWN_FAULT_SIGNALS: Final = frozenset({4, 6, 7, 8, 11, 31})
 
-# Why a slot does not begin. What keeps several of them from it in the same words is one fault.
+# A slot does not start; for several slots it is one fault.
 NEVER_STARTED: Final = frozenset(
     {"image_pull", "container_config", "volume_mount", "unschedulable", "admission_rejected"}
 )
 
-# What is the job's fault where all nodes say it, and the node's where one does while others began.
+# The job's fault if all nodes report it, else the node's.
 NODE_FAULT_WHEN_SINGLE: Final = frozenset({"image_pull"})
 
-# What the platform does to a pod at the very moment that it names, so that a fall before it is none of its consequences. A lost node is noticed late.
+# Actions at the reported time; a lost node is detected late.
 TAKEN_AWAY: Final = frozenset({"preempted", "pod_evicted"})
 
-# Faults of a node or of what lies around it, which strike whatever runs there: by the family of the cause, or by the cause.
+# Faults that affect any process on a node: by family, or by cause.
 NODE_FAMILIES: Final = frozenset({"gpu", "network", "storage"})
 NODE_CAUSES: Final = frozenset({"node_lost", "node_stuck", "node_oom"})
-# Who says so of the node itself; what a rank says of its own is not meant.
+# Sources about the node itself, never a rank.
 NODE_SOURCES: Final = frozenset({"node", "event", "kernel", "pod"})
 
 # Sources that a job cannot forge.
 TRUSTED: Final = frozenset({"kernel", "platform", "wrapper", "supervisor"})
 
-# Phases of a rank whose work is done.
 WORK_DONE: Final = frozenset({"teardown", "done"})
 
-# Families whose libraries print details of a fault before they raise an exception that says less.
+# Their libraries print details before a less specific exception.
 SAME_FAULT: Final = frozenset({"network", "gpu", "memory", "storage"})
 
-# Types of exceptions, as text shows them, that a rank may raise because its partner is gone.
+# Exceptions that a lost peer may cause.
 ECHO_TYPES: Final = (
     "RuntimeError",
     "OSError",
@@ -150,15 +145,15 @@ ECHO_TYPES: Final = (
     "ray.",
 )
 
-# How long before its subject's end a line may stand and still speak of that end, seconds.
+# Maximum seconds between a line and the end that it explains.
 TERMINAL_WINDOW_S: Final = 30.0
 
 
 def signal_slug(number: int) -> str:
-    """Slug of an end by a foreign signal."""
+    """Returns the slug of a foreign signal."""
     return SIGNAL_SLUGS.get(number, "external_signal")
 
 
 def exit_slug(code: int) -> str:
-    """Slug of an end by a bare exit code other than 0."""
+    """Returns the slug of a bare exit code other than 0."""
     return EXIT_SLUGS.get(code, "user_exit")

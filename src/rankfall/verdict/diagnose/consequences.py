@@ -1,6 +1,6 @@
-"""Candidates that are another fall's victims: told to stop, taken away after it, stopped by torchrun, or ended without a word beside a death.
+"""Removes candidates that are consequences of another failure, or did not fail.
 
-And those that did not fail at all: lines of ranks that went on, where another rank failed by itself.
+Lines of ranks that continued are no failure if another rank failed by itself.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Ro
 from rankfall.verdict.diagnose.cause_tables import TAKEN_AWAY
 from rankfall.verdict.diagnose.subjects import Subjects, of_own_code, own_failure, repeats, surely_after
 
-# An exception whose text no signature knows may be a bystander's own way to say that its partner went away.
+# An unknown exception may be about a lost peer.
 _GENERIC_SPECIFICITY = 30
 _SIGTERM, _SIGKILL = 15, 9
 
 
 def without_stopped_from_outside(candidates: list[Candidate], subjects: Subjects) -> list[Candidate]:
-    """Who ended without a word after its slot had been told to stop from outside, or only complains of it, is that signal's victim."""
+    """Removes silent ends and complaints after a stop signal from outside."""
     stopped_at: dict[int, Moment] = {}
     for subject in subjects.all.values():
         for piece in subject.evidence:
@@ -30,7 +30,7 @@ def without_stopped_from_outside(candidates: list[Candidate], subjects: Subjects
     def victim(candidate: Candidate) -> bool:
         moment = candidate.moment
         if candidate.weak:
-            # What bystanders say as well: an agent that was told to stop takes the rendezvous away from the others.
+            # A stopped agent closes the rendezvous for the others.
             return any(order(moment, at) != "before" for at in stopped_at.values())
         slot = candidate.subject.slot_number
         if candidate.tier != SILENT or slot is None or slot not in stopped_at or candidate.subject.rank is None:
@@ -41,7 +41,7 @@ def without_stopped_from_outside(candidates: list[Candidate], subjects: Subjects
 
 
 def drop_generic_after_death(candidates: list[Candidate], root: Root) -> list[Candidate]:
-    """A nameless exception that surely came after another rank's death is that death's echo."""
+    """Drops unspecific exceptions that certainly followed another rank's death."""
     deaths = [c for c in candidates if c.tier == SILENT and c.slug != "user_exit"]
     kept = []
     for candidate in candidates:
@@ -59,7 +59,7 @@ def drop_generic_after_death(candidates: list[Candidate], root: Root) -> list[Ca
 
 
 def drop_deleted_after_failure(candidates: list[Candidate], root: Root) -> list[Candidate]:
-    """A pod that was surely taken away after a rank had recorded its own failure caused nothing: the job had fallen."""
+    """Drops pods certainly removed after a rank had recorded a failure."""
     own = [c for c in candidates if c.tier == EXPLICIT and c.confidence == "proven" and not c.weak]
     kept = []
     for candidate in candidates:
@@ -72,20 +72,20 @@ def drop_deleted_after_failure(candidates: list[Candidate], root: Root) -> list[
 
 
 def is_without_message(candidate: Candidate) -> bool:
-    """Whether nothing is known but Python's own code after any exception, a victim's too.
+    """True if the only fact is Python's exit code, as of a consequence.
 
-    Where several ended so none is named: the first of them may have lost a partner that hangs, or that left with 0.
+    If several ended so, none is named: the lost peer may hang or have exited with 0.
     """
     facts = candidate.subject.rank
     return candidate.tier == SILENT and candidate.slug == "user_exit" and facts is not None and facts.exit_code == 1
 
 
 def _perhaps_stopped_by_torchrun(candidate: Candidate, silent: list[Candidate]) -> bool:
-    """Whether this death may be torchrun's stop of a rank beside one that had ended: its own lines say so, and they may be missing."""
+    """True if torchrun may have stopped this rank; its lines may be missing."""
     facts, place = candidate.subject.rank, candidate.subject.slot
     if candidate.tier != SILENT or facts is None or place is None or place.launcher != "torchrun":
         return False
-    # Those that ended alike are one candidate by now, wherever they ran.
+    # Ranks with the same end, on any node, are one candidate here.
     beside = [s for c in silent for s in (c.subject, *c.same) if s.slot_number == place.slot]
     came = [order(s.ended, candidate.moment) for s in beside]
     if facts.signal == _SIGTERM:
@@ -94,7 +94,7 @@ def _perhaps_stopped_by_torchrun(candidate: Candidate, silent: list[Candidate]) 
 
 
 def drop_without_message_beside_death(candidates: list[Candidate], root: Root) -> list[Candidate]:
-    """A rank that ended with Python's own code and left no word is a victim of a death that it did not surely come before."""
+    """Drops ranks with Python's exit code and no message, unless they ended before each death."""
     silent = [c for c in candidates if is_without_message(c)]
     stopped = [c for c in candidates if _perhaps_stopped_by_torchrun(c, silent)]
     root.rejected += [(c, "torchrun ends a rank so when another one of its node has ended") for c in stopped]
@@ -106,7 +106,7 @@ def drop_without_message_beside_death(candidates: list[Candidate], root: Root) -
 
 
 def drop_outlived(candidates: list[Candidate], subjects: Subjects, root: Root, *, hung: bool) -> list[Candidate]:
-    """Without lines of ranks that did not fail, where another one did, or where nothing moved any more (``hung``)."""
+    """Drops lines of ranks that did not fail, if another did or the job hung."""
     caught = [c for c in candidates if _was_caught(c)]
     if hung or len(caught) < len(candidates):
         root.rejected += [(c, "the rank caught it: something else ended that rank") for c in caught]
@@ -144,9 +144,9 @@ def drop_outlived(candidates: list[Candidate], subjects: Subjects, root: Root, *
 
 
 def _was_caught(candidate: Candidate) -> bool:
-    """Whether the recorder in this rank shows that a printed traceback did not end it: each exception that ends a rank leaves a record.
+    """True if the rank's hook shows that a printed traceback did not end it.
 
-    Either it was stopped and left none, or its record tells of a lost partner; had that come of the printed one, the record would hold both.
+    Each fatal exception leaves a record, which also contains the exception that it followed from.
     """
     facts, best = candidate.subject.rank, candidate.best
     if best is None or facts is None or best.source != "log" or not best.whole or facts.hook != "loaded":
@@ -161,7 +161,7 @@ def _was_caught(candidate: Candidate) -> bool:
 
 
 def _of_others(candidate: Candidate, own_code: Candidate) -> bool:
-    """Whether a line is of the node or the platform: in a file of its own, which belongs to no rank."""
+    """True if a line about node or platform is in a separate file."""
     best, other = candidate.best, own_code.best
     kind, _ = candidate.subject.key
     if best is None or other is None or kind != "stream" or best.stream == other.stream:
@@ -170,7 +170,7 @@ def _of_others(candidate: Candidate, own_code: Candidate) -> bool:
 
 
 def only_text(chosen: Candidate, subjects: Subjects) -> bool:
-    """Whether a line of text alone speaks for a candidate, and the job's output shows that something else may have ended it."""
+    """True if a candidate has only text, and another fault may be the end."""
     best = chosen.best
     if best is None or not (chosen.bare or best.outlived):
         return False

@@ -1,8 +1,4 @@
-"""Builds the verdict document: from a root, from consequences alone, or for an attempt that did not fail.
-
-Adds proof, consequences, rejected alternatives and missing evidence, all bounded, and derives retry and node
-action.
-"""
+"""Builds the verdict document, with proof, consequences, rejected alternatives and missing evidence, all bounded."""
 
 from __future__ import annotations
 
@@ -46,7 +42,7 @@ MAX_INDEPENDENT: Final = 8
 
 
 def decisive_of(chosen: Candidate) -> Decisive | None:
-    """The piece that decided; None where there is neither a piece nor the end of a process."""
+    """Returns the decisive evidence, or None."""
     if chosen.best is not None:
         best = chosen.best
         return Decisive(source=best.source, where=best.where, line=best.line[:MAX_LINE])
@@ -55,7 +51,7 @@ def decisive_of(chosen: Candidate) -> Decisive | None:
 
 
 def proof_of(subjects: Subjects, chosen: Candidate | None) -> tuple[Proof, ...]:
-    """The chosen one's own pieces first, then the others' words by role and time; bounded."""
+    """Returns the chosen candidate's evidence, then that of others; bounded."""
     own = {s.key for s in (chosen.subject, *chosen.same[:8])} if chosen else set()
     role = {"primary": 0, "secondary": 1, "context": 2}
 
@@ -63,7 +59,7 @@ def proof_of(subjects: Subjects, chosen: Candidate | None) -> tuple[Proof, ...]:
         subject, e = row
         moment, _ = subject.when(e).common
         at = moment if moment is not None else 1 << 62
-        # How a process ended, in a launcher's words, says little beside the words of why.
+        # A launcher's line is less useful than lines with the reason.
         kind = role["context"] if e.source == "log" and e.exit_code is not None else role[e.role]
         if chosen is not None and subject.key in own:
             return (0, e is not chosen.best, e.slug != chosen.slug, kind, at, e.where, e.id)
@@ -94,13 +90,9 @@ def _as_proof(subject: Subject, e: Evidence) -> Proof:
 def consequences_of(
     subjects: Subjects, struck: set[object], chosen: Candidate | None, *, independent: Collection[object] = ()
 ) -> tuple[Consequence, ...]:
-    """Who fell because of the root, and how that is known, in the order of the subjects.
+    """Returns the ranks that failed because of the root, with reasons.
 
-    Args:
-        subjects: of the case.
-        struck: keys of those that the root itself struck.
-        chosen: the root; None where there is none.
-        independent: keys of those that failed of something else.
+    ``struck`` and ``independent`` are keys of other subjects.
     """
     found = []
     for key in sorted(subjects.all, key=lambda k: (k[0], isinstance(k[1], str), k[1])):
@@ -134,7 +126,7 @@ def _why_consequence(subject: Subject, chosen: Candidate | None, *, stopper: str
 
 
 def alternatives_of(root: Root) -> tuple[Alternative, ...]:
-    """What else was thought of and why it was rejected, the strongest first; bounded."""
+    """Returns the rejected candidates with reasons, the strongest first; bounded."""
     rows = sorted(root.rejected, key=lambda row: (-row[0].tier, row[0].order))
     return tuple(
         Alternative(slug=c.slug, rank=c.subject.rank_number, rejected=reason) for c, reason in rows[:MAX_ALTERNATIVES]
@@ -142,7 +134,7 @@ def alternatives_of(root: Root) -> tuple[Alternative, ...]:
 
 
 def independent_of(root: Root) -> tuple[IndependentFault, ...]:
-    """What went wrong as well, and neither caused the fall nor followed from it; bounded."""
+    """Returns faults that neither caused the failure nor followed from it; bounded."""
     found = []
     for candidate, because in root.independent[:MAX_INDEPENDENT]:
         subject, best = candidate.subject, candidate.best
@@ -162,7 +154,7 @@ def independent_of(root: Root) -> tuple[IndependentFault, ...]:
 
 
 def missing_of(case: Case, subjects: Subjects, chosen: Candidate | None) -> tuple[str, ...]:
-    """What would have said more, had it been there; bounded."""
+    """Returns messages about evidence that would have helped; bounded."""
     found = list(case.missing)
     if chosen is not None and chosen.slug in {"killed_unknown", "external_signal"}:
         found.append("who sent the signal: the kernel does not tell, and nobody of Rankfall's did")
@@ -183,14 +175,14 @@ def missing_of(case: Case, subjects: Subjects, chosen: Candidate | None) -> tupl
 
 
 def numbered(word: str, numbers: tuple[int, ...]) -> str:
-    """`` ranks 1, 2, 3`` with a space in front, the first sixteen of them."""
+    """Formats `` ranks 1, 2, 3`` for the first sixteen numbers."""
     listed = ", ".join(str(n) for n in numbers[:16])
-    more = f" and {len(numbers) - 16} more" if len(numbers) > 16 else ""  # noqa: PLR2004 - as many as are shown
+    more = f" and {len(numbers) - 16} more" if len(numbers) > 16 else ""  # noqa: PLR2004 - the same limit as above
     return f" {word}{'s' if len(numbers) > 1 else ''} {listed}{more}"
 
 
 def assemble(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
-    """The diagnosis of a fall whose root was looked for."""
+    """Returns the diagnosis for a root."""
     if root.chosen is not None:
         return _of_candidate(case, subjects, root, root.chosen)
     return _of_consequences(case, subjects, root)
@@ -258,7 +250,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
 
 
 def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
-    """Nobody spoke of a cause: a consequence at most suspected, or ``unknown``."""
+    """Returns the diagnosis without a cause: a consequence, or ``unknown``."""
     missing = list(missing_of(case, subjects, None))
     if root.suspects:
         missing.insert(0, f"a word from the suspected peer{numbered('rank', root.suspects)}: it never said why it left")
@@ -268,7 +260,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         missing.insert(0, "a word of the part that fell first: what there is only repeats that something failed")
     subject, piece = root.nearest or (None, None)
     slug = piece.slug if piece else "unknown"
-    # A signal was sent to the speaker, and a data worker is the speaker's own child: no other rank can be meant.
+    # The signal was sent to this subject, and a data worker is its child.
     named = piece is not None and (slug in {"external_signal", "dataloader_died"} or root.alone)
     if root.alone:
         missing.insert(0, "the other end: every other rank came to a good end, so the partner was outside of the job")
@@ -318,7 +310,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
 
 
 def _role(case: Case, subjects: Subjects, named: Sequence[Subject]) -> str | None:
-    """The role of all of these; None where they have several."""
+    """Returns the role of all these subjects, else the case's."""
     found = set()
     for subject in named:
         place = subjects.slots.get(subject.slot_number) if subject.slot_number is not None else None
@@ -337,7 +329,7 @@ def _code(subjects: Subjects, subject: Subject) -> int | None:
     code = shell_code(code=facts.exit_code, signal=facts.signal) if facts else None
     slot = subject.slot
     if code is None and subject.rank is not None and slot is not None and slot.launcher == "plain":
-        # The slot's code is that of its first failing rank: the only one's, where nobody could read it elsewhere.
+        # The slot's code is its first failing rank's: certain only with one rank.
         alone = sum(1 for rank in subjects.ranks.values() if rank.slot == slot.slot) == 1
         code = shell_code(code=slot.exit_code, signal=slot.signal) if alone and slot.killed_by != "wrapper" else None
     return code or None
@@ -348,13 +340,13 @@ def _tied(confidence: Confidence) -> Confidence:
 
 
 def _time(moment: Moment) -> Time:
-    """By the common clock, as far as the moment's own is known."""
+    """Returns the time by the common clock, as far as possible."""
     at, uncertainty = moment.common
     return Time(at=rfc3339(at), uncertainty_s=uncertainty) if at is not None else Time()
 
 
 def _retry(default: Retry, chosen: Candidate, case: Case, *, one_node: bool, doubtful: bool) -> Retry:
-    """The catalogue's word, bent only by what the evidence itself says."""
+    """Returns the catalogue's retry advice, changed only by the evidence."""
     found = _retry_of(default, chosen, case, one_node=one_node)
     return "once" if doubtful and found in {"yes", "elsewhere"} else found
 
@@ -375,7 +367,7 @@ def _retry_of(default: Retry, chosen: Candidate, case: Case, *, one_node: bool) 
 
 
 def _one_node(subjects: Subjects, named: Sequence[Subject]) -> bool:
-    """Whether this befell one node, while slots on another one began."""
+    """True if one node was affected, while slots on another started."""
     nodes = {subject.node for subject in named}
     struck = {subject.slot_number for subject in named}
     begun = {s.node for s in subjects.slots.values() if s.slot not in struck and s.state in {"running", "ended"}}
@@ -383,7 +375,10 @@ def _one_node(subjects: Subjects, named: Sequence[Subject]) -> bool:
 
 
 def _node_action(most: NodeAction, chosen: Candidate, *, nowhere: bool) -> NodeAction:
-    """A node is marked only for what a job cannot forge; everywhere at once points away from any node."""
+    """Returns the node action; only evidence that a job cannot forge marks a node.
+
+    A fault everywhere is no node's fault.
+    """
     if nowhere or most == "none" or chosen.confidence in {"suspected", "unknown"}:
         return "none"
     trusted = chosen.best is not None and chosen.best.trust in {"kernel", "platform"}

@@ -1,4 +1,4 @@
-"""Diagnoses of attempts that did not fall: succeeded, cancelled, still running, or stopped because somebody wished it."""
+"""Diagnoses of attempts that did not fail."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rankfall.model import Case, Cause, Confidence, Decision, Decisive, Diagnosi
 
 
 def no_failure(case: Case) -> Diagnosis:
-    """The diagnosis of an attempt that did not fall: succeeded, cancelled, or still running."""
+    """Returns the diagnosis: succeeded, cancelled, or still running."""
     state = state_of(case)
     slug = "cancelled" if case.cancelled else "unknown"
     confidence: Confidence = "proven" if case.cancelled else "unknown"
@@ -31,15 +31,7 @@ def no_failure(case: Case) -> Diagnosis:
 def stopped_on_request(
     by: str, *, how: Literal["suspended", "resized"], run: str | None, attempt: int | None, role: str | None
 ) -> Diagnosis:
-    """What is said of an attempt that was stopped for a suspension, or for another size: nothing fell, somebody asked for it.
-
-    Args:
-        by: who asked, and why.
-        how: what was asked for.
-        run: of the attempt.
-        attempt: its number.
-        role: of its slots.
-    """
+    """Returns the diagnosis of an attempt stopped for a suspension or resize."""
     suspended = how == "suspended"
     verdict = Verdict(
         run=run,
@@ -56,13 +48,7 @@ def stopped_on_request(
 
 
 def not_begun(text: str, *, run: str, state: RunState = "failed") -> Diagnosis:
-    """What is said of a run that ended before its first attempt.
-
-    Args:
-        text: why, as it was stored with the run.
-        run: its id.
-        state: its own.
-    """
+    """Returns the diagnosis of a run that ended before its first attempt."""
     failed = state == "failed"
     slug = "container_config" if failed else "cancelled"
     verdict = Verdict(
@@ -79,7 +65,7 @@ def not_begun(text: str, *, run: str, state: RunState = "failed") -> Diagnosis:
 
 
 def state_of(case: Case) -> RunState:
-    """The state that the attempt of this case is in."""
+    """Returns the state of this case's attempt."""
     if case.cancelled:
         return "cancelled"
     if case.succeeded:

@@ -1,8 +1,7 @@
-"""Which faults of nodes may have caused the fall: only of what failed on that node, and before any other failure that the clocks can order.
+"""Decides which node faults may have caused the failure.
 
-A fault that lies on a node proves that the node is ill. That it ended the job is another statement: it needs a rank or a slot there that failed
-by itself, or fell silent, and no failure elsewhere that was surely first. A fault that fails this is an independent fault: it is shown
-beside the root, and nothing is done to its node because of this job.
+A rank there must have failed or become silent, none elsewhere certainly earlier. Other faults are independent
+and leave their node alone.
 """
 
 from __future__ import annotations
@@ -19,17 +18,14 @@ from rankfall.verdict.diagnose.consequences import is_without_message
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, own_failure
 
 _SIGTERM: Final = 15
-# What ranks say that wait for one which stands still.
+# Messages of ranks that wait for a hanging rank.
 _WAITED: Final = frozenset({"collective_timeout", "rdzv_closed"})
 
 
 class _Fall(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the rank or slot that a fault lies on.
+    """State of the rank or slot that a fault is on.
 
-    Attributes:
-        failed: it failed by itself or fell silent; False = it did not, or only as another failure's victim; None = nobody knows.
-        victim: it failed, and only as a victim.
-        since, until: it failed not before ``since`` and not after ``until``; without a stamp = unknown.
+    ``failed`` excludes consequences; None = unknown.
     """
 
     failed: bool | None
@@ -41,14 +37,7 @@ class _Fall(msgspec.Struct, frozen=True, kw_only=True):
 def without_faults_elsewhere(
     candidates: list[Candidate], subjects: Subjects, root: Root, *, case: Case
 ) -> list[Candidate]:
-    """Without faults of nodes that caused nothing here; these go to ``root.independent``.
-
-    Args:
-        candidates: all that are left.
-        subjects: of the case.
-        root: takes what is left out, and why.
-        case: whether it hung is asked.
-    """
+    """Moves node faults that caused nothing here to ``root.independent``, with reasons."""
     faults = [c for c in candidates if c.tier == PLATFORM and of_node(c.best)]
     if not faults:
         return candidates
@@ -67,7 +56,7 @@ def without_faults_elsewhere(
 
 
 def own_exceptions(candidates: Iterable[Candidate]) -> list[tuple[Candidate, str]]:
-    """Of candidates that were not chosen, those that another failure does not explain: proven exceptions of the job's own code."""
+    """Returns unchosen, proven exceptions of the job's code."""
     return [
         (c, "an exception of the job's own code, which no other failure explains")
         for c in candidates
@@ -76,7 +65,7 @@ def own_exceptions(candidates: Iterable[Candidate]) -> list[tuple[Candidate, str
 
 
 def _independent(fault: Candidate, fall: _Fall, others: list[tuple[Candidate, _Fall]]) -> str | None:
-    """Why this fault caused nothing here; None where it may have."""
+    """Returns why this fault caused nothing here; None if it may have."""
     real = [(other, its) for other, its in others if other.tier >= SILENT and its.failed is not False]
     if fall.failed is False:
         stuck = any(other.tier == HANG for other, _ in others)
@@ -94,7 +83,7 @@ def _independent(fault: Candidate, fall: _Fall, others: list[tuple[Candidate, _F
 def _confidence(
     fault: Candidate, fall: _Fall, others: list[tuple[Candidate, _Fall]], subjects: Subjects, *, case: Case
 ) -> Confidence:
-    """How sure it is that the fault ended the job; the fault itself is as sure as its source."""
+    """Returns the confidence that the fault ended the job."""
     if fall.failed:
         rivals = [its for other, its in others if other.tier >= SILENT and its.failed and not _perhaps_echo(other)]
         doubted = any(order(fall.until, its.since) != "before" for its in rivals)
@@ -104,13 +93,13 @@ def _confidence(
 
 
 def _perhaps_echo(candidate: Candidate) -> bool:
-    """Whether a rank may fail in this way because its partner is gone."""
+    """True if a lost peer may cause this failure."""
     own = candidate.slug == "user_code_exception" and of_own_code(candidate.best)
     return is_without_message(candidate) or (candidate.slug == "user_code_exception" and not own)
 
 
 def _fall_of(candidate: Candidate, subjects: Subjects, *, fault: bool) -> _Fall:
-    """What became of the candidate's rank or slot; of one that is no fault of a node: when it failed."""
+    """Returns the state of the candidate's rank or slot, and its failure time."""
     subject = candidate.subject
     place = subjects.slots.get(subject.slot_number) if subject.slot_number is not None else None
     there = [s for s in subjects.all.values() if s.rank is not None and s.rank.slot == subject.slot_number]
@@ -138,7 +127,7 @@ def _fall_of(candidate: Candidate, subjects: Subjects, *, fault: bool) -> _Fall:
 
 
 def _without_faults(subject: Subject) -> Candidate | None:
-    """What explains this subject's end where no fault of a node is known."""
+    """Returns the explanation of this end without node faults."""
     return candidate_of(msgspec.structs.replace(subject, evidence=[e for e in subject.evidence if not of_node(e)]))
 
 

@@ -1,10 +1,6 @@
-"""Chooses the root among the candidates: cause before time, and consequences never win.
+"""Chooses the root among the candidates: cause before time, consequences never win.
 
-First removes candidates that are consequences of another failure: stopped from outside, deleted after it,
-stopped by torchrun, or ended without a message beside a death. The same fault on many ranks is one fault.
-Where no single rank states a cause, ranks are compared: the peer that most others name, the only rank that did not
-complain, the rank that left early, and the consequence nearest the origin. Nobody is named where two answers are
-equally good: a wrong rank is worse than none.
+If two answers are equally good, no rank is named: a wrong rank is worse than none.
 """
 
 from __future__ import annotations
@@ -40,7 +36,7 @@ from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure
 
 
 def find_root(case: Case, subjects: Subjects) -> Root:
-    """The root of this case."""
+    """Returns the root of this case."""
     root = Root()
     candidates = [c for s in subjects.all.values() if (c := candidate_of(s)) is not None]
     candidates = without_stopped_from_outside(candidates, subjects)
@@ -72,7 +68,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     first = [c for c in candidates if c.tier == tier]
     root.rejected += [(c, _weaker(candidates[0], c)) for c in candidates if c.tier < tier]
     if tier == HANG:
-        # Who stands where is seen at one moment: the clock says nothing, only what kind of proof there is.
+        # Stacks are from one moment: only the kind of proof decides.
         most = max(c.specificity for c in first)
         earliest, others = _parted(first, [c.specificity < most for c in first])
     else:
@@ -96,13 +92,12 @@ def find_root(case: Case, subjects: Subjects) -> Root:
 
 
 def _parted(candidates: list[Candidate], rejected: list[bool]) -> tuple[list[Candidate], list[Candidate]]:
-    """Those that are not rejected, and those that are."""
     both = list(zip(candidates, rejected, strict=True))
     return [c for c, no in both if not no], [c for c, no in both if no]
 
 
 def _settle_mismatch(candidates: list[Candidate], subjects: Subjects, root: Root) -> tuple[list[Candidate], bool]:
-    """Keep the accused of a mismatch alone; true when there is a mismatch and nobody can be accused."""
+    """Keeps only the suspect of a mismatch; True if there is none."""
     one, reports = most_named_peer(candidates, subjects)
     if one is None:
         return candidates, len(reports) > 1
@@ -124,13 +119,13 @@ def _weaker(chosen: Candidate, other: Candidate) -> str:
 
 
 def _said_of_rank(candidates: list[Candidate]) -> list[Candidate]:
-    """Without what the platform says of a slot where another source says the same of a rank there: both are one fault."""
+    """Removes the platform's fault of a slot if a rank there has it too."""
     said = {(c.slug, c.subject.slot_number) for c in candidates if c.tier >= CONFIRMED and c.subject.rank is not None}
     return [c for c in candidates if c.subject.rank is not None or (c.slug, c.subject.slot_number) not in said]
 
 
 def _merge(candidates: list[Candidate]) -> list[Candidate]:
-    """One candidate a fingerprint: the same fault on many ranks is one fault."""
+    """Merges candidates by fingerprint: the same fault on many ranks is one."""
     groups: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
         mergeable = (
@@ -148,12 +143,12 @@ def _merge(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:
-    """Whether the fault struck all ranks: each rank has it, or was stopped by us or by its agent before it could."""
+    """True if the fault struck all ranks, or Rankfall stopped them before."""
     if not chosen.same:
         return False
     struck = {s.key for s in (chosen.subject, *chosen.same)}
     if chosen.slug in NEVER_STARTED:
-        # There are no ranks yet to ask; of a slot that is only late nothing is known.
+        # No ranks yet; a slot that is only late has no evidence.
         return len({s.slot_number for s in (chosen.subject, *chosen.same)} - {None}) >= (case.nnodes or 0)
     if case.world_size is None:
         return not any(s.key not in struck and s.complaints for s in subjects.all.values())
@@ -172,7 +167,7 @@ def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:
 
 
 def _ended_alike(facts: RankFacts, chosen: Candidate) -> bool:
-    """Whether a rank that its agent told to stop had left before, of its own accord and with the same code as the root."""
+    """True if a rank exited by itself with the root's exit code."""
     root = chosen.subject.rank
     return (
         chosen.slug == "user_exit"
@@ -184,23 +179,18 @@ def _ended_alike(facts: RankFacts, chosen: Candidate) -> bool:
     )
 
 
-# What ranks say that waited for one that did not come, in a collective or when the group was made.
+# Messages of ranks that waited for an absent rank.
 TIMED_OUT: Final = frozenset({"collective_timeout", "rdzv_closed"})
 MISMATCH: Final = "collective_mismatch"
 _NS: Final = 1_000_000_000
-# Ranks of one collective time out within a fraction of this. Who was still silent so long after the first complaint did not wait with them.
+# Ranks of one collective time out within a fraction of these seconds.
 SILENT_FOR_S: Final = 0.5
 
 
 def most_named_peer(candidates: list[Candidate], subjects: Subjects) -> tuple[Candidate | None, list[Candidate]]:
-    """Of a mismatch that every rank reports: the one rank that the most others name.
+    """Returns the peer that most others of a mismatch name, and the reports.
 
-    Args:
-        candidates: all that are left.
-        subjects: to find the accused, who may not have spoken.
-
-    Returns:
-        The accused's candidate, or None where nobody is named by two others or two are named equally often; and the reports.
+    None unless at least two name it, and no other equally often.
     """
     reports = [c for c in candidates if c.slug == MISMATCH and c.best is not None and c.best.peers]
     votes = Counter(peer for c in reports if c.best for peer in set(c.best.peers) - {c.subject.rank_number})
@@ -217,7 +207,7 @@ def most_named_peer(candidates: list[Candidate], subjects: Subjects) -> tuple[Ca
 
 
 def only_silent_rank(case: Case, subjects: Subjects) -> Candidate | None:
-    """The one rank that did not complain while all others timed out in a collective: it never came to it."""
+    """Returns the only rank without a complaint when all others timed out in a collective."""
     words = {
         subject.rank_number: {(e.slug, e.at) for e in subject.complaints}
         for subject in subjects.all.values()
@@ -228,13 +218,13 @@ def only_silent_rank(case: Case, subjects: Subjects) -> Candidate | None:
         return None
     spoke = {rank for rank, said in words.items() if {slug for slug, _ in said} - {"peer_teardown"}}
     quiet = [rank for rank in range(case.world_size or 0) if rank not in spoke]
-    if len(quiet) != 1 or len(spoke) < 2:  # noqa: PLR2004 - of two ranks nobody can say who waited for whom
+    if len(quiet) != 1 or len(spoke) < 2:  # noqa: PLR2004 - with two ranks it is unknown which one waited
         return None
     facts = subjects.ranks.get(quiet[0])
     absent = subjects.all.get(("rank", quiet[0]))
     if facts is None or absent is None or own_failure(facts):
         return None
-    # Only its own node's clock is asked: between two nodes half a second may be nothing.
+    # One node's clock: between two, half a second is not significant.
     near = [
         at
         for rank, said in words.items()
@@ -258,12 +248,12 @@ def only_silent_rank(case: Case, subjects: Subjects) -> Candidate | None:
     )
 
 
-# On a busy node a wrapper sees the end of a rank so much later than its partners do, seconds.
+# Maximum seconds by which a busy wrapper detects a rank's end late.
 _NOTICED_WITHIN_S = 2.0
 
 
 def left_early(case: Case, subjects: Subjects) -> Candidate | None:
-    """A rank that ended with 0 while others only complain of a lost partner left the loop early (uneven data)."""
+    """Returns a rank that exited with 0 while others lost a peer (uneven data)."""
     left = [r for r in subjects.ranks.values() if r.state == "ended" and r.exit_code == 0]
     fell = [
         s
@@ -276,7 +266,7 @@ def left_early(case: Case, subjects: Subjects) -> Candidate | None:
     if complaints & {"external_signal"}:
         return None
     words = [s.when(e) for s in fell for e in s.evidence if e.role == "secondary" and e.at]
-    # Whoever left after somebody had complained already is not what that one missed.
+    # A rank that exited after a complaint did not cause it.
     ends = {r.rank: subjects.all["rank", r.rank].ended for r in left}
     late = left
     left = [r for r in left if not any(order(ends[r.rank], word) == "after" for word in words)]
@@ -304,9 +294,12 @@ def left_early(case: Case, subjects: Subjects) -> Candidate | None:
 def _missed_by_all(
     case: Case, left: list[RankFacts], fell: list[Subject], ends: dict[int, Moment], words: list[Moment]
 ) -> bool:
-    """Whether one rank ended with 0 right after all others had lost a partner: its end is noticed later than its connections close."""
+    """True if one rank exited with 0 right after all others had lost a peer.
+
+    Its end is detected later than its connections close.
+    """
     complained = {s.rank_number for s in fell if any(e.slug == "peer_lost" for e in s.evidence)}
-    if len(left) != 1 or len(fell) < 2 or complained != set(range(case.world_size or 0)) - {left[0].rank}:  # noqa: PLR2004 - of two ranks nobody can say who left whom
+    if len(left) != 1 or len(fell) < 2 or complained != set(range(case.world_size or 0)) - {left[0].rank}:  # noqa: PLR2004 - undecidable with two ranks
         return False
     ended, _ = ends[left[0].rank].common
     first = min((at for word in words if (at := word.common[0]) is not None), default=None)
@@ -314,7 +307,7 @@ def _missed_by_all(
 
 
 def _failed_alone(subjects: Subjects) -> bool:
-    """Whether one rank failed by itself and every other one came to a good end: its lost partner was none of them."""
+    """True if one rank failed by itself and all others succeeded."""
     facts = list(subjects.ranks.values())
     return sum(map(own_failure, facts)) == 1 and all(
         own_failure(r) or (r.state == "ended" and r.exit_code == 0) for r in facts
@@ -322,7 +315,7 @@ def _failed_alone(subjects: Subjects) -> bool:
 
 
 def only_consequences(case: Case, subjects: Subjects) -> Root:
-    """Nobody has a cause of its own: name the consequence nearest the origin and the peers it points at."""
+    """Returns a root without a cause: the consequence nearest the origin, and its peers."""
     spoken: list[tuple[int, bool, int, str, Subject, Evidence]] = []
     named: set[int] = set()
     complained: set[int] = set()

@@ -1,7 +1,6 @@
-"""Strategies that choose the root: ``causal`` weighs kinds of evidence, others follow a plain rule.
+"""Strategies that choose the root: ``causal`` weighs evidence, others follow a simple rule.
 
-A strategy is any callable from a case to a diagnosis. One that fails or gives no answer is replaced by
-``causal``, and the verdict says so. Plug-ins are loaded outside of this pure room.
+If one fails, ``causal`` replaces it, and the verdict reports that.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from rankfall.verdict.diagnose.subjects import Subject, Subjects
 
 _MAX_WORDS: Final = 200
 
-# From the case of an attempt that fell to its diagnosis; None = nothing there to choose from.
+# Maps a failed attempt to its diagnosis, or None.
 Pick = Callable[[Case], Diagnosis | None]
 
 
 class Strategy(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule under its name.
+    """A rule with its name.
 
     Attributes:
-        name: as ``strategy`` in a job spec says it.
-        pick: called for attempts that fell only, never for cancelled or successful ones; must not change the case.
+        name: Value of ``strategy`` in a job spec.
+        pick: For failed attempts only; must not change the case.
     """
 
     name: str
@@ -38,15 +37,15 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def causal(case: Case) -> Diagnosis:
-    """Cause before time: the kinds of evidence are weighed first (errors.md section 5), clocks only break ties."""
+    """Applies cause before time: clocks only break ties (errors.md section 5)."""
     subjects = Subjects(case)
     return assemble(case, subjects, find_root(case, subjects))
 
 
 def earliest(case: Case) -> Diagnosis | None:
-    """The record whose exception was raised first, whatever it says; one without a time is never first.
+    """Chooses the record whose exception was raised first; one without a time never.
 
-    At most ``likely``, and ``suspected`` where another one's clock leaves room for having been earlier: a victim may raise first.
+    At most ``likely``, ``suspected`` within the clocks' error: a consequence may be raised first.
     """
     subjects = Subjects(case)
     spoken = _first_record_of_each(subjects, lambda e: (e.at is None, e.at or 0, e.where, e.id))
@@ -64,7 +63,7 @@ def earliest(case: Case) -> Diagnosis | None:
 
 
 def first_listed(case: Case) -> Diagnosis | None:
-    """The first record by name: what a reader does that takes one file and asks no more. ``suspected`` where there are several."""
+    """Chooses the first record by name; ``suspected`` if there are several."""
     subjects = Subjects(case)
     spoken = _first_record_of_each(subjects, _place)
     chosen = min(spoken, key=lambda c: (_place(c.best) if c.best else ("", ""), c.order), default=None)
@@ -83,12 +82,12 @@ BUILT_IN: Final = MappingProxyType({s.name: s for s in (CAUSAL, EARLIEST, FIRST_
 
 
 def ask(strategy: Strategy, case: Case) -> Diagnosis:
-    """The answer of a strategy about an attempt that fell; that of ``causal`` where it has none. Says which one it was."""
+    """Returns a strategy's answer, else that of ``causal``; the verdict names it."""
     if strategy is CAUSAL:
         return causal(case)
     try:
         found: object = strategy.pick(case)
-    except Exception as error:  # noqa: BLE001 - code of others; whatever it does, a run needs its verdict
+    except Exception as error:  # noqa: BLE001 - third-party code; a run needs its verdict in any case
         words = f"{type(error).__name__}: {_text(error)}"[:_MAX_WORDS]
         return _noted(causal(case), f"the answer of strategy {strategy.name}: it failed with {words}; causal answered")
     if found is None:
@@ -96,14 +95,14 @@ def ask(strategy: Strategy, case: Case) -> Diagnosis:
     if not isinstance(found, Diagnosis):
         words = f"a {type(found).__name__} and no Diagnosis"[:_MAX_WORDS]
         return _noted(causal(case), f"the answer of strategy {strategy.name}: it gave {words}; causal answered")
-    # Whose attempt it is and how that ended is no matter of opinion.
+    # Facts, not a matter of the strategy.
     verdict = msgspec.structs.replace(found.verdict, run=case.run, attempt=case.attempt, state=state_of(case))
     found = msgspec.structs.replace(found, verdict=verdict)
     return _noted(found, f"causal's weighing of all evidence: strategy {strategy.name} chose this cause")
 
 
 def _first_record_of_each(subjects: Subjects, order: Callable[[Evidence], tuple[object, ...]]) -> list[Candidate]:
-    """For each subject with error records the one that comes first in ``order``."""
+    """Returns each subject's first error record in ``order``."""
     found = []
     for subject in subjects.all.values():
         best = min((e for e in subject.evidence if e.source == "record"), key=order, default=None)
@@ -139,5 +138,5 @@ def _noted(found: Diagnosis, note: str) -> Diagnosis:
 def _text(error: Exception) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - an exception of others may fail once more when it is shown
+    except Exception:  # noqa: BLE001 - a third-party exception may fail again when it is printed
         return "(no text)"

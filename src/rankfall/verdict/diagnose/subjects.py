@@ -1,8 +1,6 @@
-"""Groups evidence by rank, by slot where the rank is unknown, by stream where even the slot is unknown.
+"""Groups evidence by rank, else slot, else stream.
 
-A rank is never guessed. It comes from the evidence, from a process id or local rank that the facts map to one
-rank, or by elimination when exactly one rank of a slot can have written it; that is marked, because it costs
-certainty.
+A rank is never guessed; if only one can have written it, elimination finds it, with lower confidence.
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ from rankfall.verdict.diagnose.cause_tables import (
     YIELDS_TO,
 )
 
-# torch's own prefix of a rank's traceback.
+# torch's prefix of a rank's traceback.
 _PREFIX: Final = bounded(r"^\[rank\d+\]:\s*", limit=1 << 16)
 
 _NS: Final = 1_000_000_000
-# How long after a line, or after a whole traceback, a step must have been done to show that the rank went on, seconds.
+# Seconds from a line to a later completed step that proves that the rank continued.
 _STEP_AFTER_S: Final = 0.1
 _STEP_AFTER_TRACEBACK_S: Final = 1.0
 
@@ -38,15 +36,15 @@ SubjectKey = tuple[Literal["rank", "slot", "stream", "job"], int | str]
 
 
 class Subject(msgspec.Struct, kw_only=True):
-    """One rank, slot or stream with all that speaks of it.
+    """One rank, slot or stream with all evidence about it.
 
     Attributes:
-        by_elimination: ids of evidence whose rank was found by elimination.
-        ranks_seen: of a slot: whether any of its ranks was seen to start.
-        ranks_alive: of a slot: whether ranks of it were seen to start, and none of them to end.
-        seen_in: of a rank of which only lines tell: the pod that they came from.
-        ahead, server_ahead: how far the clock of its node, and the API server's, is ahead.
-        neighbours_complain: of a rank: victims' words stand in its slot's own stream, and which rank spoke them is not known.
+        by_elimination: IDs of evidence whose rank elimination found.
+        ranks_seen: Slot: any rank started.
+        ranks_alive: Slot: ranks started, none ended.
+        seen_in: Pod of a rank that only lines mention.
+        ahead, server_ahead: Offsets of the node's and API server's clocks.
+        neighbours_complain: Rank: its slot's stream has an unknown rank's complaints.
     """
 
     key: SubjectKey
@@ -62,7 +60,7 @@ class Subject(msgspec.Struct, kw_only=True):
     server_ahead: Bound = EXACT
 
     def moment(self, at: int | None, uncertainty: float | None, stamped: StampedBy = "node") -> Moment:
-        """A stamp of this subject, with the clock that made it."""
+        """Returns a timestamp with its clock."""
         if stamped == "node":
             name = self.node or f"slot {self.slot_number}"
             return Moment(at=at, uncertainty=uncertainty or 0.0, clock=f"node {name}", bound=self.ahead)
@@ -70,12 +68,12 @@ class Subject(msgspec.Struct, kw_only=True):
         return Moment(at=at, uncertainty=uncertainty or 0.0, clock=stamped, bound=bound)
 
     def when(self, piece: Evidence) -> Moment:
-        """When a piece of this subject was."""
+        """Returns the time of a piece."""
         return self.moment(piece.at, piece.uncertainty, piece.stamped)
 
     @property
     def ended(self) -> Moment:
-        """When its process ended."""
+        """Time when its process ended."""
         if self.rank is not None:
             return self.moment(self.rank.ended_at, self.rank.ended_uncertainty)
         if self.slot is None:
@@ -84,22 +82,22 @@ class Subject(msgspec.Struct, kw_only=True):
 
     @property
     def complaints(self) -> tuple[Evidence, ...]:
-        """Its own words that are those of somebody's victim."""
+        """Its messages that are consequences."""
         return tuple(e for e in self.evidence if e.role == "secondary" and e.source != "exit")
 
     @property
     def work_done(self) -> bool:
-        """Whether it is a rank that had done its work before it ended, as it reported itself."""
+        """True if its rank reported the end of its work."""
         return self.rank is not None and self.rank.phase in WORK_DONE
 
     @property
     def rank_number(self) -> int | None:
-        """Global rank, when known."""
+        """Global rank; None if unknown."""
         return self.rank.rank if self.rank else None
 
     @property
     def slot_number(self) -> int | None:
-        """Slot, from the rank's facts, the slot's own, or the evidence."""
+        """Slot, by facts or evidence."""
         if self.rank and self.rank.slot is not None:
             return self.rank.slot
         if self.slot:
@@ -108,7 +106,7 @@ class Subject(msgspec.Struct, kw_only=True):
 
     @property
     def node(self) -> str | None:
-        """Node name, from facts first."""
+        """Node name, by facts first."""
         for facts in (self.rank, self.slot):
             if facts and facts.node:
                 return facts.node
@@ -116,7 +114,7 @@ class Subject(msgspec.Struct, kw_only=True):
 
     @property
     def pod(self) -> str | None:
-        """Name of its pod, from the rank's facts first; at last what its own words say."""
+        """Pod name, by facts first."""
         for facts in (self.rank, self.slot):
             if facts and facts.pod:
                 return facts.pod
@@ -124,14 +122,14 @@ class Subject(msgspec.Struct, kw_only=True):
 
 
 def own_failure(facts: RankFacts) -> bool:
-    """Whether this rank ended badly and nobody of ours or of its agent ended it."""
+    """True if this rank failed and Rankfall did not end it."""
     if facts.state != "ended" or facts.killed_by in {"wrapper", "agent"}:
         return False
     return facts.signal is not None or facts.exit_code not in {0, None}
 
 
 def work_over(case: Case, subjects: Subjects, failed: Subject) -> bool:
-    """Whether every rank had done its work before this one failed: it said so, or ended well."""
+    """True if every rank had completed its work before this one failed."""
     if failed.rank is not None and not (failed.rank.finished or failed.work_done):
         return False
     others = [r for r in subjects.ranks.values() if failed.rank is None or r.rank != failed.rank.rank]
@@ -176,7 +174,7 @@ class Subjects:
         self._mark_neighbours()
 
     def _mark_neighbours(self) -> None:
-        # A launcher repeats what its ranks said: words whose rank is known once are not a stranger's the second time.
+        # A launcher repeats its ranks' messages: not another rank's.
         known = {
             _words(e) for subject in self.all.values() if subject.rank is not None for e in subject.evidence if e.line
         }
@@ -192,14 +190,14 @@ class Subjects:
             subject.neighbours_complain = subject.rank is not None and subject.slot_number in complaining
 
     def anything_wrong(self) -> bool:
-        """Whether any rank or slot failed or any piece speaks of a failure."""
+        """True if any rank, slot or piece reports a failure."""
         facts: list[RankFacts | SlotFacts] = [*self.ranks.values(), *self.slots.values()]
         return any(f.state == "lost" or f.signal is not None or f.exit_code for f in facts) or any(
             e.role != "context" for s in self.all.values() for e in s.evidence
         )
 
     def _of_earlier_round(self, piece: Evidence) -> bool:
-        """Evidence of a round that a restart inside the attempt has left behind is history, never the verdict."""
+        """True for evidence of an earlier round, which never counts."""
         return piece.round is not None and piece.round < self._newest_round.get(piece.slot, 0)
 
     def _subject(self, key: SubjectKey) -> Subject:
@@ -231,7 +229,7 @@ class Subjects:
             key = ("job", "")
         subject = self._subject(key)
         if piece.slot is not None and subject.slot_number is None:
-            # A rank of which only words tell stands where they were written.
+            # It is on the node where the messages were written.
             subject.ahead = self._ahead.get(piece.slot, EXACT)
         subject.evidence.append(_weighed(subject, piece))
         place = self.slots.get(piece.slot) if piece.slot is not None else None
@@ -249,7 +247,7 @@ class Subjects:
             return self._by_pid[speaker, piece.pid], False
         if piece.local_rank is not None and (speaker, piece.local_rank) in self._by_local:
             return self._by_local[speaker, piece.local_rank], False
-        # A rank with the hook has streams of its own: what stands in the slot's stream is the launcher's, never that rank's.
+        # With the hook, the slot's stream contains the launcher's lines, never that rank's.
         failed = [rank for rank in self._failed_at.get(speaker, []) if self.ranks[rank].hook != "loaded"]
         if len(failed) == 1 and piece.source == "log" and piece.trust == "job" and piece.role == "primary":
             return failed[0], True
@@ -257,17 +255,17 @@ class Subjects:
 
 
 def _words(piece: Evidence) -> str:
-    """What was said, without who said it."""
+    """Returns a message without its rank's prefix."""
     return _PREFIX.sub("", piece.line.strip(), count=1)
 
 
 def _speaker(about: RankFacts | Evidence) -> int | str | None:
-    """Whose launcher it was: the slot, or the stream of a launcher whose slot is not known."""
+    """Returns the slot of the launcher, or its stream."""
     return about.slot if about.slot is not None else about.stream
 
 
 def _latest_facts(ranks: Iterable[RankFacts]) -> Iterable[RankFacts]:
-    """One fact sheet a rank: of the newest round that rank took part in."""
+    """Returns the facts of each rank's newest round."""
     newest: dict[int, RankFacts] = {}
     for facts in ranks:
         held = newest.get(facts.rank)
@@ -281,12 +279,12 @@ def _latest_facts(ranks: Iterable[RankFacts]) -> Iterable[RankFacts]:
 
 
 def _in_scope(piece: Evidence, case: Case) -> bool:
-    """Only this attempt's evidence counts; pieces that know no attempt are taken as of this one."""
+    """True for evidence of this attempt, also without an attempt."""
     return piece.attempt is None or case.attempt is None or piece.attempt == case.attempt
 
 
 def _weighed(subject: Subject, piece: Evidence) -> Evidence:
-    """A piece of text by the steps that its rank reported: done after it, it is context; the work being done before, it is of the teardown."""
+    """Marks text before a completed step as context, after the work as teardown."""
     facts = subject.rank
     if piece.source != "log" or piece.at is None or facts is None or facts.step_at is None:
         return piece
@@ -299,13 +297,16 @@ def _weighed(subject: Subject, piece: Evidence) -> Evidence:
 
 OWN_CODE: Final = "user_code_exception"
 
-# How much of an exception's message a line must hold to repeat it, and how long that must be to say something, characters.
+# Characters of an exception's message that a repeating line contains; minimum length.
 _MESSAGE: Final = 200
 _LEAST_MESSAGE: Final = 12
 
 
 def without_outlived(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
-    """Without text before the exception that nobody caught, unless it tells the same fault; and without that of a rank that ended well."""
+    """Removes text before the uncaught exception, except about the same fault.
+
+    Also removes text of a rank that succeeded.
+    """
     facts = subject.rank
     if facts is not None and facts.state == "ended" and facts.exit_code == 0:
         pieces = [e for e in pieces if e.source != "log"]
@@ -323,13 +324,13 @@ def _stands_beside(piece: Evidence, finals: list[Evidence]) -> bool:
     if piece.source != "log" or piece.trust in TRUSTED or any(piece is one for one in finals):
         return True
     if piece.whole and not any(one.source != "log" and surely_after(one, piece) for one in finals):
-        # The recorded exception as its process printed it, or the inner one that it brought along.
+        # The recorded exception, or its inner one, as printed.
         return True
     return any(_same_fault(piece, one) for one in finals) or all(surely_after(piece, one) for one in finals)
 
 
 def _same_fault(piece: Evidence, final: Evidence) -> bool:
-    """Whether a line may be a detail that a library printed before the exception: of the same cause, or of one that is more exact."""
+    """True if a line may be a library's detail before the exception."""
     if piece.slug == final.slug or piece.slug in YIELDS_TO.get(final.slug, frozenset()) or repeats(piece, final):
         return True
     family = cause_info(piece.slug).family
@@ -337,13 +338,13 @@ def _same_fault(piece: Evidence, final: Evidence) -> bool:
 
 
 def repeats(piece: Evidence, final: Evidence) -> bool:
-    """Whether a line holds the exception's own message, as a program prints it that reports the exception itself."""
+    """True if a line contains the exception's message."""
     message = final.line.partition("\n")[0].partition(": ")[2].strip()[:_MESSAGE]
     return len(message) >= _LEAST_MESSAGE and message in piece.line
 
 
 def surely_after(piece: Evidence, other: Evidence) -> bool:
-    """Whether a piece was written after the other: by its place in the same stream, else by the clock of the same slot."""
+    """True if a piece certainly followed the other: same stream or clock."""
     if (
         piece.stream is not None
         and piece.stream == other.stream
@@ -357,7 +358,7 @@ def surely_after(piece: Evidence, other: Evidence) -> bool:
 
 
 def of_own_code(piece: Evidence | None) -> bool:
-    """Whether it is an exception that nobody caught, of the job's own code, and of a type that no lost partner raises."""
+    """True for an uncaught exception of the job's code that no lost peer causes."""
     if piece is None or piece.slug != OWN_CODE or not (piece.whole or piece.source == "record"):
         return False
     kind = piece.line.partition(":")[0].strip().rpartition("]: ")[2]

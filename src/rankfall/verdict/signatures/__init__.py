@@ -1,5 +1,4 @@
-"""Recognisers that turn text into evidence: bytes in, hits out. The tables are ``data/<family>.toml``.
+"""Recognizers that convert text to evidence; the tables are ``data/<family>.toml``.
 
-Pure apart from reading the packaged tables. May import: ``rankfall.model``, google-re2. Face:
-``catalogue.Catalogue``; ``matcher`` and ``patterns`` load re2 and are imported only where text is matched.
+Only ``matcher`` and ``patterns`` load re2, when needed.
 """

@@ -1,8 +1,6 @@
-"""Signatures, the TOML files that hold them, and the catalogue of all that are in force.
+"""Signatures, their TOML files, and the catalogue of all active ones.
 
-Everything in a user's file is checked: unknown keys and slugs, patterns that RE2 refuses, examples that do
-not match and near misses that do; errors name file, signature and field. Packaged files are checked by tests,
-not at every start, and are read without their examples. re2 is loaded at the first match.
+A user's file is checked completely, examples included. re2 is loaded at the first match.
 """
 
 from __future__ import annotations
@@ -24,11 +22,11 @@ if TYPE_CHECKING:
 
     from rankfall.verdict.signatures.matcher import Hit, Matcher
 
-#: ``line``: any line of a stream; ``exception``: "qualified.Type: message" of an exception; ``launcher``: report lines of a
-#: launcher or batch system (they are lines too); ``kernel``: lines of the kernel log.
+#: Kinds of text. ``exception``: "qualified.Type: message". ``launcher``: report lines of a launcher (they are lines
+# too).
 Where = Literal["line", "exception", "launcher", "kernel"]
 
-#: The names a pattern may give to its groups, and what they hold.
+#: Allowed group names, and their content.
 GROUPS: Final = {
     "rank": "global rank that the text speaks of",
     "peer_rank": "the other rank that it names",
@@ -45,9 +43,9 @@ GROUPS: Final = {
     "path": "file or folder",
 }
 
-#: Largest file of signatures that is read, in characters.
+#: Maximum characters of a file.
 MAX_FILE: Final = 4 << 20
-#: Most signatures that one catalogue may hold.
+#: Maximum signatures of one catalogue.
 MAX_SIGNATURES: Final = 4_000
 
 
@@ -55,9 +53,9 @@ class Example(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A line that a signature must match, or (as a near miss) must not match.
 
     Attributes:
-        text: one line, as printed.
-        real: the text was printed by the program of ``by`` or stands in the thread it names.
-        by: program and version, or thread.
+        text: One line, as printed.
+        real: The source in ``by`` printed the text.
+        by: Program and version, or thread.
     """
 
     text: str
@@ -66,19 +64,19 @@ class Example(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A recogniser that turns one line into evidence.
+    """A recognizer that converts one line to evidence.
 
     Attributes:
         id: ``<slug>.<variant>``, unique in a catalogue.
-        slug: the cause it speaks for, of ``model/causes.csv``.
-        role: what its evidence is; may differ from the cause's default.
-        where: the kinds of text it is tried on.
-        specificity: 0 to 100. About 10 = a bare exit code, 20 = any exception, 40 = a named type, 60 = a library's exact
-            words, 80 = words that prove the cause.
-        pattern: RE2 syntax over bytes, unanchored, within one line; group names of ``GROUPS``.
-        unless: RE2 syntax; a line that also matches this is not meant.
-        printed_by: program and version whose words these are.
-        example, miss: lines that must and must not match.
+        slug: Cause, of ``model/causes.csv``.
+        role: Role of its evidence, perhaps unlike the cause's.
+        where: Kinds of text to try.
+        specificity: 0 to 100: 10 = exit code, 20 = any exception, 40 = a named type, 60 = exact message, 80 =
+            proves the cause.
+        pattern: RE2 over bytes, unanchored; groups of ``GROUPS``.
+        unless: RE2; a line that also matches is no hit.
+        printed_by: Program and version.
+        example, miss: Lines that must and must not match.
     """
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,47}\.[a-z0-9][a-z0-9_]{0,63}$")]
@@ -94,15 +92,10 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def parse(text: str, *, origin: str, check: bool = True) -> tuple[Signature, ...]:
-    """Read a file of signatures.
-
-    Args:
-        text: TOML.
-        origin: name of the file, for messages.
-        check: also compile every pattern and try it on its examples and near misses.
+    """Reads a TOML file of signatures; ``check`` also tries patterns on the examples.
 
     Raises:
-        SpecError: names file, signature and field.
+        SpecError: Names file, signature and field.
     """
     if len(text) > MAX_FILE:
         raise SpecError(origin, f"file of signatures is larger than {MAX_FILE} characters")
@@ -135,19 +128,19 @@ def parse(text: str, *, origin: str, check: bool = True) -> tuple[Signature, ...
 
 
 def load_user(text: str, origin: str) -> tuple[Signature, ...]:
-    """Read a user's own file; ids of the packaged catalogue may be used again to replace them.
+    """Reads a user's file, which may replace packaged signatures.
 
     Raises:
-        SpecError: names file, signature and field.
+        SpecError: Names file, signature and field.
     """
     return parse(text, origin=origin)
 
 
 def check_signature(signature: Signature, *, place: str) -> None:
-    """Check what the types cannot say: slug, id, patterns, groups, examples, near misses.
+    """Checks what types cannot: slug, ID, patterns, groups, examples.
 
     Raises:
-        SpecError: names the field, after ``place``.
+        SpecError: Names the field, after ``place``.
     """
     from rankfall.verdict.signatures.patterns import PatternError, compile_one  # noqa: PLC0415 - re2 is loaded only where it is used
 
@@ -183,7 +176,7 @@ def check_signature(signature: Signature, *, place: str) -> None:
 
 
 def merge(*tables: Iterable[Signature]) -> tuple[Signature, ...]:
-    """Later tables replace signatures of the same id and add the rest; order is by first appearance."""
+    """Merges tables: later ones replace the same ID; order of first appearance."""
 
     def rows() -> Iterator[Signature]:
         for table in tables:
@@ -192,21 +185,17 @@ def merge(*tables: Iterable[Signature]) -> tuple[Signature, ...]:
     return tuple({signature.id: signature for signature in rows()}.values())
 
 
-#: Files of the package, one a family of causes.
+#: Files of the package.
 FAMILIES: Final = ("user", "data", "memory", "gpu", "network", "storage", "platform", "control")
 
-# Examples and near misses are most of a file and serve the tests only; leaving them out makes the start several times quicker.
+# Examples are most of a file; omitting them makes the start several times faster.
 _PROOF: Final = bounded(r"(?m)^\[\[signature\.(?:example|miss)\]\]\n(?:(?!\[\[signature\]\]).*\n)*", limit=1 << 22)
 
 
 class Catalogue:
-    """Signatures and the matchers made from them; matchers are compiled on first use and kept.
+    """Signatures and their matchers, compiled on first use.
 
-    Args:
-        signatures: unique ids; the first of two with the same specificity, role and id wins nothing: ids decide.
-
-    Attributes:
-        STREAM: what the lines of a stream may be.
+    Of hits with the same specificity and role, the ID decides.
     """
 
     STREAM: Final[tuple[Where, ...]] = ("line", "launcher", "kernel")
@@ -217,36 +206,34 @@ class Catalogue:
         self._matchers: dict[frozenset[Where], Matcher] = {}
 
     def get(self, id_: str) -> Signature | None:
-        """The signature of that id, or None."""
+        """Returns the signature with that ID, or None."""
         return self._by_id.get(id_)
 
     def extended(self, signatures: Iterable[Signature]) -> Self:
-        """A new catalogue in which ``signatures`` replace those of the same id and join the others."""
+        """Returns a catalogue with ``signatures`` added, replacing the same ID."""
         return type(self)(merge(self.signatures, signatures))
 
     def scan(self, data: bytes | bytearray | memoryview, where: Where | Iterable[Where] = "line") -> Iterator[Hit]:
-        """Yield every hit in a chunk of whole lines, in order of lines.
+        """Yields every hit in whole lines, in order.
 
-        Args:
-            data: bytes of a stream; the chunk begins at the start of a line and ends at the end of one.
-            where: kinds of text that this is; ``line`` includes ``launcher``.
+        ``where`` kinds: ``line`` includes ``launcher``.
         """
         return self.matcher(where).scan(data if isinstance(data, bytes) else bytes(data))
 
     def prepare(self, where: Where | Iterable[Where] = "line") -> None:
-        """Compile what a first scan for this kind of text would compile: that takes about a tenth of a second."""
+        """Compiles in advance, which otherwise delays the first scan by 0.1 s."""
         self.matcher(where).prepare()
 
     def candidates(self, data: bytes, where: Where | Iterable[Where] = "line") -> Iterator[tuple[int, int]]:
-        """Yield begin and end of the lines of a chunk that may hold a hit: all others hold none. One look for words, no pattern is tried."""
+        """Yields begin and end of lines that may contain a hit, without patterns."""
         return self.matcher(where).candidates(data)
 
     def match_line(self, line: bytes, where: Where | Iterable[Where] = "line") -> list[Hit]:
-        """The hits of one line, in catalogue order; empty when nothing is recognised."""
+        """Returns the hits of one line, in catalogue order."""
         return self.matcher(where).match_line(line)
 
     def matcher(self, where: Where | Iterable[Where] = "line") -> Matcher:
-        """What finds the signatures of these kinds of text; made on first use and kept."""
+        """Returns the cached matcher for these kinds."""
         from rankfall.verdict.signatures.matcher import Matcher, kinds  # noqa: PLC0415 - re2 is loaded only where text is matched
 
         chosen = kinds(where)
@@ -259,10 +246,10 @@ class Catalogue:
 
 @cache
 def default_catalogue() -> Catalogue:
-    """The packaged signatures; read once, without their examples."""
+    """Returns the packaged signatures, without examples; cached."""
     return Catalogue(merge(*(parse(_PROOF.sub("", source(each)), origin=each, check=False) for each in FAMILIES)))
 
 
 def source(family: str) -> str:
-    """The TOML text of one packaged family."""
+    """Returns the TOML text of a packaged family."""
     return resources.files(__package__).joinpath("data", f"{family}.toml").read_text("utf-8")

@@ -1,7 +1,6 @@
-"""Finds signatures in text: one automaton of words over chunks, exact patterns on the lines it finds.
+"""Finds signatures: one automaton of words over chunks, then patterns on lines with a word.
 
-Bytes are matched as they came, with colour codes and launcher prefixes: patterns are not anchored. Source
-code that a traceback echoes is never evidence.
+Source code that a traceback echoes is never evidence.
 """
 
 from __future__ import annotations
@@ -18,17 +17,16 @@ if TYPE_CHECKING:
 
     from rankfall.verdict.signatures.catalogue import Signature, Where
 
-#: Longest text of a group that is kept, in bytes; text from jobs has no bound of its own.
+#: Maximum bytes of a group.
 MAX_GROUP: Final = 512
 
-# A line of source, as a traceback echoes it after any prefix: indented by at least two spaces, then the beginning of a
-# statement; or an import.
+# A source line in a traceback: indented by two spaces, then a statement; or an import.
 _ECHO: Final = (
     r"""(?:^|[\]>:|] ?)[ \t]{2,}(?:raise |assert |return |if |elif |except\b|with |warnings\.warn\(|"""
     r"""(?:self\.)?(?:logger|logging|log|_logger|LOG)\.\w+\(|print\(|[fr]['"]|#|"[^"]*"\)?$|File "[^"]*", line \d+(?:, in .*)?$)"""
     r"""|^(?:from [\w.]+ import |import [\w.]+(?: as \w+)?$)"""
 )
-# Automata of all words but a few that are kept.
+# Maximum cached automata.
 _MAX_FEWER: Final = 8
 _ROLE_ORDER: Final = {"primary": 0, "secondary": 1, "context": 2}
 
@@ -37,10 +35,10 @@ class Hit(msgspec.Struct, frozen=True):
     """One signature found in one line.
 
     Attributes:
-        signature: what was found.
-        start, end: bytes of the match in the scanned data.
-        line_start, line_end: bytes of the line, without its newline.
-        groups: named groups that took part, decoded, each at most 512 bytes.
+        signature: Its signature.
+        start, end: Bytes of the match.
+        line_start, line_end: Bytes of the line, without newline.
+        groups: Named groups, decoded, each at most 512 bytes.
     """
 
     signature: Signature
@@ -54,10 +52,7 @@ class Hit(msgspec.Struct, frozen=True):
 class Matcher:
     """All signatures of one kind of text, compiled on first use.
 
-    Three steps, each on far fewer bytes: words over the whole chunk, words of one line, exact patterns of those words.
-
-    Args:
-        signatures: those that are tried; their order is the order of hits within a line.
+    Their order is that of hits within a line.
     """
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
@@ -74,12 +69,12 @@ class Matcher:
         self._fewer: dict[frozenset[bytes], Any] = {}
 
     def scan(self, data: bytes) -> Iterator[Hit]:
-        """Yield the hits of all lines in order; ``data`` consists of whole lines (the last newline may be absent)."""
+        """Yields the hits of whole lines in order; the last newline may be absent."""
         for start, end in self.candidates(data):
             yield from self._line(data[start:end], start)
 
     def candidates(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Yield where the lines stand, begin and end, outside of which there is no hit."""
+        """Yields begin and end of lines that may contain a hit."""
         position, size = 0, len(data)
         while position < size and (line := self.candidate(data, position)) is not None:
             yield line[:2]
@@ -88,12 +83,9 @@ class Matcher:
     def candidate(
         self, data: bytes, position: int, *, without: frozenset[bytes] = frozenset()
     ) -> tuple[int, int, bytes] | None:
-        """The next line that may hold a hit: begin, end, and the word of a signature that stands in it. None = there is none.
+        """Returns begin, end and word of the next possible line, or None.
 
-        Args:
-            data: whole lines.
-            position: the beginning of a line.
-            without: words that are not looked for.
+        ``position`` begins a line; words in ``without`` are skipped.
         """
         self.prepare()
         compiled = self._without(without) if without else self._candidates
@@ -105,7 +97,7 @@ class Matcher:
         return begin, len(data) if end < 0 else end, data[span[0] : min(span[1], span[0] + MAX_GROUP)]
 
     def _without(self, words: frozenset[bytes]) -> Any:
-        """The automaton of all other words; the newest few are kept."""
+        """Returns the automaton of other words; the newest are cached."""
         if words not in self._fewer:
             if len(self._fewer) >= _MAX_FEWER:
                 self._fewer.clear()
@@ -114,12 +106,12 @@ class Matcher:
         return self._fewer[words]
 
     def match_line(self, line: bytes) -> list[Hit]:
-        """The hits of one line, which holds no newline (one at its end is allowed)."""
+        """Returns the hits of one line."""
         self.prepare()
         return list(self._line(line.removesuffix(b"\n"), 0))
 
     def prepare(self) -> None:
-        """Compile; what is compiled already is kept."""
+        """Compiles the patterns, once."""
         if self._ready:
             return
         owners: dict[str, list[int]] = {}
@@ -143,7 +135,7 @@ class Matcher:
     def _line(self, line: bytes, offset: int) -> Iterator[Hit]:
         chosen = set(self._always)
         if self._words is not None:
-            for word in self._words.Match(line) or ():  # None when no word stands in the line
+            for word in self._words.Match(line) or ():  # None without a word
                 chosen.update(self._owners[word])
         echo: bool | None = None
         for index in sorted(chosen):
@@ -170,7 +162,7 @@ class Matcher:
 
 
 def best(hits: Iterable[Hit]) -> Hit | None:
-    """The hit that says most: highest specificity, then primary before secondary before context, then the id."""
+    """Returns the best hit by specificity, role (primary first), ID."""
     return min(hits, key=_weight, default=None)
 
 
@@ -180,7 +172,7 @@ def _weight(hit: Hit) -> tuple[int, int, str]:
 
 
 def kinds(where: Where | Iterable[Where]) -> frozenset[Where]:
-    """The kinds of ``where`` as a set; a launcher's report is a line too, so ``line`` brings ``launcher`` along."""
+    """Returns kinds as a set; ``line`` includes ``launcher``."""
     chosen: set[Where] = {where} if isinstance(where, str) else set(where)
     if "line" in chosen:
         chosen.add("launcher")

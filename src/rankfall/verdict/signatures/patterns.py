@@ -1,9 +1,6 @@
-"""Compiles patterns with google-re2, and finds the literal words that a match must contain.
+"""Compiles patterns with google-re2, and finds words that a match must contain.
 
-Patterns run over hostile bytes, so they are RE2 (linear time, no back-references); ``never_nl`` keeps every
-match on its line. Only lines with a required word are tried with exact patterns, because nearly all of a log
-is not about a failure. Syntax that the word finder does not know gives None, and the pattern itself is used.
-No other module knows re2.
+RE2 is linear-time, because bytes are hostile; ``never_nl`` limits matches to a line. No other module knows re2.
 """
 
 from __future__ import annotations
@@ -17,16 +14,16 @@ import re2
 
 from rankfall.model import numbers
 
-#: Memory of the automaton that looks through whole chunks. It is a cache: a full one is dropped and filled again.
+#: Bytes of the chunk automaton's cache; refilled when full.
 SCAN_MEMORY = 96 << 20
-#: Memory of the automaton that names the words of one line.
+#: Bytes of the line automaton.
 SET_MEMORY = 32 << 20
-#: Longest pattern that a file may hold.
+#: Maximum length of a pattern.
 MAX_PATTERN = 2_000
 
 
 class PatternError(ValueError):
-    """RE2 refuses a pattern; the text says why."""
+    """RE2 refuses a pattern; the message gives the reason."""
 
 
 @cache
@@ -41,12 +38,12 @@ def _options(*, memory: int, capture: bool) -> Any:
 
 
 def whole_line(pattern: str) -> bytes:
-    r"""The pattern as RE2 bytes, with ``^`` and ``$`` meaning the ends of the line."""
+    """Returns RE2 bytes, with ``^`` and ``$`` as line ends."""
     return b"(?m:" + pattern.encode("utf-8") + b")"
 
 
 def compile_one(pattern: str) -> Any:
-    """Compile one pattern with its groups.
+    """Compiles one pattern with its groups.
 
     Raises:
         PatternError: RE2 refuses it.
@@ -55,13 +52,13 @@ def compile_one(pattern: str) -> Any:
 
 
 def compile_candidates(words: Sequence[str], patterns: Sequence[str]) -> Any:
-    """Compile one automaton that matches where any of the words stands or any of the patterns matches."""
+    """Compiles one automaton of words and patterns."""
     parts = [re2.escape(each.encode("utf-8")) for each in words] + [whole_line(each) for each in patterns]
     return _compile(b"|".join(parts), memory=SCAN_MEMORY, capture=False)
 
 
 def compile_words(words: Sequence[str]) -> Any:
-    """Compile a set whose ``Match(line)`` gives the indices of all words that stand in the line."""
+    """Compiles a set: ``Match(line)`` returns all words' indices."""
     compiled = re2.Set.SearchSet(_options(memory=SET_MEMORY, capture=False))
     for word in words:
         compiled.Add(re2.escape(word.encode("utf-8")))
@@ -70,7 +67,7 @@ def compile_words(words: Sequence[str]) -> Any:
 
 
 def find(compiled: Any, data: bytes, start: int) -> tuple[int, int] | None:
-    """Begin and end of the first match at or after ``start``; None = there is none."""
+    """Returns begin and end of the first match, or None."""
     match = compiled.search(data, start)
     return None if match is None else match.span()
 
@@ -83,7 +80,7 @@ def _compile(pattern: bytes, *, memory: int, capture: bool) -> Any:
         raise PatternError(reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)) from None
 
 
-#: A word shorter than this stops at too many ordinary lines.
+#: Shorter words match too many lines.
 MIN_WORD: Final = 3
 _MAX_EXACT: Final = 24
 
@@ -93,7 +90,10 @@ _PLAIN: Final = {"t": "\t", "n": "\n", "r": "\r"}
 
 
 class _Info(NamedTuple):
-    """``exact``: all strings it can be, when few. ``words``: any match holds one of these; empty = nothing is known."""
+    """Possible matches of a part of a pattern.
+
+    ``exact``: all strings, if few. ``words``: each match contains one; empty = unknown.
+    """
 
     exact: frozenset[str] | None
     words: frozenset[str]
@@ -108,7 +108,7 @@ class _UnknownSyntaxError(Exception):
 
 
 def required_words(pattern: str) -> frozenset[str] | None:
-    """Words of which every match of ``pattern`` holds at least one; None when there are none to be found."""
+    """Returns words of which every match contains one, or None."""
     reader = _Reader(pattern)
     try:
         info = reader.alternation()
@@ -120,7 +120,6 @@ def required_words(pattern: str) -> frozenset[str] | None:
 
 
 def _words(info: _Info) -> frozenset[str]:
-    """The better of the two answers, empty when a word would be too short."""
     exact = info.exact or frozenset()
     best = exact if _worth(exact) >= _worth(info.words) else info.words
     return best if _worth(best) >= MIN_WORD else frozenset()
@@ -218,7 +217,7 @@ class _Reader:
         return inner
 
     def bracket(self) -> _Info:
-        """A class; a small one without ranges is the set of its characters."""
+        """Reads a class; a small one is the set of its characters."""
         negated = self.peek() == "^"
         self.at += negated
         members: list[str] = []

@@ -1,5 +1,4 @@
-"""Copies files between this machine and a job's volume in a cluster.
+"""Copies files between this machine and a job's volume.
 
-`workspace` is the face; `copy_pod` mounts the volume, `transfer` moves frames through exec and resumes after cuts.
-Imports `manifests`, `lifecycle.ownership`, `kube` and `rankfall_inside.transfer`, never the backend.
+`workspace` is the public module. Imports `manifests`, `lifecycle.ownership`, `kube` and `rankfall_inside.transfer`.
 """

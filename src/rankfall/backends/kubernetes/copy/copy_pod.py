@@ -1,8 +1,6 @@
-"""The temporary pod that mounts a volume while files are copied.
+"""The temporary pod that mounts a volume during copies.
 
-Its first process leaves when nothing has moved for a minute, so a client that died holds no volume; the next
-transfer removes such a pod. Refuses early, with the reason, what will never run: a quota, an image that
-cannot be pulled or has no shell, a missing claim, a volume attached to another node.
+It exits after a minute without activity. A pod that will never run is refused early.
 """
 
 from __future__ import annotations
@@ -30,19 +28,19 @@ LABEL_TRANSFER: Final = "rankfall.dev/transfer"
 CONTAINER: Final = "mover"
 SCRATCH: Final = "/rankfall-run"
 KEEP_ALIVE_FILE: Final = f"{SCRATCH}/beat"
-# Nothing moves for so long: the client is gone. Several times what a client lets pass between two signs of life.
+# Idle seconds: several ping intervals.
 IDLE_S: Final = 60
-# No transfer is longer, however alive its client is; it goes on in another pod then.
+# Longest life, seconds; the transfer continues in another.
 _DEADLINE_S: Final = 12 * 3600
 _GRACE_S: Final = 3
 _LOOK_S: Final = 0.5
-# A node may be free in a moment, an autoscaler is not waited for; images can be large.
+# Seconds; an autoscaler takes longer, images can be large.
 UNSCHEDULABLE_S: Final = 30.0
 _STARTING_S: Final = 600.0
 _EVENTS_AFTER_S: Final = 5.0
 _GONE_S: Final = 30.0
 
-# $1: seconds. Plain POSIX; a signal must not wait for the end of a sleep.
+# $1: seconds. Plain POSIX.
 _POD_SCRIPT: Final = f"""\
 trap 'exit 0' TERM INT
 left=$1
@@ -61,16 +59,15 @@ _ELSEWHERE: Final = ("FailedAttachVolume", "FailedMount", "FailedMapVolume")
 
 
 class Volume(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim and how a pod that holds it looks.
+    """A claim and the settings of a pod that mounts it.
 
     Attributes:
-        claim: name of the PersistentVolumeClaim.
-        namespace: of claim and pod.
-        path: where it is mounted.
-        image: of the pod: one with ``sh`` and a Python 3.8.
-        python: that is tried first.
-        pod: parts of a pod's spec that are taken over: pull secrets, tolerations, service account, security context.
-        container: the same of its container: pull policy, security context.
+        claim: Name of the PersistentVolumeClaim.
+        namespace: Namespace of claim and pod.
+        path: Mount path.
+        image: Image with ``sh`` and Python 3.8.
+        python: Interpreter to try first.
+        pod, container: Copied fields.
     """
 
     claim: str
@@ -83,14 +80,7 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def manifest(volume: Volume, *, name: str, transfer: str, node: str | None = None) -> Object:
-    """The pod.
-
-    Args:
-        volume: that it holds.
-        name: its name.
-        transfer: names the transfer.
-        node: that has the volume already; None = any.
-    """
+    """Returns the pod; ``node`` has the volume attached, None = any."""
     security = {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -144,16 +134,10 @@ def manifest(volume: Volume, *, name: str, transfer: str, node: str | None = Non
 async def running(
     kube: Kube, volume: Volume, *, say: Say, unschedulable_s: float = UNSCHEDULABLE_S
 ) -> AsyncIterator[str]:
-    """A pod of this transfer's own, running; gone when the block ends, however it ends.
-
-    Args:
-        kube: an open client.
-        volume: that it holds.
-        say: takes lines for people.
-        unschedulable_s: how long no node may have room for it.
+    """Yields the name of a new running pod; always removes it at the end.
 
     Raises:
-        InfrastructureError: it will not run; the message says why, and no pod is left.
+        InfrastructureError: It will not run; names the reason.
     """
     node = await _node_of(kube, volume)
     await _sweep(kube, volume.namespace)
@@ -175,7 +159,7 @@ async def running(
 
 
 async def alive(kube: Kube, name: str, *, namespace: str) -> bool:
-    """Whether the pod still runs."""
+    """True if the pod still runs."""
     try:
         found = await kube.get(PODS, name, namespace=namespace)
     except ObjectNotFound:
@@ -184,10 +168,10 @@ async def alive(kube: Kube, name: str, *, namespace: str) -> bool:
 
 
 async def _node_of(kube: Kube, volume: Volume) -> str | None:
-    """The node that a volume of one node's is used on now; None: any will do.
+    """Returns the node of an attached single-node volume; None = any.
 
     Raises:
-        InfrastructureError: there is no such claim, or nobody else may use it now.
+        InfrastructureError: No such claim, or exclusively used.
     """
     try:
         claim = await kube.get(PVCS, volume.claim, namespace=volume.namespace)
@@ -252,7 +236,6 @@ async def _until_running(kube: Kube, volume: Volume, *, name: str, say: Say, uns
 
 
 def _waits(pod: Object) -> tuple[str, str]:
-    """Reason and message of what keeps a pod from running; hostile text made harmless."""
     for state in _status(pod).get("containerStatuses") or ():
         found = _dict(state.get("state"))
         for how in ("waiting", "terminated"):
@@ -278,7 +261,7 @@ def _never(volume: Volume, why: str) -> InfrastructureError:
 
 
 async def _trouble(kube: Kube, name: str, *, namespace: str) -> tuple[bool, str]:
-    """Whether events may be read, and what they say of a volume that does not come."""
+    """True if events are readable; with their message."""
     try:
         found = await kube.list(EVENTS, namespace=namespace, fields=f"involvedObject.name={name}")
     except KubeError:
@@ -288,7 +271,7 @@ async def _trouble(kube: Kube, name: str, *, namespace: str) -> tuple[bool, str]
 
 
 async def _remove(kube: Kube, name: str, *, namespace: str, say: Say) -> None:
-    """Delete the pod and wait until it is gone: what it holds may be wanted by the next one at once."""
+    """Deletes the pod and waits: the next one may need its volume."""
     try:
         until = time.monotonic() + _GONE_S
         while time.monotonic() < until:
@@ -305,14 +288,13 @@ async def _remove(kube: Kube, name: str, *, namespace: str, say: Say) -> None:
 
 
 async def _sweep(kube: Kube, namespace: str) -> None:
-    """Remove pods of transfers that ended by themselves, because their client had died."""
     try:
         found = await kube.list(PODS, namespace=namespace, labels=LABEL_TRANSFER)
         for pod in found.items:
             if _status(pod).get("phase") in {"Succeeded", "Failed"}:
                 await kube.delete(PODS, str(meta(pod)["name"]), namespace=namespace, uid=uid_of(pod))
     except KubeError:
-        # Only tidying: whatever is wrong shows at once with the pod of this transfer.
+        # Only a cleanup.
         return
 
 

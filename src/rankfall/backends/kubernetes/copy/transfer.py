@@ -1,8 +1,6 @@
-"""Copies trees to and from a volume through a copy pod: frames over exec, resumed where a cut left them.
+"""Copies trees to and from a volume through a copy pod, resumed after cuts.
 
-The pod needs only ``sh`` and Python 3.8; the code that copies travels with the first bytes. A cut connection
-or a lost pod costs time only. Files are read and written in a thread; a few megabytes are buffered at most; a
-silent side counts as gone.
+The pod needs only ``sh`` and Python 3.8; the code is sent first.
 """
 
 from __future__ import annotations
@@ -37,22 +35,18 @@ from rankfall_inside.transfer.tree import Tree
 
 _T = TypeVar("_T")
 _PING_S: Final = 5.0
-# The other side answers a ping only while it is not writing to a slow volume; twelve of them are more than slowness.
+# Seconds: twelve lost pings, more than a slow volume's delay.
 _SILENT_S: Final = 60.0
 _MOST_WAITING: Final = 8 << 20
 _STDERR: Final = 2000
 
 
 class ExecChannel(Channel):
-    """The thread's end.
-
-    Args:
-        session: of the command.
-        loop: in which it lives.
+    """Channel between a working thread and a command in a pod.
 
     Attributes:
-        moved: bytes of files that travelled.
-        stderr: the end of what the command said there.
+        moved: Transferred bytes of files.
+        stderr: End of the command's stderr.
     """
 
     def __init__(self, session: Exec, *, loop: asyncio.AbstractEventLoop) -> None:
@@ -69,31 +63,29 @@ class ExecChannel(Channel):
         self._heard = time.monotonic()
 
     def close(self) -> None:
-        """Nothing more comes, and nothing more is taken."""
+        """Ends the channel."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
 
     @property
     def code(self) -> int | None:
-        """What the command ended with; None while it has not, or when nobody knows."""
+        """Exit code of the command; None if unknown."""
         return self._session.code
 
-    # -- in the thread
-
     def put(self, kind: bytes, body: bytes = b"") -> None:
-        """Write one frame."""
+        """Writes one frame."""
         super().put(kind, body)
         self.moved += len(body) if kind == frames.DATA else 0
 
     def get(self) -> tuple[bytes, bytes]:
-        """The next frame that is no ping."""
+        """Returns the next frame except pings."""
         kind, body = super().get()
         self.moved += len(body) if kind == frames.DATA else 0
         return kind, body
 
     def send_raw(self, data: bytes) -> None:
-        """What comes before all frames."""
+        """Sends data that precedes all frames."""
         self._give(data)
 
     def _take(self, size: int) -> bytes:
@@ -127,19 +119,17 @@ class ExecChannel(Channel):
             raise TransferInterruptedError("the connection ended before all was there")
 
     def last_words(self) -> None:
-        """When the other side said why it ends, say that.
+        """Raises the other side's last error.
 
         Raises:
-            CarryError: its words.
+            TransferError: The received error.
         """
         with contextlib.suppress(TransferInterruptedError):
             while True:
                 self.get()
 
-    # -- in the loop
-
     async def serve(self) -> None:
-        """Take what comes until the command ends or its connection does."""
+        """Receives output until the command or its connection ends."""
         try:
             async for name, data in self._session.output():
                 self._heard = time.monotonic()
@@ -160,13 +150,13 @@ class ExecChannel(Channel):
             self.close()
 
     async def keep(self) -> None:
-        """Say now and then that this side lives, and give the other up when it does not."""
+        """Sends pings; abandons a silent side."""
         while True:
             await asyncio.sleep(_PING_S)
             if time.monotonic() - self._heard > _SILENT_S and not self._waiting:
                 self._session.abandon()
             if self._send_lock.locked():
-                # What is being sent is sign enough, and may itself wait for a side that is gone.
+                # A send may itself wait for a dead side.
                 continue
             try:
                 await self._send(frames.frame(frames.PING))
@@ -187,7 +177,7 @@ async def channel(
     container: str,
     namespace: str,
 ) -> AsyncIterator[ExecChannel]:
-    """A command in a pod and the channel to it; the connection ends with the block."""
+    """Runs a command in a pod; yields its channel."""
     opened = open_exec(kube, pod, argv, container=container, namespace=namespace, stdin=True, timeout=None)
     async with opened as session:
         made = ExecChannel(session, loop=asyncio.get_running_loop())
@@ -203,7 +193,7 @@ async def channel(
 
 
 async def in_thread(work: Callable[[], _T], made: ExecChannel) -> _T:
-    """Do blocking work over a channel; a caller that is cancelled leaves no thread behind that still waits."""
+    """Runs blocking work in a thread that ends with a canceled caller."""
     task = asyncio.create_task(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)
@@ -212,11 +202,11 @@ async def in_thread(work: Callable[[], _T], made: ExecChannel) -> _T:
         raise
 
 
-# Cuts in a row without a byte between them.
+# Most consecutive cuts without progress.
 _MOST_CUTS: Final = 5
 _PAUSE_S: Final = 0.5
 _NO_PYTHON: Final = 96
-# The zip comes first on stdin; $0 is what reads it. A Python without zlib could not open it.
+# The zip comes first on stdin.
 _LOADER: Final = f"""\
 import os, sys
 data = sys.stdin.buffer.read(int(sys.argv[1]))
@@ -239,13 +229,7 @@ exit {_NO_PYTHON}
 
 
 class VolumeCopier:
-    """Copies through one pod, and through another one when that is lost.
-
-    Args:
-        kube: an open client.
-        volume: that is copied to and from.
-        say: takes lines for people.
-    """
+    """Copies through one pod, or a new one if it is lost."""
 
     def __init__(self, kube: Kube, volume: Volume, *, say: Say) -> None:
         self._kube, self._volume, self._say = kube, volume, say
@@ -254,28 +238,28 @@ class VolumeCopier:
         self._pod: str | None = None
 
     async def put(self, tree: Tree, below: bytes) -> Counts:
-        """Send a tree to a path below the volume's root; what is there already is not sent again.
+        """Sends a tree below the root, except existing files.
 
         Raises:
-            InfrastructureError: it cannot be done; in the words of whoever saw why.
+            InfrastructureError: The copy failed.
         """
         words = ("receive", owner_of(tree, below), os.fsencode(self._volume.path).hex(), below.hex(), KEEP_ALIVE_FILE)
         return await self._carried(words, lambda made: send(tree, made))
 
     async def get(self, below: bytes, dest: Path, *, exclude: Sequence[str] = ()) -> Counts:
-        """Receive what is at a path below the volume's root.
+        """Receives a file or folder from below the root.
 
         Raises:
-            InfrastructureError: it cannot be done.
+            InfrastructureError: The copy failed.
         """
-        place = os.path.abspath(os.fsencode(dest))  # noqa: PTH100, ASYNC240 - any bytes; looks at nothing but the current folder
+        place = os.path.abspath(os.fsencode(dest))  # noqa: PTH100, ASYNC240 - reads only the cwd
         owner = hashlib.sha256(b"\0".join((b"get", os.fsencode(self._volume.claim), below, place))).hexdigest()[:12]
         patterns = [os.fsencode(pattern).hex() for pattern in exclude]
         words = ("send", owner, os.fsencode(self._volume.path).hex(), below.hex(), KEEP_ALIVE_FILE, *patterns)
         return await self._carried(words, lambda made: Receiver(made, place, owner=owner).run())
 
     async def close(self) -> None:
-        """End the pod, if there is one."""
+        """Ends the pod, if any."""
         self._pod = None
         await self._held.aclose()
 
@@ -302,7 +286,7 @@ class VolumeCopier:
     async def _once(
         self, pod: str, words: Sequence[str], work: Callable[[ExecChannel], _T]
     ) -> tuple[int, str, _T | None]:
-        """One session: bytes that travelled, why it was cut, and what came of it when it was not."""
+        """Runs one session; returns transferred bytes, and reason of a cut or result."""
         argv = ["sh", "-c", _FIND, _LOADER, self._volume.python or "", str(len(self._zip)), *words]
         made: ExecChannel | None = None
         try:
@@ -330,10 +314,10 @@ class VolumeCopier:
         return work(made)
 
     def _complain(self, made: ExecChannel | None) -> None:
-        """A command that ended by itself and did not come to speak our language.
+        """Raises the error of a command that never spoke the protocol.
 
         Raises:
-            InfrastructureError: its words.
+            InfrastructureError: Exit code or stderr.
         """
         if made is None or not made.code:
             return
@@ -354,14 +338,14 @@ class VolumeCopier:
 
 
 def owner_of(tree: Tree, below: bytes) -> str:
-    """Whose halves of files a transfer goes on with: the same machine's, of the same source, for the same place."""
+    """Identifies partial files: machine, source and target."""
     parts = (os.fsencode(socket.gethostname()), *tree.places[:1], below)
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
 
 
 @asynccontextmanager
 async def copy_pod_of(kube: Kube, volume: Volume, *, say: Say) -> AsyncIterator[VolumeCopier]:
-    """A mover whose pod is gone when the block ends, however it ends."""
+    """Yields a copier; always removes its pod."""
     made = VolumeCopier(kube, volume, say=say)
     try:
         yield made

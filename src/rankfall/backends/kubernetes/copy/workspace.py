@@ -1,4 +1,4 @@
-"""The workspace of a job: its claim, a run's folder on it, and the copies of files and code to it."""
+"""A job's workspace: claim, a run's folder, copies of files and code."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from rankfall.rundir import RunDir
 from rankfall.rundir.lease import make_folder, write_file
 from rankfall_inside.transfer.tree import scan
 
-# Of a pod that only holds a volume: what lets it run where the job runs, as the user that the job runs as.
+# Let a copy pod run like the job's.
 _POD_FIELDS: Final = ("imagePullSecrets", "tolerations", "serviceAccountName", "securityContext", "priorityClassName")
 
 
 def pinned(spec: JobSpec) -> JobSpec:
-    """The spec with the folder of its runs on the volume filled in: this user's, whoever looks later."""
+    """Fixes this user's folder in the spec, so that others find it."""
     workspace = spec.kubernetes.workspace
     if workspace is None or workspace.folder is not None:
         return spec
@@ -38,7 +38,7 @@ def pinned(spec: JobSpec) -> JobSpec:
 
 
 def volume_of(section: Kubernetes, workspace: Workspace, *, image: str, python: str | None = None) -> Volume:
-    """The volume of a job's workspace, held by a pod that may do what the job's may."""
+    """Returns a workspace's volume with the rights of the job's pods."""
     own: dict[str, Any] = {
         "imagePullSecrets": [{"name": name} for name in section.image_pull_secrets],
         "tolerations": list(section.tolerations),
@@ -49,7 +49,7 @@ def volume_of(section: Kubernetes, workspace: Workspace, *, image: str, python: 
         (one for one in wanted.get("containers", ()) if one.get("name") == section.container), {}
     )
     taken = ("imagePullPolicy", "securityContext") if workspace.image is None else ("securityContext",)
-    # How to pull is said of the job's image alone.
+    # The pull policy concerns the job's image.
     own_image = workspace.image is None and section.image_pull_policy is not None
     pull = {"imagePullPolicy": section.image_pull_policy} if own_image else {}
     return Volume(
@@ -67,7 +67,7 @@ def volume_of(section: Kubernetes, workspace: Workspace, *, image: str, python: 
 
 
 def place_of_run(spec: JobSpec, run: str, *, say: Callable[[str], None], image: str | None = None) -> Place | None:
-    """Where the files of a run in a cluster are; None: it has no volume."""
+    """Returns the place of a run's files; None without a volume."""
     workspace = spec.kubernetes.workspace
     if workspace is None:
         return None
@@ -87,12 +87,10 @@ def place_of_run(spec: JobSpec, run: str, *, say: Callable[[str], None], image: 
 
 
 async def upload_code(kube: Kube, run_dir: RunDir, *, namespace: str, say: Callable[[str], None]) -> None:
-    """Copy a run's code to its directory on the volume; done again by whoever cannot tell that it is there.
-
-    A list of what there is, beside that directory, comes last: with it the code is complete.
+    """Copies a run's code to the volume; a final list of files proves completeness.
 
     Raises:
-        InfrastructureError: it cannot be done; no half of it is ever started.
+        InfrastructureError: Copying failed.
     """
     spec, done = run_dir.spec, run_dir.path / "kube" / "code.json"
     workspace = spec.kubernetes.workspace
@@ -112,7 +110,7 @@ async def upload_code(kube: Kube, run_dir: RunDir, *, namespace: str, say: Calla
 
 
 def place_of_claim(section: Kubernetes, *, say: Callable[[str], None]) -> Place:
-    """The files of a claim that no run is asked for; paths begin at its root."""
+    """Returns the place of a claim's files, from its root."""
     access = access_of(section)
     section = msgspec.structs.replace(section, context=access.context, namespace=access.namespace)
     workspace = section.workspace or Workspace(claim="")

@@ -1,8 +1,4 @@
-"""Creates a workload's config map, service and runtime, each once and owned by the workload.
-
-An old object in the way must be gone first; when it does not go, the launch fails with the name of what holds
-it.
-"""
+"""Creates a workload's config map, service and runtime once, owned by it."""
 
 from __future__ import annotations
 
@@ -43,19 +39,11 @@ from rankfall.kube.resources import SECRETS, Resource
 async def wait_until_gone(
     kube: Kube, groups: Sequence[Group], *, namespace: str, label: str, patience: RetryBudget, say: Say
 ) -> None:
-    """Wait until nothing of an old object is there.
-
-    Args:
-        kube: an open client.
-        groups: the object and what goes with it.
-        namespace: where.
-        label: how messages name it.
-        patience: its end is the end of the wait.
-        say: takes lines for people.
+    """Waits until an old object and its dependents no longer exist.
 
     Raises:
-        StillThere: it is not gone in time; names what blocks it.
-        KubeError: it cannot be seen.
+        StillThere: It remains; names the cause.
+        KubeError: Unreadable.
     """
     began = time.monotonic()
     tell = teller(kube, f"waiting for the earlier {label} to go", say=say)
@@ -71,7 +59,7 @@ async def wait_until_gone(
 
 
 class Made(msgspec.Struct, frozen=True):
-    """An object that this launch made, so that a refused launch can take it back."""
+    """A new object, removed if the launch is refused."""
 
     resource: Resource
     name: str
@@ -79,16 +67,7 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class Ensurer:
-    """Makes the objects of one launch.
-
-    Args:
-        kube: an open client.
-        namespace: where.
-        token: of the request.
-        patience: of the whole launch.
-        say: takes lines for people.
-        made: told of each object that is new.
-    """
+    """Creates the objects of one launch; ``made`` is called with each new one."""
 
     def __init__(
         self,
@@ -104,17 +83,14 @@ class Ensurer:
         self._patience, self._say, self._made = patience, say, made
 
     async def ensure(self, manifest: Object, *, reference: Object | None, expected: bool = False) -> None:
-        """Make it so that the object is there and owned by the workload.
+        """Ensures that the object exists and that the workload owns it.
 
-        Args:
-            manifest: of the object.
-            reference: of the workload; None = there is none yet: the object comes before it.
-            expected: it is probably there, so look before it is sent.
+        ``reference`` None = created before the workload; ``expected`` = probably exists, so read first.
 
         Raises:
-            NameTaken: an object of this name is there that is not of this run.
-            StillThere: an old one does not go.
-            KubeError: it is refused, or could not be asked for until patience was over.
+            NameTaken: It belongs to another run.
+            StillThere: An old object does not disappear.
+            KubeError: Refused, or failed until the limit.
         """
         resource, name = resource_of(manifest), meta(manifest)["name"]
         body = marked(manifest, token=self._token, reference=reference)
@@ -136,7 +112,7 @@ class Ensurer:
             found = None
 
     async def _ensure_secret(self, name: str, body: Object) -> None:
-        """Create a Secret. Its name is this request's alone, so one that is there was made by it; no account has to see Secrets for that."""
+        """Creates a Secret; its name is unique to this request, so an existing one is valid."""
         while True:
             try:
                 new = await self._kube.create(SECRETS, body, namespace=self._namespace)
@@ -155,7 +131,7 @@ class Ensurer:
                 return
 
     async def _settle(self, resource: Resource, manifest: Object, found: Object, reference: Object | None) -> bool:
-        """Whether what is there will do; if not, it is gone now, or to be looked at again."""
+        """True if the object is suitable; else removes it or requires another read."""
         name = meta(manifest)["name"]
         label = resource.label(name, self._namespace)
         if not deleting(found):
@@ -190,12 +166,12 @@ class Ensurer:
 
     def _is_done(self, found: Object, reference: Object | None) -> bool:
         if reference is None:
-            # Of an earlier try of this very launch, which got no further.
+            # From an earlier, incomplete attempt.
             return not owners_of(found) and token_of(found) == self._token
         return any(one.get("uid") == reference["uid"] for one in owners_of(found))
 
     async def _create(self, resource: Resource, name: str, body: Object) -> tuple[Object | None, bool]:
-        """What is there now, and whether it was made just now; None: nothing, try again."""
+        """Returns the existing object, and True if created now; None = retry."""
         try:
             new = await self._kube.create(resource, body, namespace=self._namespace)
         except KubeError as error:
@@ -206,7 +182,6 @@ class Ensurer:
         return new, True
 
     async def _adopt(self, resource: Resource, found: Object, reference: Object) -> bool:
-        """Give an owner to what was made before its owner was; False: it has changed, or whether it worked is not known."""
         try:
             await self._kube.patch(
                 resource,

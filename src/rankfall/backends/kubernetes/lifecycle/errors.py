@@ -1,8 +1,4 @@
-"""Errors of a launch, which API errors are transient, and the retry budget of one operation.
-
-The client repeats requests that are safe to repeat blindly; here are the failures that need a look at the
-server first. Pauses grow, are bounded, and each is logged.
-"""
+"""Launch errors, transient API errors, and the retry budget of an operation."""
 
 from __future__ import annotations
 
@@ -36,15 +32,15 @@ class LaunchError(InfrastructureError):
 
 
 class NameTaken(LaunchError):  # noqa: N818 - reads as the answer that it is
-    """An object of this name is there: it runs, or it is not ours. It is left alone."""
+    """A running or foreign object of this name exists."""
 
 
 class StillThere(LaunchError):  # noqa: N818 - reads as the answer that it is
-    """What has to be gone first is not gone in time."""
+    """An object that must disappear first remains."""
 
 
 class Vanished(LaunchError):  # noqa: N818 - reads as the answer that it is
-    """Somebody else deleted the object while it was being launched."""
+    """Another user or controller deleted the object during its launch."""
 
 
 Say = Callable[[str], None]
@@ -53,46 +49,36 @@ _BAD_REQUEST: Final = 400
 
 
 def unseen(error: KubeError, names: Collection[str]) -> bool:
-    """Whether a refusal says that one of the objects that were made just now is not there.
+    """True if a refusal reports a just created object as missing.
 
-    Admission webhooks read from a cache that is a moment behind the server: Trainer's refused 1 in 6 TrainJobs whose TrainingRuntime was
-    a few milliseconds old, with 403 and "not found".
+    Webhooks read a lagging cache: Trainer refused 1 in 6 TrainJobs with a runtime milliseconds old (403, "not found").
     """
     refused = isinstance(error, Forbidden | Invalid) or (isinstance(error, ApiError) and error.status == _BAD_REQUEST)
     return refused and any(f'"{name}" not found' in error.message for name in names)
 
 
 def passes(error: KubeError) -> bool:
-    """Whether the same request may succeed later, when one has looked what became of this one.
-
-    409 is among them: quotas that are counted just now, and objects that change meanwhile, answer it. A server whose certificate is refused is not.
-    """
+    """True if the request may succeed later, including 409 from quotas."""
     if isinstance(error, Unreachable):
         return not error.tls
     return isinstance(error, Conflict | Expired | TooManyRequests | ServerError)
 
 
 class RetryBudget:
-    """The pauses of one piece of work.
-
-    Args:
-        until: end of patience on the monotonic clock.
-        say: told of each pause with its reason.
-        retry: pace; the number of tries in it does not count, the time does.
-    """
+    """Time limit and pauses of one operation; ``until`` is on the monotonic clock."""
 
     def __init__(self, *, until: float, say: Say, retry: Retry | None = None) -> None:
         self.until, self.say, self._retry = until, say, retry or Retry()
-        self._rng = random.Random()  # noqa: S311 - of pauses, not of secrets
+        self._rng = random.Random()  # noqa: S311 - for pauses, not for secrets
         self._tries = 0
 
     @property
     def left(self) -> float:
-        """Seconds, not below zero."""
+        """Remaining seconds, not below zero."""
         return max(0.0, self.until - time.monotonic())
 
     async def after(self, error: KubeError) -> bool:
-        """Pause after a failure that passes; False when it does not, or the time would be over."""
+        """Pauses after a transient failure; False if permanent or over budget."""
         if not passes(error):
             return False
         self._tries += 1
@@ -105,20 +91,20 @@ class RetryBudget:
         return True
 
     async def or_raise(self, error: KubeError) -> None:
-        """Pause after a failure that passes.
+        """Pauses after a transient failure.
 
         Raises:
-            KubeError: the failure itself, when it does not pass or the time would be over.
+            KubeError: Permanent or over budget.
         """
         if not await self.after(error):
             raise error
 
 
 async def look(kube: Kube, resource: Resource, name: str, *, namespace: str, patience: RetryBudget) -> Object | None:
-    """What is there now; None = nothing.
+    """Returns the current object, or None.
 
     Raises:
-        KubeError: it cannot be seen, until patience was over.
+        KubeError: Unreadable until the budget is spent.
     """
     while True:
         try:
@@ -134,10 +120,10 @@ async def look(kube: Kube, resource: Resource, name: str, *, namespace: str, pat
 async def resolve_create(
     error: KubeError, kube: Kube, resource: Resource, name: str, *, namespace: str, patience: RetryBudget
 ) -> Object | None:
-    """What is there after a create that failed; None = nothing, after a pause: it may be sent again.
+    """Returns the object after a failed create; None after a pause if retryable.
 
     Raises:
-        KubeError: the failure does not pass, or patience is over.
+        KubeError: Permanent or over budget.
     """
     if not passes(error):
         raise error

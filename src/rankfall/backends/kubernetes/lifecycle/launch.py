@@ -1,9 +1,6 @@
-"""Launches one attempt idempotently: however often it is killed and repeated, exactly one workload results.
+"""Launches one attempt idempotently: kills and repetitions still result in exactly one workload.
 
-The workload is created first, suspended, under a name of this attempt alone; its companions follow, owned by
-it; then it is released. So nothing incomplete runs and nothing is left without an owner. After a lost answer
-the token on the object says whose it is. Of objects with the same name, the same request's is adopted and a
-finished one of the same run is removed; all others are refused.
+It is created suspended, then its companions; then it is released. The object's token identifies its request.
 """
 
 from __future__ import annotations
@@ -51,17 +48,10 @@ from rankfall.kube.secret import excerpt
 
 
 def check_replaceable(found: Object, state: Standing, *, name: str, replace: bool, removed: bool) -> None:
-    """Whether an object may be removed for a new one.
-
-    Args:
-        found: the object.
-        state: what it is to the launch.
-        name: how messages name it.
-        replace: the user wants one that is alive to go.
-        removed: one was removed for this launch already.
+    """Checks that an object may be removed; ``removed`` = this launch already removed one.
 
     Raises:
-        NameTaken: it may not: it is not ours, it is alive, or somebody made it just now.
+        NameTaken: Foreign, alive, or just created by another client.
     """
     whose = described(found)
     if state == "foreign":
@@ -82,25 +72,25 @@ def check_replaceable(found: Object, state: Standing, *, name: str, replace: boo
 
 
 def going(found: Object) -> str:
-    """Why an object goes, and whose it is."""
+    """Describes why an object is removed, and its owner."""
     condition = finished(found)
     return f"which {f'has ended ({condition})' if condition else 'is to be replaced'} ({described(found)})"
 
 
 Outcome = Literal["created", "adopted", "recreated"]
 
-# How long a webhook may not know yet what was made before the workload, and the pause between two tries, seconds.
+# Seconds that a webhook may miss new objects; pause.
 _UNSEEN_S: Final = 30.0
 _UNSEEN_STEP_S: Final = 0.25
 
 
 class Launched(msgspec.Struct, frozen=True):
-    """A launch that is done.
+    """Result of a launch.
 
     Attributes:
-        uid: of the workload.
-        outcome: ``created``; ``adopted``: it was there already, made by the same request; ``recreated``: an earlier one was removed for it.
-        requests: that the client sent meanwhile.
+        uid: Workload UID.
+        outcome: ``created``; ``adopted`` = from the same request; ``recreated`` = an earlier one was removed.
+        requests: Requests sent meanwhile.
     """
 
     uid: str
@@ -123,27 +113,15 @@ async def launch(
     others: Sequence[dict[str, Any]] = (),
     owner: str | None = None,
 ) -> Launched:
-    """Create a workload and what belongs to it, and release it.
+    """Creates a workload and its companions, and releases it unless ``hold``.
 
-    Args:
-        kube: an open client.
-        workload: manifest with name, namespace and our labels; it is created suspended, whatever it says.
-        companions: manifests of what it owns, made after it.
-        resource: of the workload.
-        request_token: of this request; the same call again, by any process, has the same one.
-        hold: leave it suspended, because the user or a queue wants that.
-        replace: end an alive one of the same run instead of refusing.
-        wait_s: longest wait in seconds for everything together.
-        say: takes lines for people: what is waited for and why.
-        first: manifests of what must be there before the workload, as a runtime; owned by it afterwards.
-        others: manifests of further workloads of the same kind, owned by the first; they are released before it.
-        owner: who launches, for people.
+    ``first`` precede the workload; ``others`` are workloads owned by it, released before it.
 
     Raises:
-        NameTaken: an object of this name runs, or is not ours; it was left alone.
-        StillThere: an earlier one does not go; names what blocks it.
-        Vanished: somebody deleted the workload meanwhile.
-        KubeError: the server refuses (its own words), or cannot be reached until the time is over.
+        NameTaken: The object runs or is foreign.
+        StillThere: An earlier object remains; names the cause.
+        Vanished: Another user or controller deleted it.
+        KubeError: Refused, or unreachable until the limit.
     """
     if not label(workload, LABEL_RUN):
         raise ValueError(f"a workload without label {LABEL_RUN}: it could not be told from a foreign one")
@@ -188,7 +166,7 @@ class _Launch:
     async def run(
         self, first: Sequence[Object], companions: Sequence[Object], others: Sequence[Object], *, hold: bool
     ) -> tuple[str, Outcome]:
-        """All steps; the UID and how it came to be."""
+        """Runs all steps; returns the UID and the outcome."""
         try:
             found, outcome = await self._workload(first)
             self._runs = not suspended(found)
@@ -202,23 +180,22 @@ class _Launch:
                     held = {**manifest, "spec": {**manifest["spec"], "suspend": True}}
                     await self._ensurer.ensure(held, reference=reference, expected=again)
                 if suspended(found) and not hold:
-                    # The first one last: once it runs, none of them waits to be released.
+                    # Once it runs, all others are released.
                     for manifest in others:
                         await self._release_other(meta(manifest)["name"])
                     await self._release(self._name, uid_of(found))
         except (ApiError, LaunchError) as error:
-            # What may be asked for again is left as it is, and so is what ran before this call.
+            # After a transient error objects remain for a retry.
             if not self._runs and not (isinstance(error, KubeError) and passes(error)):
                 await self._take_back()
             raise
         return uid_of(found), outcome
 
     async def _workload(self, first: Sequence[Object]) -> tuple[Object, Outcome]:
-        """The workload, suspended and ours."""
-        # What comes first must not be made beside an old workload, whose own it could be.
+        # An old workload could own objects of ``first``.
         found = await self._look() if first else None
         if found is None and self._resource == TRAINJOBS:
-            # One that was removed by a client that was killed then: it is gone before its children are.
+            # A removed TrainJob disappears before its children.
             await self._gone(None)
         while True:
             if found is None:
@@ -237,7 +214,7 @@ class _Launch:
             found = None
 
     async def _create(self, *, after: Collection[str]) -> tuple[Object | None, bool]:
-        """What is there now, and whether it was made just now; None: nothing, try again. ``after``: names of what was made before it."""
+        """Returns the workload, and True if created now; None = retry."""
         try:
             new = await self._kube.create(self._resource, self._body, namespace=self._space)
         except KubeError as error:
@@ -250,19 +227,16 @@ class _Launch:
                 error, self._kube, self._resource, self._name, namespace=self._space, patience=self._patience
             ), False
         self._made.append(Made(self._resource, self._name, uid_of(new)))
-        # The answer's kind is trusted to nobody on the way.
         return {**new, "apiVersion": self._resource.api_version, "kind": self._resource.kind}, True
 
     async def _look(self) -> Object | None:
         return await look(self._kube, self._resource, self._name, namespace=self._space, patience=self._patience)
 
     async def _clear(self, found: Object, state: Standing) -> None:
-        """Get an object out of the way, or refuse."""
         if state != "deleting":
             check_replaceable(found, state, name=self._label, replace=self._replace, removed=self._removed)
             self._say(f"removing {self._label}, {going(found)}")
-            # In the foreground the object stays until everything below it is gone, and says so, also to a client that was killed here and
-            # asks again. A TrainJob cannot (see remove).
+            # Foreground deletion retains the object until its children are deleted, also for a repeated call.
             await order_delete(
                 self._kube,
                 self._resource,
@@ -286,7 +260,6 @@ class _Launch:
         )
 
     async def _release_other(self, name: str) -> None:
-        """Let another role's workload run, which was made a moment ago, or by an earlier call."""
         found = await look(self._kube, self._resource, name, namespace=self._space, patience=self._patience)
         if found is None or deleting(found):
             raise self._vanished(name)
@@ -300,7 +273,7 @@ class _Launch:
         )
 
     async def _release(self, name: str, uid: str) -> None:
-        """Let it run: this object and no other one of its name."""
+        """Releases exactly this object, not another one of its name."""
         patch: list[dict[str, Any]] = [
             {"op": "test", "path": "/metadata/uid", "value": uid},
             {"op": "add", "path": "/spec/suspend", "value": False},
@@ -309,7 +282,7 @@ class _Launch:
             try:
                 await self._kube.patch(self._resource, name, patch, kind="json", namespace=self._space)
             except KubeError as error:
-                # A test that fails is answered with 422, as a refusal is.
+                # A failed test is 422, like a refusal.
                 if not (passes(error) or isinstance(error, Invalid | ObjectNotFound)):
                     raise
                 found = await look(self._kube, self._resource, name, namespace=self._space, patience=self._patience)
@@ -322,7 +295,7 @@ class _Launch:
                 return
 
     async def _take_back(self) -> None:
-        """Remove what this request made: a refused launch leaves nothing that looks as if it were waiting."""
+        """Removes all objects of this request, so that none stays suspended."""
         for made in reversed(self._made):
             try:
                 await order_delete(

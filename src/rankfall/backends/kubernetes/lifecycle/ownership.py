@@ -1,7 +1,6 @@
-"""Decides whose an object is and what may be done about one that already has the wanted name.
+"""Determines an object's owner and its relation to a launch of the same name.
 
-The answers: same, deleting, finished, alive, foreign. Only labels, annotations and UIDs of the objects are
-believed. An object without our marks is not ours, whatever its name.
+Only labels, annotations and UIDs count.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from rankfall.kube.secret import excerpt
 Object = dict[str, Any]
 
 ANNOTATION_OWNER: Final = "rankfall.dev/owner"
-"""Who launched it, for people: ``alice@laptop``."""
+"""Launching user, for display: ``alice@laptop``."""
 
 Standing = Literal["same", "deleting", "finished", "alive", "foreign"]
 
@@ -36,18 +35,17 @@ _RESOURCES: Final = {
     (resource.api_version, resource.kind): resource
     for resource in (CONFIG_MAPS, SECRETS, SERVICES, PVCS, JOBS, JOBSETS, TRAINJOBS, TRAINING_RUNTIMES)
 }
-# Conditions that nothing follows.
 _ENDS: Final = {"Job": {"Complete", "Failed"}, "JobSet": {"Completed", "Failed"}, "TrainJob": {"Complete", "Failed"}}
 _RUN: Final = re.compile(r"(?P<base>.+)-[0-9a-f]{6}", re.DOTALL)
-# Seconds from which on a larger unit says enough.
+# Seconds from which a larger unit suffices.
 _UNITS: Final = ((2 * 86_400, 86_400, "days"), (2 * 3600, 3600, "h"), (2 * 60, 60, "min"))
 
 
 def resource_of(manifest: Mapping[str, Any]) -> Resource:
-    """Where objects of a manifest's kind live.
+    """Returns the resource of a manifest's kind.
 
     Raises:
-        ValueError: nothing that is launched is of this kind.
+        ValueError: No launch has it.
     """
     version, kind = str(manifest.get("apiVersion")), str(manifest.get("kind"))
     found = _RESOURCES.get((version, kind))
@@ -57,16 +55,11 @@ def resource_of(manifest: Mapping[str, Any]) -> Resource:
 
 
 def standing(found: Object, wanted: Object, *, token: str) -> Standing:
-    """What an object is to the launch of another one of its name.
-
-    Args:
-        found: the object that is there.
-        wanted: the manifest of the new one.
-        token: of the request that makes the new one.
+    """Returns an object's relation to a launch of its name.
 
     Returns:
-        ``deleting``: on its way out, whoever made it. ``same``: made by this very request. ``foreign``: without our marks, or of another run.
-        ``finished`` and ``alive``: of the same run.
+        ``deleting``; ``same`` request; ``foreign``: unmarked or of another run; ``finished`` or ``alive``: of the same
+        run.
     """
     if deleting(found):
         return "deleting"
@@ -78,7 +71,7 @@ def standing(found: Object, wanted: Object, *, token: str) -> Standing:
 
 
 def same_identity(found: Object, wanted: Object) -> bool:
-    """Whether both are of one run, or of runs of one name that one person launched."""
+    """True if both belong to one run, or one user's runs of one name."""
     theirs, ours = label(found, LABEL_RUN), label(wanted, LABEL_RUN)
     if not theirs or not ours:
         return False
@@ -94,7 +87,7 @@ def _base(run: str) -> str:
 
 
 def finished(item: Object) -> str | None:
-    """The condition that says that a workload has ended; None when it has not."""
+    """Returns a workload's final condition, or None."""
     names = _ENDS.get(str(item.get("kind")), set())
     for condition in _dict(item.get("status")).get("conditions") or ():
         if isinstance(condition, dict) and condition.get("status") == "True" and condition.get("type") in names:
@@ -103,50 +96,50 @@ def finished(item: Object) -> str | None:
 
 
 def suspended(item: Object) -> bool:
-    """Whether a workload is held back."""
+    """True if a workload is suspended."""
     return _dict(item.get("spec")).get("suspend") is True
 
 
 def deleting(item: Object) -> bool:
-    """Whether its deletion has begun."""
+    """True if the deletion has started."""
     return bool(meta(item).get("deletionTimestamp"))
 
 
 def meta(item: Mapping[str, Any]) -> Object:
-    """Metadata; empty when there are none."""
+    """Returns the metadata; empty if absent."""
     return _dict(item.get("metadata"))
 
 
 def uid_of(item: Mapping[str, Any]) -> str:
-    """The UID; empty when there is none."""
+    """Returns the UID; empty if absent."""
     return str(meta(item).get("uid") or "")
 
 
 def label(item: Mapping[str, Any], key: str) -> str:
-    """A label; empty when it is not there."""
+    """Returns a label; empty if absent."""
     return str(_dict(meta(item).get("labels")).get(key) or "")
 
 
 def annotation(item: Mapping[str, Any], key: str) -> str:
-    """An annotation; empty when it is not there."""
+    """Returns an annotation; empty if absent."""
     return str(_dict(meta(item).get("annotations")).get(key) or "")
 
 
 def token_of(item: Mapping[str, Any]) -> str:
-    """Token of the request that made an object; empty when it has none."""
+    """Returns the request's token; empty if absent."""
     return annotation(item, ANNOTATION_REQUEST)
 
 
 def owners_of(item: Mapping[str, Any]) -> list[Object]:
-    """Owner references."""
+    """Returns the owner references."""
     found = meta(item).get("ownerReferences")
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def owner_reference(workload: Object) -> Object:
-    """What stands on the companions of a workload, so that they go when it goes.
+    """Returns companions' owner reference.
 
-    Without ``blockOwnerDeletion``: many clusters let only those set it who may change the workload's finalizers.
+    Omits ``blockOwnerDeletion``, which often needs the right to change finalizers.
     """
     return {
         "apiVersion": workload["apiVersion"],
@@ -158,14 +151,7 @@ def owner_reference(workload: Object) -> Object:
 
 
 def marked(manifest: Object, *, token: str, owner: str | None = None, reference: Object | None = None) -> Object:
-    """A manifest with the marks of the request that sends it.
-
-    Args:
-        manifest: stays as it is.
-        token: of the request.
-        owner: who launches, for people.
-        reference: of the workload that owns it.
-    """
+    """Returns a manifest with its request's marks; ``owner`` is for display."""
     marks = {ANNOTATION_REQUEST: token, **({ANNOTATION_OWNER: owner} if owner else {})}
     found = {**meta(manifest), "annotations": {**_dict(meta(manifest).get("annotations")), **marks}}
     if reference is not None:
@@ -174,7 +160,7 @@ def marked(manifest: Object, *, token: str, owner: str | None = None, reference:
 
 
 def described(item: Object, *, now: datetime | None = None) -> str:
-    """Whose an object is and how old, in words that are safe to show."""
+    """Describes owner and age of an object, safe to display."""
     words = []
     if label(item, LABEL_RUN):
         words.append(f"run {excerpt(label(item, LABEL_RUN))}")
@@ -188,14 +174,13 @@ def described(item: Object, *, now: datetime | None = None) -> str:
 
 
 def _maker(item: Object) -> str:
-    """The program that wrote an object first, as the server noted it."""
     fields = meta(item).get("managedFields")
     first = fields[0] if isinstance(fields, list) and fields else None
     return excerpt(str(_dict(first).get("manager") or "nobody known"))
 
 
 def age(stamp: Any, *, now: datetime | None = None) -> str:
-    """How long ago a time stamp of the server was, by this machine's clock."""
+    """Returns the time since a timestamp, by this machine's clock."""
     try:
         moment = datetime.fromisoformat(str(stamp))
         return span(((now or datetime.now(UTC)) - moment).total_seconds())
@@ -204,7 +189,7 @@ def age(stamp: Any, *, now: datetime | None = None) -> str:
 
 
 def span(seconds: float) -> str:
-    """A duration in words: ``42 s``, ``5 min``, ``3 h``, ``4 days``; clocks that disagree make none negative."""
+    """Formats a duration: ``42 s``, ``5 min``, ``3 h``, ``4 days``."""
     for least, unit, name in _UNITS:
         if seconds >= least:
             return f"{seconds // unit:.0f} {name}"

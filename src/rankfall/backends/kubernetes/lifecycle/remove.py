@@ -1,8 +1,4 @@
-"""Deletes one workload by UID and waits until object and pods are gone: the answer is gone, going or unknown.
-
-What is not ours is never deleted: without a UID the object must carry our marks; with one, another object of
-the same name stays.
-"""
+"""Deletes one workload by UID and waits: gone, going or unknown. Never deletes foreign objects."""
 
 from __future__ import annotations
 
@@ -20,8 +16,8 @@ from rankfall.kube.resources import JOBSETS, Resource
 
 Removed = Literal["gone", "going", "unknown"]
 
-# A set that is gone before its jobs would leave jobs that still make pods, until the garbage collector gets to them. A TrainJob cannot stay
-# until the last: its runtime goes with it, and without that Trainer's webhook refuses every change, the removal of the finalizer too.
+# A set that disappears first leaves jobs that create pods. A TrainJob cannot go last: Trainer's webhook needs its
+# runtime, even for the finalizer.
 _IN_ORDER: Final = (JOBSETS,)
 
 
@@ -36,25 +32,17 @@ async def remove(
     wait_s: float,
     say: Say,
 ) -> Removed:
-    """Delete a workload and wait for its end. Can be called again at any time.
+    """Deletes a workload and waits for its end; ``wait_s`` 0 = check once. Repeatable.
 
-    Args:
-        kube: an open client.
-        resource: of the workload.
-        name: of the workload.
-        namespace: where it is.
-        uid: of the workload; None = not known: then the object must carry our marks.
-        pods_selector: label selector of exactly this attempt's pods.
-        wait_s: longest wait in seconds; 0 = order it, take one look.
-        say: takes lines for people: what is waited for and why.
+    ``uid`` None = unknown, then Rankfall's marks are required.
 
     Returns:
-        ``gone``: neither object, nor children, nor pods are there. ``going``: it was deleted, and something is still there; ``say`` was told what.
-        ``unknown``: the server could not be asked until the time was over.
+        ``gone``: object, children and pods. ``going``: deleted, but ``say`` received what remains. ``unknown``: no
+            answer.
 
     Raises:
-        NameTaken: the object of this name is not ours.
-        KubeError: what waiting does not heal: 401, 403.
+        NameTaken: The object is foreign.
+        KubeError: A permanent error: 401, 403.
     """
     patience = RetryBudget(until=time.monotonic() + wait_s, say=say)
     try:
@@ -95,10 +83,10 @@ async def order_delete(
     propagation: Propagation,
     patience: RetryBudget,
 ) -> None:
-    """Have one object deleted, and no other one of its name. Its being gone already is fine.
+    """Deletes one object by UID, if it exists.
 
     Raises:
-        KubeError: it could not be ordered, until patience was over.
+        KubeError: Failed until the budget was spent.
     """
     while True:
         try:
@@ -117,13 +105,7 @@ async def order_delete(
 
 
 def teller(kube: Kube, doing: str, *, say: Say) -> Tell:
-    """Words about what is left, each time with the age of the wait.
-
-    Args:
-        kube: asked for nodes.
-        doing: what waits: ``removing job here/train``.
-        say: takes the line.
-    """
+    """Returns a function that reports remaining objects and the wait's duration."""
     began = time.monotonic()
 
     async def tell(left: Sequence[Left]) -> None:
@@ -134,7 +116,7 @@ def teller(kube: Kube, doing: str, *, say: Say) -> Tell:
 
 
 def _check_ours(found: dict[str, Any], name: str, pods_selector: str) -> None:
-    """Refuse what carries no marks of ours, or those of another run than the pods that are asked for."""
+    """Refuses an object without Rankfall's marks, or of another run."""
     run = label(found, LABEL_RUN)
     wanted = [part.partition("=")[2] for part in pods_selector.split(",") if part.partition("=")[0] == LABEL_RUN]
     if not run or any(run != one for one in wanted):

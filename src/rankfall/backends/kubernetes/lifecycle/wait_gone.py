@@ -1,8 +1,6 @@
-"""Waits until an object, its children and its pods are gone, and names what blocks: pod, node, finalizer.
+"""Waits for the end of an object, its children and pods, and names what blocks.
 
-Watches while something is left and ends with a fresh list: only "nothing in a list asked for now" counts as
-gone. Nothing is forced: only the node can say that a pod has ended, and two copies of a rank writing one
-checkpoint are worse than a wait.
+Only an empty fresh list proves the end. Nothing is forced: two copies of a rank could write one checkpoint.
 """
 
 from __future__ import annotations
@@ -25,40 +23,30 @@ from rankfall.kube.resources import JOBS, JOBSETS, NODES, PODS, SERVICES, TRAINJ
 from rankfall.kube.secret import excerpt
 from rankfall.kube.watch.watcher import watch
 
-# Waited for in order by the server itself; what they wait for is in the list too.
+# The list has what they wait for.
 _CASCADES: Final = frozenset({"foregroundDeletion", "orphan"})
 _MAX_LISTED: Final = 3
-# Seconds: what a node's state is worth to a message.
+# Seconds for a node's state.
 _NODE_S: Final = 5.0
 
 
 class Left(msgspec.Struct, frozen=True):
-    """An object that is still there."""
+    """An object that still exists."""
 
     resource: Resource
     item: Object
 
 
 class Blockers(msgspec.Struct, frozen=True):
-    """What is still there.
-
-    Attributes:
-        text: the first few objects, each with its reason.
-        hint: what to do about them; None = nothing but wait.
-    """
+    """Existing objects with reasons, and advice (None = only waiting helps)."""
 
     text: str
     hint: str | None
 
 
 async def blocked(kube: Kube, left: Sequence[Left]) -> Blockers:
-    """Say what is still there and why.
-
-    Args:
-        kube: asked for the nodes of the pods that are shown; who may not see nodes is told less.
-        left: at least one object.
-    """
-    # Pods first: everything else waits for them.
+    """Describes existing objects and reasons; shorter without the right to read nodes."""
+    # All other objects wait for pods.
     ordered = sorted(left, key=lambda one: one.resource != PODS)
     waiting = [one for one in ordered if not _only_cascades(one)] or ordered
     texts, hints = [], []
@@ -100,7 +88,7 @@ async def _pod(kube: Kube, item: Object) -> tuple[str, str]:
     if not deleting(item):
         return f"{label} is not being deleted yet", ""
     names = _foreign(_finalizers(item))
-    # The stamp is the moment at which it should have ended: its grace is part of it.
+    # When the pod should have ended, grace time included.
     stamp = meta(item)["deletionTimestamp"]
     due = f"should have ended {age(stamp)} ago" if _past(stamp) else "is ending"
     state = await _node(kube, node) if node else ""
@@ -113,7 +101,6 @@ async def _pod(kube: Kube, item: Object) -> tuple[str, str]:
 
 
 async def _node(kube: Kube, name: str) -> str:
-    """What is wrong with a node; empty when nothing is, or when we may not know."""
     try:
         async with asyncio.timeout(_NODE_S):
             found = await kube.get(NODES, name)
@@ -146,22 +133,22 @@ def _label(resource: Resource, item: Object) -> str:
 
 Tell = Callable[[Sequence[Left]], Awaitable[None]]
 
-# Seconds between two words about a wait.
+# Seconds between messages.
 _TELL_S: Final = 15.0
-# A last look is worth so many seconds after the time is over.
+# Seconds for a last check.
 _LOOK_S: Final = 10.0
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Objects that have to go.
+    """Objects that have to disappear.
 
     Attributes:
-        resource: their kind.
-        name: of the one object; None = all that ``labels`` select.
-        labels: selector; None = all.
-        uid: only the object with this UID: another one of the name is not waited for.
-        owner: kind of the owner of the one object; of another owner it is somebody else's.
-        needed: False = who may not see them goes on without.
+        resource: Kind.
+        name: A single object; None = all of ``labels``.
+        labels: Label selector; None = all.
+        uid: Only this UID counts.
+        owner: Required kind of owner.
+        needed: False = continue if unreadable.
     """
 
     resource: Resource
@@ -177,38 +164,26 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.name is None else f"metadata.name={self.name}"
 
     def counts(self, item: Object) -> bool:
-        """Whether an object that the selectors let through is meant."""
+        """True if a selected object belongs to the group."""
         if self.uid is not None:
             return uid_of(item) == self.uid
         return self.owner is None or any(one.get("kind") == self.owner for one in owners_of(item))
 
 
 class WaitResult(msgspec.Struct, frozen=True):
-    """How a wait ended.
-
-    Attributes:
-        left: what is still there.
-        unseen: why that could not be seen at the end; ``left`` is older then.
-    """
+    """Existing objects; after an error (``unseen``) they are older."""
 
     left: tuple[Left, ...] = ()
     unseen: KubeError | None = None
 
     @property
     def gone(self) -> bool:
-        """Whether nothing is left, for certain."""
+        """True if all objects are certainly gone."""
         return not self.left and self.unseen is None
 
 
 def groups_of(resource: Resource, name: str, *, uid: str | None, pods: str) -> tuple[Group, ...]:
-    """What goes with a workload.
-
-    Args:
-        resource: of the workload.
-        name: of the workload.
-        uid: of the workload; None = it is gone already.
-        pods: label selector of its pods.
-    """
+    """Returns a workload and its dependents; ``uid`` None = already deleted."""
     itself = [Group(resource=resource, name=name, uid=uid)] if uid is not None else []
     children = []
     if resource == TRAINJOBS:
@@ -216,32 +191,26 @@ def groups_of(resource: Resource, name: str, *, uid: str | None, pods: str) -> t
     if resource in {JOBSETS, TRAINJOBS}:
         children += [
             Group(resource=JOBS, labels=f"{JOBSET_NAME}={name}", needed=False),
-            # The headless service of a set: a new set that finds the old one would do without, and lose its names when that goes.
+            # A new set would use the old one and lose its names.
             Group(resource=SERVICES, name=name, owner="JobSet", needed=False),
         ]
     return (*itself, *children, Group(resource=PODS, labels=pods))
 
 
 def pods_of(resource: Resource, name: str) -> str:
-    """Label selector of all pods that a workload of this name has, by the platform's own labels."""
+    """Returns the platform's label selector for a workload's pods."""
     return f"{JOB_NAME if resource == JOBS else JOBSET_NAME}={name}"
 
 
 async def wait_gone(
     kube: Kube, groups: Sequence[Group], *, namespace: str, until: float, say: Say, tell: Tell
 ) -> WaitResult:
-    """Look, and wait until nothing of the groups is there.
+    """Waits until no object of the groups exists; checks at least once.
 
-    Args:
-        kube: an open client.
-        groups: what has to go.
-        namespace: where.
-        until: end of patience on the monotonic clock; one look is taken in any case.
-        say: told what is in the way of looking.
-        tell: told what is left: at once, and every now and then.
+    ``tell`` receives remaining objects immediately and at intervals.
 
     Raises:
-        KubeError: what waiting does not heal: 401, 403.
+        KubeError: A permanent error: 401, 403.
     """
     wait = _Wait(kube, groups, namespace=namespace, until=until, say=say)
     while True:
@@ -266,11 +235,11 @@ class _Wait:
 
     @property
     def left(self) -> tuple[Left, ...]:
-        """What was there when it was last seen."""
+        """Objects that existed at the last check."""
         return tuple(Left(group.resource, item) for group in self._groups for item in self._there.get(group, ()))
 
     async def look(self) -> WaitResult:
-        """What is there now."""
+        """Checks once and returns the existing objects."""
         while True:
             try:
                 async with asyncio.timeout(max(_LOOK_S, self._patience.left)):
@@ -294,7 +263,7 @@ class _Wait:
                 group.resource, namespace=self._namespace, labels=group.labels, fields=group.fields
             )
         except ObjectNotFound:
-            return []  # the kind is no longer served, so there are none
+            return []  # the kind is no longer served
         except Forbidden as error:
             self._without(group, error)
             return []
@@ -308,7 +277,7 @@ class _Wait:
         self._say(f"{error.message}; going on without seeing them")
 
     async def watched(self, left: Sequence[Left], tell: Tell) -> KubeError | None:
-        """Return when every group that has something left was seen empty, or the time is over; then why it cannot be seen, if so."""
+        """Watches until affected groups are empty or time is over; returns a persistent error."""
         self._trouble.clear()
         kinds = {one.resource for one in left}
         tasks = [asyncio.create_task(self._follow(group)) for group in list(self._groups) if group.resource in kinds]
@@ -350,7 +319,7 @@ class _Wait:
                     there.pop(uid_of(event.object), None)
                 elif group.counts(event.object):
                     there[uid_of(event.object)] = event.object
-                # A bookmark comes after the list: before that, nothing that was not told means nothing.
+                # Before a bookmark, absence proves nothing.
                 if there or event.type in {"deleted", "bookmark"}:
                     self._there[group] = list(there.values())
                     if not there:

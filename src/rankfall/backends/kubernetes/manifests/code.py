@@ -1,6 +1,6 @@
-"""Where the code of a job lies in its pods: packed in the config map, or on the workspace's volume.
+"""Location of a job's code in pods: config map or workspace volume.
 
-Refuses code that is too large to travel with the recorder, before anything is created.
+Refuses code that is too large for the config map.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from rankfall_inside.transfer.frames import TransferError
 from rankfall_inside.transfer.pack import pack
 from rankfall_inside.transfer.tree import FILE, Tree
 
-# A config map holds 1 MiB in all, and the recorder is in it too.
+# A config map holds 1 MiB, with the recorder.
 MOST_PACKED: Final = 700 << 10
-# More than this is not even tried: text becomes a fifth, and every start of an attempt packs it.
+# Text shrinks to a fifth, and every attempt packs.
 _MOST_RAW: Final = 32 << 20
 _INSTEAD: Final = "name a volume for it: kubernetes.workspace (--workspace CLAIM); or bring it in the image, or leave out more with code_exclude (--code-exclude)"
 
 
 def packed_code(spec: JobSpec, tree: Tree | None) -> bytes | None:
-    """The code as it travels with the recorder; None: there is none, or it goes to the workspace.
+    """Returns the packed code; None if none or on the workspace.
 
     Raises:
-        Refused: it is too large, nobody in the pod could unpack it, or there is no image for the pod that copies it.
-        UsageError: it cannot be read.
+        Refused: Too large, or no unpacker or image.
+        UsageError: The code is unreadable.
     """
     if tree is None:
         return None
@@ -57,7 +57,7 @@ def packed_code(spec: JobSpec, tree: Tree | None) -> bytes | None:
 
 
 def code_note(spec: JobSpec, tree: Tree, packed: bytes | None, *, run: str) -> str:
-    """Where the code goes, for people who look at a plan."""
+    """Describes the code's location, for plans."""
     what = f"code: {sum(entry.kind == FILE for entry in tree.entries)} files, {tree.size} bytes"
     if packed is not None:
         return f"{what}, {len(packed)} packed, in the config map; pods unpack it to {code_dir(spec, run=run)}"
@@ -67,7 +67,7 @@ def code_note(spec: JobSpec, tree: Tree, packed: bytes | None, *, run: str) -> s
 
 
 def copy_pod_image(spec: JobSpec) -> str | None:
-    """Of the pod that copies: the workspace's own, else the job's, else that of its first role which has one."""
+    """Returns the image of workspace, job or first role."""
     workspace = spec.kubernetes.workspace
     found = [workspace.image if workspace is not None else None, spec.kubernetes.image]
     return next((one for one in (*found, *(part.spec.kubernetes.image for part in spec.parts)) if one), None)
@@ -81,7 +81,7 @@ def _too_large(spec: JobSpec, tree: Tree, why: str) -> Refused:
 
 
 def code_dir(spec: JobSpec, *, run: str) -> str:
-    """The folder of the code as the pods of a run see it."""
+    """Returns the code's folder in a run's pods."""
     workspace = spec.kubernetes.workspace
     return (
         f"{SLOT_DIR}/{CODE}" if workspace is None else f"{workspace.path}/{code_folder(workspace, spec.name, run=run)}"
@@ -89,17 +89,17 @@ def code_dir(spec: JobSpec, *, run: str) -> str:
 
 
 def code_folder(workspace: Workspace, job: str, *, run: str) -> str:
-    """The same below the volume's root."""
+    """Returns the code's folder below the volume's root."""
     return f"{workspace.folder or runs_folder(job)}/{run}/{CODE}"
 
 
 def runs_folder(job: str) -> str:
-    """Where this user's runs of a job have their folders on a volume."""
+    """Returns the folder of this user's runs on a volume."""
     return f"{user_name()}/{job}"
 
 
 def user_name() -> str:
-    """The account's name as a folder's; in a container its number may have no name."""
+    """Returns the account as a folder name; containers' users may have none."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):

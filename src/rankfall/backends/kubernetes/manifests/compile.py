@@ -1,6 +1,6 @@
-"""Compiles a job spec into manifests: pure, complete, and the same output for the same input.
+"""Compiles a job spec into manifests: pure, complete and reproducible.
 
-Whatever the chosen workload kind cannot do is refused here.
+Refuses what the workload kind cannot do.
 """
 
 from __future__ import annotations
@@ -50,25 +50,11 @@ def compile_job(
     strategy: str = "causal",
     code: Tree | None = None,
 ) -> Compiled:
-    """The manifests of one attempt.
-
-    Args:
-        spec: checked; its backend is one of a cluster.
-        run: the run's id.
-        attempt: counted from 1.
-        token: random, of this attempt: lines of records carry it.
-        served: what the server offers.
-        inside_zip: what travels into the pods.
-        excluded_nodes: nodes to avoid, beside those of the spec.
-        namespace: where; None = the spec's, else ``default``.
-        nnodes: how many of ``MIN:MAX`` nodes there are at first; None = the most.
-        left_out: roles that have done their work in an earlier attempt.
-        strategy: of diagnosis, where the spec names none.
-        code: that the job brings; None = none.
+    """Returns the manifests of one attempt; ``nnodes``: initial ``MIN:MAX`` nodes, None = maximum.
 
     Raises:
-        Refused: the backend or the server cannot do what is asked; all problems at once.
-        SpecError: overrides or flags contradict the job.
+        Refused: Unsupported; names all problems.
+        SpecError: Overrides or flags contradict the job.
     """
     check_spec_of_pod(spec)
     packed = packed_code(spec, code)
@@ -128,7 +114,7 @@ def compile_job(
         launcher=_launcher(members),
         rdzv=whole.rdzv if any(one.start.rdzv != "none" for one in members) else "none",
         port=spec.kubernetes.master_port,
-        # A supervised attempt begins when its run may: only a run without supervisor is held by its own object.
+        # Only unsupervised runs stay suspended.
         release=not (spec.suspend and spec.unattended) and spec.kubernetes.queue is None,
         request_token=request_token(token),
         notes=(
@@ -146,7 +132,6 @@ def _member(request: Request, *, container: str) -> Member:
 
 
 def _launcher(members: Sequence[Member]) -> Launcher | None:
-    """Of the world of ranks; ``exec`` where there is none."""
     inside = [one.start.chosen for one in members if one.request.part.in_world]
     return inside[0] if inside else "exec"
 
@@ -168,12 +153,12 @@ def _problems(whole: Gang, members: Sequence[Member], inside_zip: bytes) -> list
         one.policies.rules and not one.policies.free for one in members
     ):
         found.append(two_classes())
-    # What is said of the whole job is said by each role.
+    # Each role repeats the whole job's problems.
     return list(dict.fromkeys(found))
 
 
 def _objects(members: Sequence[Member]) -> tuple[list[Object], int]:
-    """The objects in order, without the config map and the Jobs of other roles, and the workload's place."""
+    """Returns ordered objects and the workload's index."""
     first = members[0]
     if first.request.spec.backend == "job":
         return [indexed_job(first.request, first.pod, first.policies), service(first.request)], 0
@@ -182,7 +167,7 @@ def _objects(members: Sequence[Member]) -> tuple[list[Object], int]:
     one = trainer.trainer(members)
     job = trainer.trainjob(one.request, one.start)
     if trainer.own_runtime(one.request.spec):
-        # First: a TrainJob without its runtime is refused by Trainer's webhook, and fails for good without it.
+        # Trainer's webhook refuses a TrainJob without runtime, or it fails permanently.
         return [trainer.training_runtime(members), job], 1
     return [job], 0
 

@@ -1,9 +1,6 @@
-"""The command of a container: a shell bootstrap that finds a Python, and the wrapper's arguments.
+"""A container's command: a shell bootstrap that finds Python, and the wrapper's arguments.
 
-The bootstrap runs in dash and busybox. It passes over a Python older than 3.8 or without zlib. Without any,
-the command runs plainly and stderr says so; where that is impossible (several ranks in a slot, ``inside:
-require``) the container ends with the exit code of cause ``platform``. The image cannot be inspected: whether
-its Python has torch is left to the wrapper where the spec leaves it open.
+Runs in dash and busybox; needs Python 3.8 with zlib, else starts the command alone or refuses.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from rankfall.model.exit_codes import CAUSE_CODES
 BUNDLE_PATH: Final = "/rankfall/inside.pyz"
 _REFUSED: Final = CAUSE_CODES["platform"]
 
-# Arguments: the wrapper's own, then --, then the command. The options' values never are "--".
+# No option value is "--".
 BOOTSTRAP: Final = f"""\
 say() {{ echo "rankfall: $1" >&2; }}
 for python in "${{RANKFALL_PYTHON-}}" python3 python; do
@@ -80,15 +77,15 @@ DEFAULT_PYTHON: Final = "python3"
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container starts. All words are Kubernetes' text: dollar signs doubled, except for the slot's number and secret arguments.
+    """Command of a container; words are escaped for Kubernetes, except references.
 
     Attributes:
-        launcher: the wrapper's.
-        chosen: how ranks are started; None = decided in the pod.
-        words: the command.
-        torchrun: the command through torchrun, where the wrapper may or must take it.
-        rdzv: of torchrun.
-        note: what was chosen and why.
+        launcher: Launcher of the wrapper.
+        chosen: The ranks' launcher; None = decided in the pod.
+        words: The command.
+        torchrun: The command through torchrun, if usable.
+        rdzv: Rendezvous of torchrun.
+        note: The choice and its reason.
     """
 
     launcher: Literal["auto", "torchrun", "plain", "exec"]
@@ -105,15 +102,15 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def start_of(request: Request) -> Start:
-    """What the containers of an attempt start.
+    """Returns the command of an attempt's containers.
 
     Raises:
-        SpecError: flags of a given torchrun contradict the job, or the words cannot be carried by Kubernetes.
-        Refused: ``inside: off`` leaves nobody who could start what is asked.
+        SpecError: Contradictory flags, or words impossible in Kubernetes.
+        Refused: With ``inside: off`` nothing starts the ranks.
     """
     spec = request.spec
     check_text("$.command", spec.command)
-    # From here on every word is Kubernetes' text, so the references that are meant stand out.
+    # From here on only intended references expand.
     hidden = {number: word_reference(number) for number in secret_words(spec)}
     words = tuple(hidden.get(number) or escape(word) for number, word in enumerate(spec.command))
     command = command_elsewhere(msgspec.structs.replace(spec, command=words))

@@ -1,8 +1,7 @@
 """The Indexed Job and the JobSet with headless service and config map.
 
-Every field that a server or webhook would default is written, so that a manifest means the same everywhere;
-JobSet 0.8 panics without ``network`` and ``successPolicy`` where its webhooks are off. Workloads are created
-suspended: a launch that is cut short leaves nothing that runs.
+Writes every field with a default: JobSet 0.8 panics without ``network`` and ``successPolicy``. Workloads are created
+suspended.
 """
 
 from __future__ import annotations
@@ -25,14 +24,7 @@ from rankfall.model import JobSpec
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One role.
-
-    Attributes:
-        request: to compile it.
-        start: of its containers.
-        policies: its native ones.
-        pod: the template.
-    """
+    """One role: request, container command, native policies and pod template."""
 
     request: Request
     start: Start
@@ -40,24 +32,24 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     pod: Object
 
 
-# backoffLimitPerIndex and podReplacementPolicy are on by default since 1.29; an older server would drop them without a word.
+# backoffLimitPerIndex and podReplacementPolicy: on since 1.29, older servers drop them silently.
 PER_INDEX_SINCE: Final = 29
 
 
 def indexed_job(request: Request, template: Object, native: Native) -> Object:
-    """The Job."""
+    """Returns the Job."""
     spec = request.spec
     body = {"suspend": True, **child_spec(request, template, native)}
     if spec.ttl_s is not None:
         body["ttlSecondsAfterFinished"] = spec.ttl_s
     about = metadata(request, marks=labels(request))
-    # Of several roles each is a Job of its own.
+    # With several roles each is a Job.
     about["name"] = request.names.workload
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": body}
 
 
 def child_spec(request: Request, template: Object, native: Native) -> Object:
-    """The spec of the Job, also as a child of a JobSet: without suspend and TTL, which are its owner's there."""
+    """Returns the Job's spec without suspend and TTL, which a JobSet sets."""
     return {
         "completionMode": "Indexed",
         "completions": request.count,
@@ -73,34 +65,34 @@ def child_spec(request: Request, template: Object, native: Native) -> Object:
 def _retries(request: Request, *, by_rule: bool) -> Object:
     spec = request.spec
     per_index = request.served.at_least(PER_INDEX_SINCE)
-    # A pod that is only being deleted is no failure yet, and its successor must not meet it.
+    # A terminating pod's successor must not meet it.
     replacement = {"podReplacementPolicy": "Failed"} if per_index else {}
     if spec.unattended:
-        # A set starts all of its jobs again itself; a failure of one must reach it at once.
+        # A set restarts its jobs itself.
         own = request.native_restarts if spec.backend == "job" else 0
-        # Without rules, which force it, a pod that a dead node holds for ever counts as failed at once.
+        # Without rules, a pod stuck on a dead node fails immediately.
         return {"backoffLimit": own, **(replacement if by_rule else {})}
     restarts = _of_one_slot(spec) if spec.alone else 0
     if per_index:
-        # A failed pod is not replaced, and it does not end its peers, so that they can still say what they saw.
+        # A failed pod does not end its peers, which can still report.
         return {"backoffLimitPerIndex": restarts, **replacement}
     return {"backoffLimit": restarts}
 
 
 def _of_one_slot(spec: JobSpec) -> int:
-    """The most restarts of one slot that the supervisor can ever decide: those that count in ``max_restarts``, and those that do not."""
+    """Returns the most restarts of one slot by the supervisor."""
     free = {rule.budget for rule in spec.rules if rule.action == "ignore" and rule.budget is not None}
     return spec.policies.max_restarts + sum(spec.policies.budgets.get(name, 0) for name in free)
 
 
 def _deadline(spec: JobSpec) -> Object:
-    """Natively only where nobody supervises: there the clock would run on through what a supervisor looks at after a failure."""
+    """Returns the deadline of unsupervised jobs; a supervisor's work would count too."""
     attempt = spec.deadlines.attempt_s
     return {"activeDeadlineSeconds": math.ceil(attempt)} if spec.unattended and attempt is not None else {}
 
 
 def metadata(request: Request, *, marks: dict[str, str] | None = None) -> Object:
-    """Of the workload; ``marks`` are its labels, those of the whole job by default."""
+    """Returns the workload's metadata; ``marks`` are its labels, by default the whole job's."""
     spec = request.spec
     marks = shared_labels(request) if marks is None else marks
     if spec.kubernetes.queue is not None:
@@ -113,12 +105,12 @@ def metadata(request: Request, *, marks: dict[str, str] | None = None) -> Object
 
 
 def identity(request: Request) -> Object:
-    """Name and namespace, the same for all objects of an attempt."""
+    """Returns name and namespace of an attempt's objects."""
     return {"name": request.names.object, "namespace": request.namespace}
 
 
 def service(request: Request) -> Object:
-    """The headless service that gives the pods their names, before they are ready: a rendezvous comes before readiness."""
+    """Returns the headless service; the rendezvous needs names before readiness."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -128,7 +120,7 @@ def service(request: Request) -> Object:
 
 
 def config_map(request: Request, bundle: bytes, code: bytes | None = None) -> Object:
-    """What travels into the pods: the recorder, and the job's code where it is small."""
+    """Returns the config map: recorder and small code."""
     data: dict[str, Any] = {BUNDLE_KEY: base64.b64encode(bundle).decode()}
     if code is not None:
         data[CODE_KEY] = base64.b64encode(code).decode()
@@ -145,23 +137,18 @@ API_VERSION: Final = "jobset.x-k8s.io/v1alpha2"
 
 
 def jobset(members: Sequence[Member]) -> Object:
-    """The JobSet of all roles."""
+    """Returns the JobSet of all roles."""
     request = members[0].request
     spec = request.spec
     body = {"suspend": True, **set_spec(members)}
     if spec.ttl_s is not None:
-        # Of the set alone: a finished child that is removed before the set finishes would be created again.
+        # Only on the set, which would recreate a removed child.
         body["ttlSecondsAfterFinished"] = spec.ttl_s
     return {"apiVersion": API_VERSION, "kind": "JobSet", "metadata": metadata(request), "spec": body}
 
 
 def set_spec(members: Sequence[Member], *, job_labels: Mapping[str, dict[str, str]] | None = None) -> Object:
-    """The spec of the set, also as the template of a TrainingRuntime: without suspend and TTL.
-
-    Args:
-        members: the roles.
-        job_labels: labels of the jobs of some roles, by the role's name in the set.
-    """
+    """Returns the set's spec without suspend and TTL; ``job_labels`` by role name."""
     request = members[0].request
     jobs = []
     for member in members:
@@ -180,7 +167,7 @@ def set_spec(members: Sequence[Member], *, job_labels: Mapping[str, dict[str, st
 
 
 def _targets(members: Sequence[Member]) -> list[str]:
-    """The roles whose end is the success of the set. A supervised set ends by itself only when all of it has ended: its drain is ours."""
+    """Returns the roles whose success is the set's; supervised, all roles."""
     spec = members[0].request.gang.spec
     counted = spec.success.role
     if spec.success.policy == "rank0":
@@ -200,7 +187,7 @@ def _failure_policy(request: Request, policies: Sequence[Native]) -> Object:
         rules.append(_rule("byDeadline", "FailJobSet", "DeadlineExceeded"))
     return {
         "maxRestarts": request.native_restarts,
-        # Otherwise a new rank 0 could meet an old rank 3.
+        # Otherwise new and old ranks could meet.
         "restartStrategy": "BlockingRecreate",
         **({"rules": rules} if rules else {}),
     }

@@ -1,8 +1,6 @@
-"""Names and labels of a run's objects: valid, unique and short enough up to the last index, on every backend.
+"""Names and labels of a run's objects: valid, unique and short enough on every backend.
 
-All follow from run, attempt, backend and role, so any process finds the same names again. What Kubernetes
-derives from an object's name (pods, hosts, jobs of a set) must fit into 63 characters too; room for it is
-kept from the start, so that neither a resize nor a hundredth attempt makes a name too long.
+They derive from run, attempt, backend and role; derived names fit into 63 characters, after resizes too.
 """
 
 from __future__ import annotations
@@ -21,16 +19,16 @@ LABEL_RUN: Final = "rankfall.dev/run"
 LABEL_ATTEMPT: Final = "rankfall.dev/attempt"
 LABEL_ROLE: Final = "rankfall.dev/role"
 ANNOTATION_REQUEST: Final = "rankfall.dev/request-token"
-# Kubeflow Trainer takes the training role and its container for this name, and makes the master's address out of it.
+# Kubeflow Trainer requires this name.
 TRAINER_ROLE: Final = "node"
 
 LABEL_LENGTH: Final = 63
 _HEX_LENGTH: Final = 6
-# "-a9999": as many attempts as a run can sensibly have.
+# "-a9999"
 _ATTEMPT_ROOM: Final = 6
-# "-99999": an Indexed Job has at most 100,000 indexes.
+# "-99999": at most 100,000 indexes.
 _INDEX_ROOM: Final = 6
-# "-x7k2p": what Kubernetes appends to a pod's name.
+# "-x7k2p": Kubernetes's suffix.
 _POD_SUFFIX: Final = "-x7k2p"
 _DNS_1035: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _RUN: Final = re.compile(r"(?P<base>.+)-(?P<hex>[0-9a-f]{6})", re.DOTALL)
@@ -38,20 +36,12 @@ _DEFAULT_BASE: Final = "job"
 
 
 def kubernetes_base(text: str, *, limit: int = 26) -> str:
-    """A valid beginning of a name out of any text: upper case, underscores, slashes, 200 characters, only symbols.
-
-    Args:
-        text: anything.
-        limit: length of the result at most; 26 leaves room for the run's six digits within 33 characters.
-
-    Returns:
-        Lower-case ASCII letters, digits and single dashes; a letter first, no dash last.
-    """
+    """Converts any text to a valid start of a name; 26 characters leave room for six digits."""
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if not plain:
         return _DEFAULT_BASE[:limit]
     if not plain[0].isalpha():
-        # A service's name begins with a letter, and the service bears the job's.
+        # A service's name starts with a letter.
         plain = f"j-{plain}"
     return plain[:limit].rstrip("-")
 
@@ -60,10 +50,10 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     """All names of one attempt.
 
     Attributes:
-        run, attempt: whose they are.
-        object: of the workload, and of its service, config map and training runtime (other kinds, same name).
-        role: the role as it stands in pod names; empty for a plain Job of one role.
-        replica: whether a JobSet's number stands between role and index. Without it the role is a Job of its own.
+        run, attempt: Run id and number.
+        object: Workload, service, config map, training runtime.
+        role: Role in pod names; empty for a plain Job.
+        replica: True if a JobSet's number precedes the index.
     """
 
     run: str
@@ -74,45 +64,37 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def workload(self) -> str:
-        """Name of the object that makes the pods of this role, or of the one that makes those of all."""
+        """Object that creates this role's pods."""
         return self.object if self.replica or not self.role else f"{self.object}-{self.role}"
 
     def host(self, index: int) -> str:
-        """Host name of the pod with this completion index; its pod's name begins so."""
+        """Returns a pod's host name, also its name's prefix."""
         return f"{self.object}-{self.role}-0-{index}" if self.role and self.replica else f"{self.workload}-{index}"
 
     def address(self, index: int, *, namespace: str) -> str:
-        """Name under which all pods of the attempt find the pod with this index.
+        """Returns a pod's DNS name.
 
-        The cluster's domain is not part of it, because nobody outside knows it: the pods' search list completes ``.svc``. The namespace
-        is, so that a pod with search domains of its own still asks for the right one.
+        Omits the cluster's domain, unknown outside; includes the namespace, because search domains differ.
         """
         return f"{self.host(index)}.{self.object}.{namespace}.svc"
 
     def longest_pod(self, count: int) -> str:
-        """The longest pod name of so many slots, with what Kubernetes appends."""
+        """Returns the longest pod name, with Kubernetes's suffix."""
         return f"{self.host(max(0, count - 1))}{_POD_SUFFIX}"
 
     @property
     def labels(self) -> dict[str, str]:
-        """Ownership marks of every object and pod of the attempt."""
+        """Ownership labels of all objects and pods."""
         return {LABEL_RUN: self.run, LABEL_ATTEMPT: str(self.attempt)}
 
 
 def names_for(
     *, run: str, attempt: int, backend: BackendName, roles: Sequence[str], counts: Sequence[int]
 ) -> tuple[Names, ...]:
-    """The names of one attempt, of each role, checked up to its last index. All roles share one object's name.
-
-    Args:
-        run: the run's id.
-        attempt: counted from 1.
-        backend: which kind of object.
-        roles: as they stand in names of pods.
-        counts: slots of each.
+    """Returns an attempt's names per role; all share one object name.
 
     Raises:
-        Refused: a derived name would be no valid name.
+        Refused: A derived name would be invalid.
     """
     replica = backend != "job"
     name = f"{_run_part(run, min(_room(role, replica=replica) for role in roles))}-a{attempt}"
@@ -123,10 +105,10 @@ def names_for(
 
 
 def check_names(names: Names, *, count: int, backend: str) -> None:
-    """Refuse names that the cluster would refuse, or cut, later.
+    """Refuses names that the cluster would refuse or truncate.
 
     Raises:
-        Refused: names the derived name and how long it is.
+        Refused: Derived name and its length.
     """
     pod = names.longest_pod(count)
     for what, name in (("object", names.object), ("pod of the last index", pod), ("label", names.run)):
@@ -144,13 +126,12 @@ def check_names(names: Names, *, count: int, backend: str) -> None:
 
 
 def _room(role: str, *, replica: bool) -> int:
-    """Characters that the run's part of an object's name may have."""
     inner = len(f"-{role}-0" if replica else f"-{role}") if role else 0
     return LABEL_LENGTH - inner - _ATTEMPT_ROOM - _INDEX_ROOM - len(_POD_SUFFIX)
 
 
 def _run_part(run: str, room: int) -> str:
-    """The run's id where it fits; else its beginning, shortened, with the digits that make it unique."""
+    """Returns the run's id, truncated, with its unique digits."""
     if len(run) <= room and _DNS_1035.fullmatch(run):
         return run
     found = _RUN.fullmatch(run)

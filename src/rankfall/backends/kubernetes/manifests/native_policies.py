@@ -1,8 +1,6 @@
-"""Compiles rules, budgets and success of an unattended job into Kubernetes' own policies.
+"""Compiles rules, budgets and success of unattended jobs into Kubernetes policies.
 
-Kubernetes sees only a container's exit code and pod conditions, and counts restarts in one number; torchrun's
-code is always 1. So the wrapper exits with codes 200-219 for causes that are certain inside the pod. What
-would mean something else there is refused.
+Kubernetes sees only exit codes and pod conditions, so the wrapper exits with 200-219 for certain causes.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from rankfall.model import FailureRule, catalogue
 from rankfall.model.exit_codes import CAUSE_CODES, MAX_CODE, USER_RETRYABLE, exit_class
 from rankfall.model.jobspec.check_rules import MAX_RULES, USER_BUDGET
 
-# Causes with a group of their own; all others are told by their family's.
+# Others use their family's code.
 _GROUPS: Final = MappingProxyType(
     {
         "import_error": "import_error",
@@ -41,12 +39,12 @@ _GROUPS: Final = MappingProxyType(
         "killed_unknown": "killed",
     }
 )
-# What the wrapper can be sure of by itself; any other end keeps the command's own code.
+# Causes certain to the wrapper.
 _SURE_GROUPS: Final = (
     *("user", "import_error", "user_retryable", "memory", "gpu_oom", "disk_full", "native_crash", "killed", "startup"),
 )
 SURE: Final = frozenset(CAUSE_CODES[group] for group in _SURE_GROUPS)
-# Ends by these signals, as bare codes, and the one code that the wrapper makes of them.
+# Codes of these signals, and the wrapper's.
 STANDARD_CODES: Final = (
     (frozenset({128 + 9}), CAUSE_CODES["killed"]),
     (frozenset({USER_RETRYABLE}), CAUSE_CODES["user_retryable"]),
@@ -55,12 +53,12 @@ STANDARD_CODES: Final = (
 
 
 def code_of(slug: str) -> int:
-    """The exit code 200-219 that tells this cause."""
+    """Returns the exit code 200-219 for this cause."""
     return CAUSE_CODES[_GROUPS.get(slug) or catalogue()[slug].family]
 
 
 def slugs_of(cause: str) -> frozenset[str]:
-    """The causes that a slug or a family means."""
+    """Returns the causes that belong to a slug or a family."""
     return frozenset(slug for slug, info in catalogue().items() if cause in {slug, info.family})
 
 
@@ -69,14 +67,14 @@ _SUPERVISED: Final = "leave unattended out"
 
 
 class Native(msgspec.Struct, frozen=True, kw_only=True):
-    """What is compiled, and what could not be.
+    """Compiled policies and problems.
 
     Attributes:
-        rules: of the pod failure policy, in order.
-        free: a failed job means a restart that does not count (JobSet).
-        success: the success policy; None = all slots.
-        problems: what cannot be said natively.
-        notes: for people.
+        rules: Of the pod failure policy, ordered.
+        free: True if a restart does not count (JobSet).
+        success: Success policy; None = all slots.
+        problems: Settings without a native equivalent.
+        notes: Notes for users.
     """
 
     rules: tuple[Object, ...] = ()
@@ -87,12 +85,9 @@ class Native(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def native(request: Request, *, container: str, rdzv: Rendezvous) -> Native:
-    """The native policies of an unattended job.
+    """Returns the native policies; only a static ``rdzv`` fixes rank 0 to slot 0.
 
-    Args:
-        request: the attempt.
-        rdzv: of torchrun; only with a static one rank 0 is surely in slot 0.
-        container: whose exit codes are looked at; without its name any sidecar's code could match.
+    ``container`` restricts exit codes, which any sidecar's could match.
     """
     compiler = _Compiler(request, container)
     compiler.rules()
@@ -196,7 +191,6 @@ class _Compiler:
         return self._with_standard(codes, path)
 
     def _with_standard(self, codes: set[int], path: str) -> list[int]:
-        """The same codes with those that the wrapper makes of a sure end by these signals."""
         covered = set(codes)
         for bare, cause in () if self.spec.inside == "off" else STANDARD_CODES:
             if bare <= codes:
@@ -230,7 +224,7 @@ class _Compiler:
         return sorted(codes)
 
     def budgets(self) -> None:
-        """Budgets that no rule draws on; without restarts none of them says anything."""
+        """Compiles budgets that no rule uses; they are irrelevant without restarts."""
         if not self.request.native_restarts:
             return
         drawn = {rule.budget for rule in self.spec.rules}
@@ -256,7 +250,7 @@ class _Compiler:
         )
 
     def defaults(self) -> None:
-        """The published table's permanent codes; without restarts every failure is final anyway."""
+        """Compiles the published permanent codes; irrelevant without restarts."""
         if not self.request.native_restarts:
             return
         if self._set and self.free:
@@ -268,7 +262,6 @@ class _Compiler:
         self.made.append({"action": "FailJob", **_on_codes(self.container, codes)})
 
     def _counted(self) -> bool:
-        """Whether success is counted in this role."""
         job, part = self.request.gang.spec, self.request.part
         if self.spec.success.policy == "rank0":
             return job.head_slot in part.slots

@@ -1,7 +1,6 @@
-"""The pod template of all workloads: one container that starts the wrapper, its environment and mounts.
+"""The pod template of all workloads: one container with wrapper, environment and mounts.
 
-Security contexts are left to the user and the cluster. The user's overrides come last, merged by name;
-excluded nodes come after them, so that no affinity undoes them.
+The user's overrides are merged by name; only node exclusion follows, so that no affinity cancels it.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ from rankfall_inside.transfer import pack
 BUNDLE_KEY: Final = "inside.pyz"
 CODE_KEY: Final = pack.NAME
 MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "rankfall"}
-# The label is there since Kubernetes 1.28, the annotation ever since Indexed Jobs are.
+# Label since Kubernetes 1.28, before an annotation.
 _INDEX_LABEL_SINCE: Final = 28
-# The kubelet's SIGKILL comes so many seconds after the wrapper's own, which is the one that is recorded.
+# Seconds between the wrapper's SIGKILL and the kubelet's.
 _KUBELET_MARGIN_S: Final = 5
-# Each name is two words of every container. Beyond so many the manifest would grow into the limits of the API server.
+# Two words each; more would exceed the API server's limits.
 _MOST_WAITED_FOR: Final = 1024
-# On somebody else's runtime a TrainJob carries the command itself, and takes 128 words.
+# A TrainJob's command has at most 128 words.
 _MOST_WAITED_FOR_SHARED: Final = 32
 
 
 def template(request: Request, start: Start, *, container: str) -> Object:
-    """The pod template: metadata and spec.
+    """Returns the pod template.
 
     Raises:
-        SpecError: an override would take away what a run cannot do without.
+        SpecError: An override removes a required part.
     """
     spec = request.spec
     section = spec.kubernetes
@@ -89,12 +88,12 @@ def template(request: Request, start: Start, *, container: str) -> Object:
 
 
 def labels(request: Request) -> dict[str, str]:
-    """Of the pods of a role, and of an object that is this role's alone."""
+    """Returns the labels of a role's objects."""
     return {**_labels(request), LABEL_ROLE: request.part.name}
 
 
 def shared_labels(request: Request) -> dict[str, str]:
-    """Of an object of the whole job."""
+    """Returns the labels of a whole job's object."""
     return _labels(request) if request.gang.several else labels(request)
 
 
@@ -103,10 +102,7 @@ def _labels(request: Request) -> dict[str, str]:
 
 
 def container_command(request: Request, start: Start) -> tuple[str, ...]:
-    """The container's ``command``: the bootstrap with the wrapper's words, or the job's own words with ``inside: off``.
-
-    With ``inside: require`` and a ``python`` that the job names, that one starts the wrapper, without a shell.
-    """
+    """Returns the container's ``command``: bootstrap and wrapper, with ``inside: off`` only the job's words."""
     spec = request.spec
     if spec.inside == "off":
         return start.words
@@ -124,16 +120,15 @@ def container_command(request: Request, start: Start) -> tuple[str, ...]:
         words += ["--wait-for", address]
     words += ["--", *start.words]
     if spec.inside == "require" and spec.python is not None:
-        # Nothing has to be looked for, so no shell is needed either.
+        # No shell is needed to find Python.
         return (escape(spec.python), "-I", "-S", BUNDLE_PATH, *words)
     return ("sh", "-c", escape(BOOTSTRAP), "rankfall", *words)
 
 
 def required_names(request: Request) -> list[str]:
-    """The names that must resolve before the command starts.
+    """Returns the names that must resolve before the command starts.
 
-    All of a fixed size, of all roles: no command may meet a peer that is not there yet. Of MIN:MAX only that of the rendezvous: any other
-    may be missing for good. None for a slot that is started again alone: a peer may have ended by then, and its name with it.
+    Fixed size: all slots. MIN:MAX: only the rendezvous. A slot restarting alone: none.
     """
     most = request.gang.spec.slot_count
     if most == 1 or request.spec.restart_scope == "replica":
@@ -143,25 +138,25 @@ def required_names(request: Request) -> list[str]:
 
 
 def most_required_names(spec: JobSpec) -> int:
-    """How many names a container's command may list."""
+    """Returns the most names in a container's command."""
     shared = spec.backend == "trainjob" and spec.kubernetes.runtime is not None
     return _MOST_WAITED_FOR_SHARED if shared else _MOST_WAITED_FOR
 
 
 def wrapper_grace_s(spec: JobSpec) -> float:
-    """Seconds that the command has after SIGTERM. Unattended, Kubernetes ends the others on success at once: the drain is their grace."""
+    """Returns the command's seconds after SIGTERM; unattended also the drain time."""
     if spec.unattended and spec.success.policy != "all":
         return max(spec.policies.grace_s, spec.success.drain_s)
     return spec.policies.grace_s
 
 
 def termination_grace_s(spec: JobSpec) -> int:
-    """Seconds until the kubelet kills what is left of a pod."""
+    """Returns the seconds until the kubelet kills all."""
     return math.ceil(wrapper_grace_s(spec)) + _KUBELET_MARGIN_S
 
 
 def environment(request: Request, start: Start) -> list[Object]:
-    """The container's variables: ours, the slot's number first because others refer to it, then the job's own."""
+    """Returns the container's variables; the slot's number is first, because others refer to it."""
     spec = request.spec
     check_variables(spec.env)
     literal = job_variables(request, {name: escape(value) for name, value in spec.env.items()})
@@ -230,7 +225,7 @@ def _own(request: Request, start: Start) -> list[Object]:
 
 
 def _ranks(request: Request) -> list[Object]:
-    """What the plain launcher computes ranks from; with ``inside: off`` the rank itself, one a slot."""
+    """Returns the plain launcher's input; with ``inside: off`` the rank itself."""
     count, role = str(request.most), request.part.name
     size = str(request.gang.spec.world_size) if request.gang.several else count
     values = {"TORCHELASTIC_RUN_ID": request.rendezvous_id}
@@ -257,7 +252,7 @@ def _source(source: EnvSource) -> Object:
 
 
 def resources(wanted: Resources) -> Object:
-    """Requests and limits; GPUs stand in both."""
+    """Returns requests and limits; GPUs are in both."""
     gpus = {wanted.gpu_resource: str(wanted.gpus)} if wanted.gpus else {}
     return {
         **_optional("requests", {**wanted.requests, **gpus}),
@@ -266,7 +261,7 @@ def resources(wanted: Resources) -> Object:
 
 
 def mounts(spec: JobSpec) -> list[Object]:
-    """Ours, then the user's."""
+    """Returns Rankfall's mounts, then the user's."""
     bundle, run = OWN_VOLUMES
     own: list[Object] = [
         {"name": bundle, "mountPath": "/rankfall", "readOnly": True},
@@ -276,7 +271,7 @@ def mounts(spec: JobSpec) -> list[Object]:
 
 
 def volumes(request: Request) -> list[Object]:
-    """Ours, then the user's."""
+    """Returns Rankfall's volumes, then the user's."""
     bundle, run = OWN_VOLUMES
     keys = [BUNDLE_KEY] if request.code_digest is None else [BUNDLE_KEY, CODE_KEY]
     own: list[Object] = [
@@ -294,7 +289,7 @@ def volumes(request: Request) -> list[Object]:
 
 
 def _workspace_volume(spec: JobSpec) -> list[Object]:
-    """The workspace's, unless the job declares a volume of the same claim itself."""
+    """Returns the workspace's volume, unless the job declares it."""
     workspace = spec.kubernetes.workspace
     if workspace is None or _declared(spec) is not None:
         return []
@@ -302,7 +297,6 @@ def _workspace_volume(spec: JobSpec) -> list[Object]:
 
 
 def _workspace_mount(spec: JobSpec) -> list[Object]:
-    """Where the workspace is mounted, unless the job says so itself."""
     workspace = spec.kubernetes.workspace
     if workspace is None:
         return []
@@ -312,7 +306,6 @@ def _workspace_mount(spec: JobSpec) -> list[Object]:
 
 
 def _declared(spec: JobSpec) -> str | None:
-    """Name of the job's own volume of the workspace's claim, when that may be written."""
     workspace = spec.kubernetes.workspace
     for volume in spec.kubernetes.volumes:
         source = volume.get("persistentVolumeClaim")
@@ -322,15 +315,15 @@ def _declared(spec: JobSpec) -> str | None:
 
 
 def _working_dir(request: Request) -> str | None:
-    """Of the container; where the wrapper runs it goes into the code itself, when that is there."""
+    """Returns the working directory; None if the wrapper changes it."""
     return None if request.code_dir is not None and request.spec.inside != "off" else request.work_dir
 
 
 def check_spec_of_pod(spec: JobSpec) -> None:
-    """Refuse what needs no server to be refused.
+    """Refuses problems that are detectable without a server.
 
     Raises:
-        Refused: names the field and the alternative.
+        Refused: Names field and alternative.
     """
     if spec.cwd is not None and not spec.cwd.startswith("/") and not spec.code_folders:
         raise Refused(

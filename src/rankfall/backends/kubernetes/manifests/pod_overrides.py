@@ -1,7 +1,6 @@
-"""Merges the user's pod fields over the generated pod, by name, and protects what a run cannot do without.
+"""Merges the user's pod fields over the generated pod by name and protects required parts.
 
-Containers are merged field by field; volumes, mounts, variables and the like are replaced one by one;
-tolerations are appended; every other list is the user's. Overrides of Rankfall's own parts are refused.
+Volumes, mounts and variables are replaced singly; tolerations are appended.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Object = dict[str, Any]
 
 OWN_VOLUMES: Final = ("rankfall-inside", "rankfall-run")
 WORKSPACE: Final = "rankfall-workspace"
-# Kubernetes' own list-map keys. Containers are merged inside; the others are one thing each: half a volume of either is none.
+# Kubernetes's list-map keys. A mixture of other entries is invalid.
 _MERGED: Final = MappingProxyType({"containers": "name", "initContainers": "name"})
 _REPLACED: Final = MappingProxyType(
     {
@@ -49,7 +48,7 @@ _METADATA: Final = ("labels", "annotations", "finalizers")
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Object:
-    """``over`` merged over ``base``; neither is changed."""
+    """Returns ``over`` merged over ``base``; changes neither."""
     result = {key: copy.deepcopy(value) for key, value in base.items()}
     for key, value in over.items():
         mine = result.get(key)
@@ -81,15 +80,10 @@ def _lists(key: str, mine: Sequence[Any], theirs: Sequence[Any]) -> list[Any]:
 
 
 def check_override(pod: Mapping[str, Any], *, container: str, own_env: Collection[str]) -> None:
-    """Refuse overrides that would take away what a run cannot do without.
-
-    Args:
-        pod: ``$.kubernetes.pod``.
-        container: name of the training container.
-        own_env: names of variables that Rankfall sets.
+    """Refuses overrides that would remove a required part.
 
     Raises:
-        SpecError: with the path of the field and what to use instead.
+        SpecError: Names path and alternative.
     """
     root = "$.kubernetes.pod"
     _check_nulls(pod, root)
@@ -119,10 +113,10 @@ def check_override(pod: Mapping[str, Any], *, container: str, own_env: Collectio
 
 
 def check_volumes(path: str, volumes: Sequence[Any]) -> None:
-    """Refuse volumes under Rankfall's own names.
+    """Refuses volume names reserved by Rankfall.
 
     Raises:
-        SpecError: with the path of the volume.
+        SpecError: Contains the path.
     """
     for number, item in enumerate(_items(path, volumes)):
         if item["name"] in {*OWN_VOLUMES, WORKSPACE}:
@@ -155,7 +149,7 @@ def _items(path: str, items: Any) -> list[Mapping[str, Any]]:
 
 
 def _check_nulls(value: Any, path: str) -> None:
-    """A null may mean "remove" or a forgotten value; nothing here guesses which."""
+    """Refuses nulls: "remove" or a forgotten value?"""
     if value is None:
         raise SpecError(path, "is null", hint="give a value, or leave the field out")
     if isinstance(value, Mapping):
@@ -167,9 +161,9 @@ def _check_nulls(value: Any, path: str) -> None:
 
 
 def without_nodes(pod: Mapping[str, Any], nodes: Collection[str]) -> Object:
-    """The pod spec, kept away from some nodes, whatever affinity it has.
+    """Excludes nodes from the pod spec, regardless of its affinity.
 
-    The terms of a node selector are alternatives, so every one of them gets the exclusion; an empty term matches no node and stays so.
+    Each node selector term gets the exclusion; an empty term matches no node.
     """
     result = copy.deepcopy(dict(pod))
     if not nodes:

@@ -1,8 +1,4 @@
-"""What a workload kind or the server cannot do, refused before anything is created.
-
-Each problem names field, backend, version needed and alternative; all problems of a spec are reported
-together. Problems that need no backend are refused by the spec's own checks.
-"""
+"""Refuses unsupported requests before anything is created; one refusal lists all problems."""
 
 from __future__ import annotations
 
@@ -24,22 +20,22 @@ _INSTALL: Final = {
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 _THEIR_LABELS: Final = frozenset({"app.kubernetes.io/managed-by", "job-name", "controller-uid"})
 _THEIR_DOMAINS: Final = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/", "trainer.kubeflow.org/")
-# Indexed Jobs and suspend are there since 1.24.
+# Indexed Jobs and suspend exist since 1.24.
 _OLDEST: Final = 24
 POD_FAILURE_POLICY_SINCE: Final = 31
 SUCCESS_POLICY_SINCE: Final = 33
-# A config map holds 1 MiB in all; its own fields need a little.
+# A config map holds 1 MiB, with fields.
 MOST_BUNDLE_BYTES: Final = 1_000_000
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that cannot be done.
+    """One unsupported request.
 
     Attributes:
-        path: of the field.
-        why: what cannot be done, and why not.
-        needs: the version that could do it.
-        instead: the alternative.
+        path: Path of the field.
+        why: What is unsupported, and why.
+        needs: Version that supports it.
+        instead: Alternative.
     """
 
     path: str
@@ -48,16 +44,16 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     instead: str
 
     def text(self, backend: str) -> str:
-        """In words."""
+        """Returns the problem as text."""
         needs = f"; needs {self.needs}" if self.needs else ""
         return f"{self.path}: {self.why} (backend {backend}{needs})"
 
 
 def refuse(backend: str, problems: Sequence[Problem]) -> None:
-    """Raise one refusal that names all problems; none: do nothing.
+    """Raises one refusal with all problems, if any.
 
     Raises:
-        Refused: when there is any problem.
+        Refused: The list is not empty.
     """
     if not problems:
         return
@@ -67,7 +63,7 @@ def refuse(backend: str, problems: Sequence[Problem]) -> None:
 
 
 def unsupported_fields(request: Request) -> list[Problem]:
-    """What the server or the kind of object cannot do, supervised or not."""
+    """Returns problems of server or object kind."""
     spec, served = request.spec, request.served
     return [
         *_served(spec, served),
@@ -167,7 +163,6 @@ def _scope(spec: JobSpec) -> list[Problem]:
 
 
 def _replica(spec: JobSpec) -> str | None:
-    """The field that asks for one replica alone to be started again."""
     for number, role in enumerate(spec.roles):
         if role.restart_scope == "replica":
             return f"$.roles[{number}].restart_scope"
@@ -175,7 +170,6 @@ def _replica(spec: JobSpec) -> str | None:
 
 
 def _runtime(spec: JobSpec) -> list[Problem]:
-    """A runtime where nothing has one, or its kind where none is named."""
     section, usual = spec.kubernetes, Kubernetes()
     if spec.backend != "trainjob":
         return [
@@ -193,7 +187,6 @@ def _runtime(spec: JobSpec) -> list[Problem]:
 
 
 def _labels(spec: JobSpec) -> list[Problem]:
-    """Labels that somebody else writes: they would be lost, or would make an object of another kind of ours."""
     found = []
     for key in spec.kubernetes.labels:
         path = f"$.kubernetes.labels.{key}"
@@ -209,7 +202,7 @@ def _labels(spec: JobSpec) -> list[Problem]:
 
 
 def _excluded(request: Request) -> list[Problem]:
-    """Excluded nodes on a runtime that is not ours: only newer Trainers let a job change affinity there."""
+    """Returns problems of excluded nodes; only newer Trainers change a shared runtime's affinity."""
     spec, served = request.spec, request.served
     shared = spec.backend == "trainjob" and spec.kubernetes.runtime is not None
     if not shared or not request.excluded or served.pod_overrides not in {None, "podSpecOverrides"}:
@@ -225,7 +218,7 @@ def _excluded(request: Request) -> list[Problem]:
 
 
 def two_classes() -> Problem:
-    """What a set cannot tell apart."""
+    """Returns the problem of two failure classes in a JobSet."""
     return Problem(
         path="$.rules",
         why="a JobSet tells two classes of failure apart: rules that fail and rules that ignore cannot be had together",
@@ -235,7 +228,7 @@ def two_classes() -> Problem:
 
 
 def bundle(size: int) -> list[Problem]:
-    """Whether what travels into the pods fits into a config map."""
+    """Returns a problem if the bundle exceeds a config map."""
     if size <= MOST_BUNDLE_BYTES:
         return []
     return [
@@ -248,7 +241,7 @@ def bundle(size: int) -> list[Problem]:
 
 
 def supervised_only(spec: JobSpec) -> list[Problem]:
-    """Fields that only a supervisor can keep, in a spec that wants none."""
+    """Returns problems of fields that need a supervisor."""
     policies, usual = spec.policies, Policies()
     found = [
         _needs_supervisor(f"$.policies.{field}")
@@ -274,12 +267,7 @@ def _needs_supervisor(path: str, *, needs: str | None = None) -> Problem:
 
 
 def problems(gang: Gang, chosen: Sequence[tuple[Part, Launcher | None]]) -> list[Problem]:
-    """What several roles cannot have on this backend.
-
-    Args:
-        gang: of the attempt.
-        chosen: how each role starts its ranks; None = decided in its pods.
-    """
+    """Returns problems of several roles."""
     if not gang.several:
         return []
     spec = gang.spec
@@ -343,7 +331,7 @@ def _of_object(spec: JobSpec) -> list[Problem]:
 
 
 def _launchers(chosen: Sequence[tuple[Part, Launcher | None]]) -> list[Problem]:
-    """One world has one launcher; where it is decided in the pods, the same image must decide for all."""
+    """Returns problems of different launchers; if pods decide, images must be equal."""
     inside = [(part, launcher) for part, launcher in chosen if part.in_world]
     for part, launcher in inside[1:]:
         first, its = inside[0]

@@ -1,8 +1,6 @@
-"""Input and output of the compiler: server facts, roles, the request of one role, compiled manifests.
+"""The compiler's input and output: server facts, roles, requests, manifests.
 
-Kubernetes expands ``$(NAME)`` in commands, arguments and values, turns ``$$`` into ``$`` and breaks a ``$``
-before non-ASCII letters, so every dollar sign is doubled. Copies for people have secrets masked; what is sent
-is never masked.
+Kubernetes expands ``$(NAME)`` and ``$$`` in commands and values, so every dollar sign is doubled.
 """
 
 from __future__ import annotations
@@ -21,28 +19,27 @@ from rankfall.backends.plan import Launcher, Rendezvous
 from rankfall.model import JobSpec, Part, SpecError
 from rankfall.model.jobspec.secrets import MASK, is_secret_name, masked_words
 
-# The number of this slot, once the pod runs; the variable stands first in the container's list.
+# The container's first variable.
 SLOT_REFERENCE: Final = "$(RANKFALL_SLOT)"
-# Its place within its role, in a job of several.
+# Index within its role.
 INDEX_REFERENCE: Final = "$(RANKFALL_INDEX)"
-# Its place among the slots with ranks, where that is a sum: Kubernetes knows no such variable and leaves the words alone, the wrapper
-# puts the number in (rankfall_inside.wrapper.startup).
+# Index among the slots with ranks; if it is a sum, the wrapper inserts it (rankfall_inside.wrapper.startup).
 NODE_REFERENCE: Final = "$(RANKFALL_PLAIN_NODE_RANK)"
-# How often a JobSet has started the gang again by itself.
+# Gang restarts by a JobSet.
 RESTART_REFERENCE: Final = "$(RANKFALL_RESTART)"
 _VARIABLE: Final = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 
 
 def escape(text: str) -> str:
-    """``text`` so that the process gets exactly ``text``."""
+    """Escapes text for the process to get exactly it."""
     return text.replace("$", "$$")
 
 
 def check_text(path: str, texts: Iterable[str]) -> None:
-    """Refuse what a manifest cannot carry.
+    """Refuses text impossible in a manifest.
 
     Raises:
-        SpecError: bytes that are no UTF-8, or a NUL byte.
+        SpecError: Invalid UTF-8 or a NUL byte.
     """
     for text in texts:
         try:
@@ -58,10 +55,10 @@ def check_text(path: str, texts: Iterable[str]) -> None:
 
 
 def check_variables(env: Mapping[str, str]) -> None:
-    """Refuse variables that Kubernetes, or a manifest, cannot carry.
+    """Refuses variables impossible in a manifest.
 
     Raises:
-        SpecError: a name is no variable's, or a text is no UTF-8.
+        SpecError: Invalid name or text.
     """
     for name, value in env.items():
         if not _VARIABLE.fullmatch(name):
@@ -75,10 +72,10 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     """All roles of one attempt.
 
     Attributes:
-        spec: the whole job.
-        parts: its roles, but those that are left out of this attempt.
-        names: of each.
-        rdzv: of the torchruns of all.
+        spec: The whole job.
+        parts: Its roles in this attempt.
+        names: Names of each role.
+        rdzv: Rendezvous of all torchruns.
     """
 
     spec: JobSpec
@@ -88,11 +85,11 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def several(self) -> bool:
-        """Whether the job has more than one role, also when only one of them is run."""
+        """True if the job has several roles."""
         return self.spec.several_roles
 
     def master(self, *, namespace: str) -> str:
-        """Where the rendezvous is reached: in the first slot of the world."""
+        """Returns the rendezvous address: the world's first slot."""
         head = self.spec.head_slot
         for part, names in zip(self.parts, self.names, strict=True):
             if head in part.slots:
@@ -100,23 +97,23 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
         return self.names[0].address(0, namespace=namespace)
 
     def addresses(self, *, namespace: str) -> list[str]:
-        """Of all slots of the gang, in order: one of scope ``replica`` is none of it, and may have ended, with its name."""
+        """Returns the addresses of all gang slots in order, without scope ``replica``."""
         pairs = [pair for pair in zip(self.parts, self.names, strict=True) if pair[0].spec.restart_scope == "gang"]
         return [names.address(index, namespace=namespace) for part, names in pairs for index in range(part.count)]
 
     def hosts(self, *, namespace: str) -> dict[str, str]:
-        """Of the first slot of each role, by role."""
+        """Returns each role's first address."""
         pairs = zip(self.parts, self.names, strict=True)
         return {part.name: names.address(0, namespace=namespace) for part, names in pairs}
 
 
 def trainer_of(spec: JobSpec) -> str:
-    """The role that a TrainJob takes for the one that trains: that of the rendezvous."""
+    """Returns a TrainJob's training role."""
     return spec.role_of(spec.head_slot)
 
 
 def pod_role(spec: JobSpec, role: str) -> str:
-    """The role as it stands in names of pods; empty for the pods of a plain Job of one role."""
+    """Returns the role in pod names; empty for a plain Job."""
     if spec.backend == "trainjob":
         return TRAINER_ROLE if role == trainer_of(spec) else role
     return role if spec.backend == "jobset" or spec.several_roles else ""
@@ -125,17 +122,17 @@ def pod_role(spec: JobSpec, role: str) -> str:
 Object = dict[str, Any]
 PodOverrides = Literal["podSpecOverrides", "podTemplateOverrides", "runtimePatches"]
 
-# Names that sound secret and only say where a secret is kept.
+# They only reference a secret.
 _REFERENCES: Final = frozenset({"secretName", "secretRef", "secretKeyRef", "imagePullSecrets", "serviceAccountToken"})
 
 
 class ServedFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the API server offers; filled by discovery.
+    """Capabilities of the API server.
 
     Attributes:
-        version: of Kubernetes, as (1, 34).
-        kinds: ``Job``, ``JobSet``, ``TrainJob``, ``TrainingRuntime``, ``ClusterTrainingRuntime`` as far as they are served.
-        pod_overrides: the field of a TrainJob that changes its pods: it has another name in each minor of Kubeflow Trainer.
+        version: Kubernetes version, as (1, 34).
+        kinds: Served kinds.
+        pod_overrides: TrainJob field that changes pods; differs by minor version of Kubeflow Trainer.
     """
 
     version: tuple[int, int]
@@ -143,26 +140,26 @@ class ServedFacts(msgspec.Struct, frozen=True, kw_only=True):
     pod_overrides: PodOverrides | None = None
 
     def at_least(self, minor: int) -> bool:
-        """Whether the server is Kubernetes 1.``minor`` or newer."""
+        """True if Kubernetes is 1.``minor`` or newer."""
         return self.version >= (1, minor)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt to compile.
+    """Request to compile one role of an attempt.
 
     Attributes:
-        spec: checked; the job as this role alone has it.
-        part: the role.
-        gang: all roles.
-        names: of the role.
-        namespace: where everything lives.
-        count: slots of the role that are made at first.
-        least, most: slots that the rendezvous needs, and takes; a difference is elastic.
-        token: of the attempt; lines of records carry it.
-        strategy: of diagnosis, in force for this attempt.
-        excluded: names of nodes that no slot may run on.
-        code_dir: folder in the pods that the job's code is in; None = it brings none.
-        code_digest: of the code in the config map; None = it is on a volume, or there is none.
+        spec: The job as this role sees it.
+        part: The role.
+        gang: All roles.
+        names: Names of the role.
+        namespace: Namespace of all objects.
+        count: Initial number of slots.
+        least, most: Slots of the rendezvous; different = elastic.
+        token: Token of the attempt, in record lines.
+        strategy: Effective strategy.
+        excluded: Avoided nodes.
+        code_dir: Folder in pods; None = no code.
+        code_digest: Digest of code in the config map.
     """
 
     spec: JobSpec
@@ -182,38 +179,38 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def work_dir(self) -> str | None:
-        """Folder of the command; None = that of the image."""
+        """Working directory; None = the image's."""
         if self.code_dir is None or self.spec.cwd is None:
             return self.code_dir or self.spec.cwd
         return f"{self.code_dir}/{self.spec.cwd}"
 
     @property
     def node_reference(self) -> str:
-        """What becomes this slot's place among those with ranks, once the pod runs."""
+        """Text that expands to this slot's index among those with ranks."""
         if not self.gang.several:
             return SLOT_REFERENCE
-        # Kubernetes cannot add; where the role is not the first of the world, the wrapper does.
+        # Kubernetes cannot add.
         return NODE_REFERENCE if self.part.first_node else INDEX_REFERENCE
 
     @property
     def master(self) -> str:
-        """Where the rendezvous is reached."""
+        """Address of the rendezvous."""
         return self.gang.master(namespace=self.namespace)
 
     @property
     def rendezvous_id(self) -> str:
-        """Of this attempt alone, as Kubernetes' text: a late process of an earlier one is rejected."""
+        """Rendezvous id of this attempt; rejects late processes of earlier ones."""
         own = f"{self.names.run}-a{self.names.attempt}"
         return f"{own}-r{RESTART_REFERENCE}" if self.restarts_as_set else own
 
     @property
     def restarts_as_set(self) -> bool:
-        """Whether a JobSet starts the gang again by itself, within one attempt of ours."""
+        """True if a JobSet restarts the gang."""
         return self.native_restarts > 0 and self.spec.backend != "job"
 
     @property
     def native_restarts(self) -> int:
-        """How often Kubernetes itself may start something again."""
+        """Number of restarts by Kubernetes."""
         return self.spec.policies.max_restarts if self.spec.unattended else 0
 
 
@@ -221,19 +218,19 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     """The manifests of one attempt.
 
     Attributes:
-        objects: in the order in which they are created. Those after the workload get it as owner.
-        workload: place of the workload in ``objects``.
-        others: how many of the last ``objects`` are workloads too, the Jobs of other roles, released before the first.
-        names: of everything; of the first role, where there are several.
-        slots: how many pods are made at first.
-        selector: label selector of exactly this attempt's pods.
-        container: name of the container that trains.
-        launcher: how ranks are started; None = decided in the pod, by whether its Python has torch.
-        rdzv: of torchrun, where it is used.
-        port: of the rendezvous in slot 0.
-        release: whether the workload, which is created suspended, is to be set going at once.
-        request_token: of the annotation on the workload: tells our own object from another's after a lost reply.
-        notes: what was chosen and why, for people.
+        objects: In order of creation.
+        workload: Index in ``objects``; owns later ones.
+        others: Number of final ``objects`` that are workloads, released first.
+        names: Names, of the first role.
+        slots: Initial number of pods.
+        selector: Label selector of the pods.
+        container: Training container.
+        launcher: The ranks' launcher; None = the pod decides.
+        rdzv: Rendezvous of torchrun, if used.
+        port: Port of the rendezvous in slot 0.
+        release: True = release immediately.
+        request_token: Annotation that identifies the request.
+        notes: Choices and reasons, for users.
     """
 
     objects: tuple[Object, ...]
@@ -256,17 +253,17 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
         return [self.objects[self.workload], *self.objects[len(self.objects) - self.others :]]
 
     def masked_objects(self) -> list[Object]:
-        """The manifests for people: values that look secret are masked, the bundle is told by size and digest."""
+        """Returns manifests for display: secrets masked, the bundle as size and digest."""
         return [masked(item) for item in self.objects]
 
 
 def request_token(token: str) -> str:
-    """What stands on the object for the attempt's ``token``: one can be told from the other's, never made into it."""
+    """Returns a one-way digest of ``token``."""
     return hashlib.sha256(f"request:{token}".encode()).hexdigest()[:32]
 
 
 def masked(value: Any) -> Any:
-    """A copy of a manifest, or of any part of it, without values that look secret."""
+    """Returns a manifest without possible secrets."""
     if isinstance(value, Mapping):
         if value.get("kind") == "Secret" and isinstance(value.get("data"), Mapping):
             return {**value, "data": dict.fromkeys(value["data"], MASK)}

@@ -1,7 +1,6 @@
-"""The secrets of one attempt in a cluster: one Secret object, owned by its workload, and what refers to it from the pods.
+"""An attempt's secrets: a Secret owned by its workload, and the pods' references to it.
 
-The workload itself never holds them: who may see Jobs may often not see Secrets. A secret argument is a variable of the container that Kubernetes puts
-into the command. Nothing here reads a Secret: an account that may create one need not be able to see any.
+No code here reads a Secret, so the right to create suffices.
 """
 
 from __future__ import annotations
@@ -21,28 +20,23 @@ _JSON: Final = "_JSON"
 
 
 def secret_words(spec: JobSpec) -> dict[int, str]:
-    """The secret arguments of a role's command by their place. The program itself is none."""
+    """Returns a command's secret arguments by index."""
     label = masked_words(spec.command)
     return {number: word for number, word in enumerate(spec.command) if number and label[number] != word}
 
 
 def word_reference(number: int) -> str:
-    """What becomes an argument once the container starts: Kubernetes puts the variable in."""
+    """Returns the reference to an argument."""
     return f"$({_VARIABLE}{number})"
 
 
 def in_json(word: str) -> str:
-    """A word of a command within a list in JSON: a reference there is to the value as JSON has it."""
+    """Converts a word for JSON; its reference expands escaped."""
     return f"{word[:-1]}{_JSON})" if word.startswith(f"$({_VARIABLE}") else word
 
 
 def secret_variables(request: Request, *, as_json: bool) -> list[Object]:
-    """Variables that secret arguments refer to; before all others, because values of variables refer to them too.
-
-    Args:
-        request: of the role.
-        as_json: also as they stand in a list in JSON.
-    """
+    """Returns variables of secret arguments; ``as_json`` adds JSON-escaped values."""
     found = []
     for number in secret_words(request.spec):
         found.append(_variable(request, f"{_VARIABLE}{number}", f"command.{number}"))
@@ -52,12 +46,7 @@ def secret_variables(request: Request, *, as_json: bool) -> list[Object]:
 
 
 def job_variables(request: Request, escaped: Mapping[str, str]) -> list[Object]:
-    """The job's own variables; a secret one refers to the Secret.
-
-    Args:
-        request: of the role.
-        escaped: their values as text of Kubernetes.
-    """
+    """Returns the job's variables, with secret ones as references."""
     return [
         _variable(request, name, f"env.{name}")
         if _is_secret(name, request.spec.env[name])
@@ -67,14 +56,9 @@ def job_variables(request: Request, escaped: Mapping[str, str]) -> list[Object]:
 
 
 def without_values(request: Request, pod: Mapping[str, Any], *, at: str) -> tuple[Object, dict[str, str]]:
-    """A pod template of the user whose secret variables refer to the Secret, and their values by its keys.
+    """Returns the user's pod template with references for secret values, and these by key.
 
-    A value that is made of other variables (``$(NAME)``) stays: a Secret's is not expanded.
-
-    Args:
-        request: of the role.
-        pod: the template.
-        at: what its keys begin with.
+    Values with ``$(NAME)`` stay, because a Secret's value is not expanded.
     """
     values: dict[str, str] = {}
 
@@ -97,7 +81,7 @@ def without_values(request: Request, pod: Mapping[str, Any], *, at: str) -> tupl
 
 
 def values_of(request: Request, *, as_json: bool) -> dict[str, str]:
-    """The values of one role by the keys of the Secret."""
+    """Returns a role's secret values by Secret key."""
     part = request.part.name
     found = {f"{part}.env.{name}": value for name, value in request.spec.env.items() if _is_secret(name, value)}
     for number, word in secret_words(request.spec).items():
@@ -110,13 +94,7 @@ def values_of(request: Request, *, as_json: bool) -> dict[str, str]:
 
 
 def secret(request: Request, values: Mapping[str, str], *, labels: Mapping[str, str]) -> Object:
-    """The Secret of an attempt.
-
-    Args:
-        request: of any of its roles.
-        values: of all roles.
-        labels: as on all objects of the attempt.
-    """
+    """Returns the Secret of an attempt."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -128,7 +106,7 @@ def secret(request: Request, values: Mapping[str, str], *, labels: Mapping[str, 
 
 
 def secret_name(request: Request) -> str:
-    """Of this request alone: what has the name was made by it, which nobody has to look at."""
+    """Returns a name unique to this request."""
     return f"{request.gang.names[0].object}-{request_token(request.token)[:8]}"
 
 

@@ -1,9 +1,4 @@
-"""The TrainJob of Kubeflow Trainer, on a runtime of the platform or on one made for this job.
-
-A TrainJob itself has no affinity, policies or pod labels; those stand in a TrainingRuntime of the job's own.
-On somebody else's runtime they are refused, each by its field. The field that overrides pods has another name
-in every minor of Trainer; the served one is used.
-"""
+"""The TrainJob of Kubeflow Trainer, on a shared runtime or its own, which has affinity, policies and labels."""
 
 from __future__ import annotations
 
@@ -33,19 +28,19 @@ API_VERSION: Final = "trainer.kubeflow.org/v1alpha1"
 GROUP: Final = "trainer.kubeflow.org"
 MANAGER: Final = "rankfall.dev/launch"
 ANCESTOR: Final = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-# A command has at most so many words there, and a pod's grace is Kubernetes' default.
+# Most words in a command; Kubernetes's grace time.
 MOST_WORDS: Final = 128
 _SHARED_GRACE_S: Final = 30
 _OWN_RUNTIME: Final = "leave kubernetes.runtime out: Rankfall then makes a TrainingRuntime for this job"
 
 
 def own_runtime(spec: JobSpec) -> bool:
-    """Whether a runtime is made for this job: where none is named."""
+    """True if the spec names no runtime."""
     return spec.kubernetes.runtime is None
 
 
 def training_runtime(members: Sequence[Member]) -> Object:
-    """The job's own runtime: everything that a JobSet can say. One role trains, and the TrainJob's number of nodes is its own."""
+    """Returns the job's runtime, with all features of a JobSet."""
     request = trainer(members).request
     return {
         "apiVersion": API_VERSION,
@@ -59,12 +54,12 @@ def training_runtime(members: Sequence[Member]) -> Object:
 
 
 def trainer(members: Sequence[Member]) -> Member:
-    """The role that trains."""
+    """Returns the training role."""
     return next(one for one in members if one.request.names.role == TRAINER_ROLE)
 
 
 def trainjob(request: Request, start: Start) -> Object:
-    """The TrainJob."""
+    """Returns the TrainJob."""
     section = request.spec.kubernetes
     name = section.runtime or request.names.object
     kind = "TrainingRuntime" if own_runtime(request.spec) else section.runtime_kind
@@ -74,7 +69,7 @@ def trainjob(request: Request, start: Start) -> Object:
         "trainer": {"numNodes": request.count},
     }
     if request.served.pod_overrides != "runtimePatches":
-        # Of the JobSet and its jobs; gone from Trainer 2.2 on, where metadata of the TrainJob is all there is.
+        # Trainer 2.2 removed the label fields.
         body["labels"] = metadata(request)["labels"]
         if section.annotations:
             body["annotations"] = dict(section.annotations)
@@ -90,7 +85,7 @@ def _trainer(request: Request, start: Start) -> Object:
     wanted = resources(section.resources)
     return {
         "numProcPerNode": request.spec.nproc_per_node,
-        # Two lists of words, because each may have 128.
+        # Each list may have 128 words.
         "command": words[:3],
         "args": words[3:],
         "env": environment(request, start),
@@ -131,15 +126,15 @@ def _overrides(request: Request) -> Object:
 
 
 def selector(request: Request) -> str:
-    """Label selector of the attempt's pods."""
+    """Returns the label selector of the attempt's pods."""
     if not own_runtime(request.spec) and request.served.pod_overrides in {None, "podSpecOverrides"}:
-        # Pods of such a runtime do not carry our labels.
+        # Its pods lack Rankfall's labels.
         return f"{JOBSET_NAME}={request.names.object},{JOBSET_ROLE}={TRAINER_ROLE}"
     return ",".join(f"{key}={value}" for key, value in request.names.labels.items())
 
 
 def problems(request: Request, start: Start) -> list[Problem]:
-    """What cannot be said, on this runtime."""
+    """Returns the unsupported settings."""
     spec, section = request.spec, request.spec.kubernetes
     found = []
     if section.container not in {TRAINER_ROLE, Kubernetes().container}:
@@ -180,7 +175,6 @@ def problems(request: Request, start: Start) -> list[Problem]:
 
 
 def _unsaid(request: Request) -> list[str]:
-    """Fields that are set and that a TrainJob cannot pass on to somebody else's runtime."""
     spec, section, usual = request.spec, request.spec.kubernetes, Kubernetes()
     fields = ["image_pull_policy", "priority_class", "pod"]
     if request.served.pod_overrides in {None, "podSpecOverrides"}:
@@ -204,5 +198,5 @@ def _unsaid(request: Request) -> list[str]:
 
 
 def needs_own(request: Request) -> list[str]:
-    """The fields that make an own runtime necessary, for the note that tells why there is one."""
+    """Returns the fields that require a separate runtime."""
     return _unsaid(request) + (["$.kubernetes.exclude_nodes"] if request.excluded else [])

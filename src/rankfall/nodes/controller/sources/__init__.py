@@ -1,6 +1,5 @@
-"""Sources of observations: watches of Nodes and switches, kernel and pod lines in Loki, metric exporters.
+"""Sources of observations: watches, Loki lines, metric exporters.
 
-A source moves its own position only after the loop has acted on what it gave, or stored it. No answer is
-never taken for "no fault". May import: the controller's loop, cache and stored state, ``kube``, ``loki``,
-``nodes.rules``.
+A source moves its position only after the loop has processed or stored its data. A missing answer never means "no
+fault".
 """

@@ -1,7 +1,6 @@
-"""Polls the metric exporters of the operator's file and hands over what changed since the last poll.
+"""Polls the operator's metric exporters and passes on changes.
 
-An exporter that does not answer says nothing, which is never "no errors": it is logged and counted. Values
-that hold are stored, after they were acted on, so a kill loses nothing.
+A silent exporter never means "no errors". Active values are stored after processing.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ from rankfall.nodes.controller.persistent_state import StateMap
 from rankfall.nodes.controller.plan_writer import sole_writer
 from rankfall.nodes.rules.gpu_metrics import ActiveMetric, Exporter, changed_values, readings
 
-#: Largest page, bytes: an exporter of eight GPUs with all its fields has some 100 KiB.
+#: Bytes of a page; eight GPUs have some 100 KiB.
 MAX_PAGE: Final = 4 << 20
 LIMIT_S: Final = 5.0
 
 
 def pages() -> aiohttp.ClientSession:
-    """A session for :func:`page`; to be closed by who opens it."""
+    """Returns a session for :func:`page`; the caller closes it."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=LIMIT_S), cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
     )
 
 
 async def page(session: aiohttp.ClientSession, url: str) -> str:
-    """The text at an address.
+    """Returns the text at an address.
 
     Raises:
-        EvidenceLost: nobody answers in time, the answer is none of 200, or it is too large.
+        EvidenceLost: Time-out, status other than 200, or too large.
     """
     try:
         async with session.get(url, allow_redirects=False, headers={"Accept": "text/plain"}) as answer:
@@ -63,27 +62,14 @@ async def page(session: aiohttp.ClientSession, url: str) -> str:
     return data.decode("utf-8", "replace")
 
 
-#: Between two looks whether it is some row's turn, seconds.
 POLL_INTERVAL_S: Final = 1.0
 _AT_ONCE: Final = 8
-#: Values other than 0 that are remembered; healthy GPUs have none.
+#: Stored values other than 0; healthy GPUs have none.
 MAX_ACTIVE_METRICS: Final = 2_000
 
 
 class ExporterSource:
-    """Looks.
-
-    Args:
-        kube: an open client, to find pods.
-        book: of the Nodes.
-        config: has the rows.
-        state: keeps what stands.
-        give: takes what was seen and returns once it is acted on.
-        metrics: counts.
-        get: reads a page.
-        clock: nanoseconds since the epoch.
-        poll_interval_s: between two looks whether it is some row's turn.
-    """
+    """Polls the exporters."""
 
     def __init__(
         self,
@@ -105,7 +91,7 @@ class ExporterSource:
         self._silent: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Polls forever."""
         async with pages() as session:
             while True:
                 now = time.monotonic()
@@ -116,10 +102,10 @@ class ExporterSource:
                 await asyncio.sleep(self._poll_interval_s)
 
     async def look(self, session: aiohttp.ClientSession, row: Exporter) -> None:
-        """One look at all exporters of a row: what changed is acted on before it is kept.
+        """Polls a row's exporters once; changes are processed before they are stored.
 
         Raises:
-            LeaseGone: another controller wrote the state, so this one leads no more.
+            LeadershipLost: Another controller wrote the state.
         """
         try:
             targets = await self._targets(row)
@@ -143,7 +129,6 @@ class ExporterSource:
         await self._take({node: said for node, said in answers if isinstance(said, str)})
 
     async def _targets(self, row: Exporter) -> dict[str, str]:
-        """Address by node."""
         if row.node is not None and row.url is not None:
             return {row.node: row.url} if row.node in self._book.nodes else {}
         found = await self._kube.list(PODS, namespace=row.namespace, labels=row.pods)
@@ -204,7 +189,7 @@ class ExporterSource:
 
 
 def _place(item: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Node and address of a pod that runs and that a DaemonSet made; None = it is none."""
+    """Returns node and address of a running pod, or None."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     owners = meta.get("ownerReferences") or ()
     made = any(each.get("kind") == "DaemonSet" and each.get("controller") for each in owners)

@@ -1,8 +1,7 @@
-"""Sources that query Loki: one for each stream of kernel lines, one for the watched pods.
+"""Sources that query Loki for kernel lines and watched pods.
 
-The position moves only after the lines are acted on or stored. No answer is never "no lines": the position
-stays, the wait grows, and the blind time is a metric. Each query starts a little before the position, and
-once a minute ten minutes before it, for lines that a collector delivered late.
+The position moves only after processing; without an answer it stays. Queries overlap, once a minute by ten minutes, for
+late lines.
 """
 
 from __future__ import annotations
@@ -28,50 +27,36 @@ from rankfall.nodes.controller.plan_writer import sole_writer
 from rankfall.nodes.controller.settings import Settings, kernel_query, pod_query
 from rankfall.nodes.controller.sources.loki_lines import POD_TEXTS, KernelLines, PodLines, kernel_texts
 
-#: Loki takes lines with stamps so far ahead, from nodes whose clocks are fast; nanoseconds.
+#: Future timestamps that Loki accepts, from fast clocks.
 AHEAD_NS: Final = 600 * SECOND
-#: Behind the mark at every look, and at the thorough ones, nanoseconds.
+#: Nanoseconds before the mark of a poll; seconds between thorough polls.
 QUICK_NS: Final = 15 * SECOND
 THOROUGH_S: Final = 60.0
-#: Between the end of a look and the next one at least, of ``poll_s``.
+#: Least rest between polls, as a share of ``poll_s``.
 LEAST_REST: Final = 0.25
-#: After an answer that waiting may not heal (a bad query, no right), seconds.
+#: Seconds after an answer that waiting may not fix.
 REFUSED_S: Final = 30.0
-#: The mark of a query without lines is kept so often, seconds; a kill costs no more than to read that again.
+#: Seconds between saves of an empty query's mark.
 _KEEP_S: Final = 60.0
 
 
 def rest_s(poll_s: float, *, took_s: float) -> float:
-    """Seconds between the end of a look and the next one."""
+    """Returns the seconds from a poll's end to the next."""
     return max(poll_s - took_s, poll_s * LEAST_REST)
 
 
 class LineReader(Protocol):
-    """Makes faults of lines: ``KernelLines`` and ``PodLines``."""
+    """Converts lines to faults."""
 
     nameless: int
 
     def read(self, entry: Entry) -> NodeFault | None:
-        """What a line says."""
+        """Returns the fault in a line, or None."""
         ...
 
 
 class LokiSource:
-    """One query.
-
-    Args:
-        name: of the query, in the state and in metrics.
-        loki: gives pages.
-        query: in Loki's language.
-        lines: reads them.
-        begun: what ``lines`` learns of boots, to be kept with the mark.
-        state: keeps the mark.
-        give: takes what was seen and returns once it is acted on.
-        metrics: counts.
-        poll_s: between the beginnings of two looks.
-        look_back_s: how far back the very first look goes.
-        clock: nanoseconds since the epoch.
-    """
+    """One query; ``begun`` has the boot times that ``lines`` derives."""
 
     def __init__(
         self,
@@ -101,7 +86,7 @@ class LokiSource:
         self._reported_lost: set[int] = set()
 
     async def run(self) -> None:
-        """Look for ever. A look that takes long is followed the sooner by the next one, but never at once: Loki has others to serve."""
+        """Polls forever, never immediately again: Loki serves others."""
         while True:
             begun = time.monotonic()
             try:
@@ -113,11 +98,11 @@ class LokiSource:
             await asyncio.sleep(rest_s(self._poll_s, took_s=time.monotonic() - begun))
 
     async def look(self) -> None:
-        """One look: all that is new, acted on before the mark moves.
+        """Polls once; lines are processed before the mark moves.
 
         Raises:
-            LokiError: it does not pass; the mark stands where it stood.
-            LeaseGone: another controller wrote the state, so this one leads no more.
+            LokiError: A lasting failure; the mark is unchanged.
+            LeadershipLost: Another controller wrote the state.
         """
         now, clock = self._clock(), time.monotonic()
         thorough = self._thorough_at is None or clock - self._thorough_at >= THOROUGH_S
@@ -142,7 +127,7 @@ class LokiSource:
             with sole_writer():
                 await self._state.save_position(self.name, place)
         except KubeError as error:
-            # All is acted on; after a kill it would be read once more, and known.
+            # After a kill the lines would be read again and recognized.
             LOG.warning("where %s stands cannot be kept: %s", self.name, error.message)
 
     def _trouble(self, error: LokiError) -> None:
@@ -160,11 +145,11 @@ class LokiSource:
 
     @property
     def blind_s(self) -> float:
-        """How long it could not be asked; 0 = it answers."""
+        """Seconds since the last answer; 0 if it answers."""
         return 0.0 if self._blind_since is None else time.monotonic() - self._blind_since
 
     def _stuck(self, at: int) -> None:
-        # Every look that begins before it meets it again, and it is the same loss.
+        # Polls that begin before it repeat the same loss.
         horizon = self._reader.cursor.mark - OVERLAP_NS
         self._reported_lost = {each for each in self._reported_lost if each > horizon}
         if at in self._reported_lost:
@@ -174,7 +159,7 @@ class LokiSource:
         LOG.error("%s: nanosecond %d holds more lines than Loki gives at once; the rest of them is lost", self.name, at)
 
 
-#: Longest wait for one answer of Loki, seconds.
+#: Seconds for one answer of Loki.
 LOKI_S: Final = 30.0
 
 
@@ -187,16 +172,7 @@ async def open_sources(
     loop: Loop,
     metrics: Metrics,
 ) -> list[LokiSource]:
-    """Open them; none where the settings name no Loki.
-
-    Args:
-        stack: closes what they need.
-        settings: of the controller.
-        book: tells which boot a Node shows.
-        state: holds how far each has read.
-        loop: takes what they see.
-        metrics: counts.
-    """
+    """Opens the sources; none without a Loki."""
     if settings.loki is None:
         return []
     labels = settings.labels

@@ -1,9 +1,6 @@
-"""From a collected line to a node fault: which node, when, and how far it is trusted. Pure.
+"""Converts a collected line to a node fault. Pure.
 
-The node comes from the collector's metadata, never from the text. ``dmesg`` prints the whole ring again after
-a restart, so a kernel line is identified by node, boot and text, and its time is the kernel's clock counted
-from the earliest start of that boot that any line allows. Lines of pods are a hint unless an operator names
-the code.
+The node comes from metadata. ``dmesg`` prints the ring again after a restart, so boot and text identify lines.
 """
 
 from __future__ import annotations
@@ -23,18 +20,18 @@ from rankfall.verdict.signatures.catalogue import default_catalogue
 from rankfall.verdict.signatures.matcher import best
 from rankfall.verdict.signatures.patterns import required_words
 
-#: Of the driver's lines all are wanted: their grammar decides, and some come in three parts.
+#: Selects all driver lines; some come in three parts.
 _DRIVER: Final = ("NVRM: ", "nvidia-nvswitch", "fallen off the bus")
-#: What pods print of GPUs; the signatures decide what a line means.
+#: Texts about GPUs; signatures decide a line's meaning.
 POD_TEXTS: Final = ("NVRM: Xid", "SXid", "invalid device ordinal", "CUDA error", "NCCL", "uncorrectable")
 _CLOCK: Final = anchored(r"(?:<[0-9]{1,4}>)?\[ {0,12}([0-9]{1,12})\.([0-9]{6})\]", limit=128)
 _MAX_NODES: Final = 20_000
-#: Boots whose beginning is remembered: one for each node of the largest cluster that Kubernetes is made for. They are kept in a ConfigMap, which has room for 1 MiB.
+#: One for each node; a ConfigMap has at most 1 MiB.
 MAX_BOOTS: Final = 5_000
 
 
 def kernel_texts() -> tuple[str, ...]:
-    """Texts of which every line of the kernel that means anything holds one; also the schema of our own agent's lines."""
+    """Returns texts of which each relevant kernel line has one."""
     words: set[str] = set()
     for signature in default_catalogue().signatures:
         if "kernel" in signature.where and "line" not in signature.where:
@@ -44,13 +41,7 @@ def kernel_texts() -> tuple[str, ...]:
 
 
 class KernelLines:
-    """Reads lines of DaemonSets that are believed.
-
-    Args:
-        labels: names of the collector.
-        boot_of: the boot id that a Node shows now; None = none.
-        begun: earliest beginning of each boot, by ``node boot``, in nanoseconds since the epoch; grows here, and past its limit loses boots that no Node shows.
-    """
+    """Reads lines of trusted DaemonSets. ``begun`` grows here; at its limit it drops boots that no Node shows."""
 
     def __init__(
         self, labels: Labels, *, boot_of: Callable[[str], str | None], begun: dict[str, int] | None = None
@@ -62,7 +53,7 @@ class KernelLines:
         self.nameless = 0
 
     def read(self, entry: Entry) -> NodeFault | None:
-        """What the line says; None = nothing, or nobody says of which node."""
+        """Returns the fault in a line; None also if the node is unknown."""
         node = entry.labels.get(self._labels.node, "")
         if not node:
             self.nameless += 1
@@ -74,7 +65,7 @@ class KernelLines:
         at, identity = entry.at, entry.id.hex()
         clock = _CLOCK.match(entry.text)
         since = -1 if clock is None else numbers.matched(clock[1]) * 1_000_000_000 + numbers.matched(clock[2]) * 1_000
-        # A kernel that is older than the epoch is none: the text only looks like a clock.
+        # Text older than the epoch only resembles a clock.
         if 0 <= since <= entry.at:
             key = f"{node} {boot}"
             at, identity = self._began(key, entry.at - since) + since, f"{key} {entry.text}"
@@ -90,10 +81,9 @@ class KernelLines:
         )
 
     def _began(self, key: str, at: int) -> int:
-        """When this boot began at the latest, as this line and those before it tell."""
+        """Returns the latest possible start of this boot."""
         known = self.begun.get(key)
         if known is None and len(self.begun) >= MAX_BOOTS:
-            # Of a boot that is over no line is read as its own any more.
             for each in list(self.begun):
                 node, _, boot = each.rpartition(" ")
                 if self._boot_of(node) != boot:
@@ -112,18 +102,14 @@ class KernelLines:
 
 
 class PodLines:
-    """Reads what pods print themselves: worth a hint, and no more unless an operator names the code.
-
-    Args:
-        labels: names of the collector.
-    """
+    """Reads output of pods: a hint unless an operator names the code."""
 
     def __init__(self, labels: Labels) -> None:
         self._labels = labels
         self.nameless = 0
 
     def read(self, entry: Entry) -> NodeFault | None:
-        """What the line would say, were it true; None = nothing."""
+        """Returns the unproven fault in a line, or None."""
         node = entry.labels.get(self._labels.node, "")
         if not node:
             self.nameless += 1

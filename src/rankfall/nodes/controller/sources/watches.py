@@ -1,6 +1,6 @@
-"""Watches all Nodes and the switches' ConfigMap, and rides out denials of a starting API server.
+"""Watches all Nodes and the switches.
 
-A starting server answers 403 for what it has not read yet. A denial that lasts longer ends the controller.
+A starting API server answers 403 for unread data; a lasting denial ends the controller.
 """
 
 from __future__ import annotations
@@ -19,24 +19,21 @@ from rankfall.nodes.controller import settings
 from rankfall.nodes.controller.decision_loop import Loop
 from rankfall.nodes.controller.notifier import LOG
 
-#: So long a denial is doubted, seconds.
+#: Seconds of retries after a denial.
 DENIED_S: Final = 60.0
 _AGAIN_S: Final = 2.0
 
 
 def doubting() -> Pace:
-    """The pace of a watch that doubts a denial."""
+    """Returns the pace of a watch that retries denials."""
     return Pace(denied=DENIED_S, doubting=True)
 
 
 async def until_done(call: Callable[[], Awaitable[None]]) -> None:
-    """Call until it is answered.
-
-    Args:
-        call: may be made any number of times.
+    """Repeats a call until it is answered.
 
     Raises:
-        ApiError: a refusal that lasts.
+        ApiError: A lasting refusal.
     """
     until = time.monotonic() + DENIED_S
     while True:
@@ -52,15 +49,14 @@ async def until_done(call: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(_AGAIN_S)
 
 
-#: Nodes that are taken in before others have their turn.
 _MAX_CONCURRENT: Final = 20
 
 
 async def watch_nodes(kube: Kube, loop: Loop) -> None:
-    """Give every change of a Node to the loop, until cancelled.
+    """Passes Node changes to the loop until canceled.
 
     Raises:
-        KubeError: the server refuses, and goes on refusing.
+        KubeError: The server refuses permanently.
     """
     following = watch(kube, NODES, keep=_name_of, trouble=_log_watch_error, pace=doubting())
     async with contextlib.aclosing(following) as events:
@@ -69,15 +65,15 @@ async def watch_nodes(kube: Kube, loop: Loop) -> None:
             loop.node_event(event)
             number += 1
             if number % _MAX_CONCURRENT == 0:
-                # A list of a thousand comes at once, and the lease is to be renewed meanwhile.
+                # A list of a thousand arrives as one; the lease must be renewed.
                 await asyncio.sleep(0)
 
 
 async def watch_switches(kube: Kube, loop: Loop, *, namespace: str) -> None:
-    """Give what people set to the loop, until cancelled.
+    """Passes switch changes to the loop until canceled.
 
     Raises:
-        KubeError: as :func:`watch_nodes`.
+        KubeError: As :func:`watch_nodes`.
     """
     following = watch(
         kube,
