@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.foreign_text import faults
+from scripts.foreign_text import LAYERS, faults, files_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BREAKS = [
@@ -86,3 +86,15 @@ def test_i18_the_product_keeps_the_rule() -> None:
         (sys.executable, ROOT / "scripts" / "foreign_text.py"), capture_output=True, text=True, timeout=scaled(60), check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_every_room_is_read_but_those_that_read_nothing_of_others() -> None:
+    rooms = {path.parent.name for path in (ROOT / "src" / "rankfall").glob("*/__init__.py")}
+    # Specs and manifests of the user, the readers themselves, and two names of before that only hand over.
+    assert rooms - {layer.rpartition("/")[2] for layer in LAYERS} == {"backends", "model", "supervise"}
+    assert all(files_of(layer) for layer in LAYERS)
+
+
+def test_a_name_that_is_out_of_date_does_not_pass_for_clean() -> None:
+    with pytest.raises(ValueError, match="LAYERS names rankfall/observe"):
+        files_of("rankfall/observe")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfall.model import Alternative, Cause, Consequence, Decision, Decisive, Proof, Time, Verdict, catalogue
-from rankfall.render.summary import action_text, advice, headline, summary
+from rankfall.render.summary import action_text, advice, summary
 from rankfall.render.verdict import Details, next_commands, render_brief, render_verdict
 from rankfall.verdict.diagnose import diagnose
 from support.cases import case, died, left, piece
@@ -238,7 +238,7 @@ def test_any_verdict_can_be_shown_within_the_width(line: str, width: int, rank: 
     assert SGR.sub("", render_verdict(verdict, width=width, color=True)) == plain
     assert "\x1b" not in plain
     assert "\n\n\n" not in plain
-    assert headline(verdict)
+    assert summary(verdict)
 
 
 def test_colour_never_reaches_over_a_line_end() -> None:

@@ -6,19 +6,21 @@ Verbs come from ``advice.csv``, one predicate per cause. All text of the job is 
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Final, NamedTuple
 
 from rankfall.model import Consequence, Decision, Verdict
+from rankfall.model.patterns import anchored
 from rankfall.render import formatting
 from rankfall.render.escape import one_line
 
-_EXCEPTION: Final = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]{0,40}\.){0,8}([A-Z][A-Za-z0-9_]{0,60})(?::|$)")
-# Prefixes of launchers before a line, as ``[rank1]: ``.
-_TAG: Final = re.compile(r"^(?:\[[^\]]{1,40}\]:?\s*){1,4}")
+# Class of an exception at the beginning of a line, behind prefixes of launchers as ``[rank1]: ``.
+_EXCEPTION: Final = anchored(
+    r"(?:\[[^\]]{1,40}\]:?\s{0,8}){0,4}(?:[A-Za-z_][A-Za-z0-9_]{0,40}\.){0,8}([A-Z][A-Za-z0-9_]{0,60})(?::|$)",
+    limit=1024,
+)
 _PLURAL: Final = {"was": "were", "has": "have", "hangs": "hang", "uses": "use", "runs": "run"}
 _NO_FAILURE_RULES: Final = frozenset({"no_failure", "not_begun"})
 _ACTIONS: Final = {
@@ -64,12 +66,6 @@ def summary(verdict: Verdict, *, step: int | None = None) -> str:
     if verdict.run is not None:
         sentences.append(_reaction(verdict.decision))
     return " ".join(text for text in sentences if text)
-
-
-def headline(verdict: Verdict) -> str:
-    """Returns the verdict in one clause, as ``rank 2 on node1: Python exception in training code (slug, proven)``."""
-    place = f" on {one_line(verdict.node, width=60)}" if verdict.node else ""
-    return f"{_subject(verdict)}{place}: {cause_text(verdict)}"
 
 
 def is_no_failure(verdict: Verdict) -> bool:
@@ -142,7 +138,7 @@ def _subject(verdict: Verdict) -> str:
 def _exception(verdict: Verdict) -> str:
     """Returns the class name of the exception in the decisive line; empty if there is none."""
     lines = verdict.decisive.line.strip().split("\n") if verdict.decisive else [""]
-    found = _EXCEPTION.match(_TAG.sub("", lines[-1]))
+    found = _EXCEPTION.match(lines[-1])
     return found[1] if found else ""
 
 
