@@ -188,14 +188,17 @@ _MAX_CONTEXT: Final = 4096
 
 
 def details_of(directory: RunDir, verdict: Verdict) -> Details:
-    """Reads what ``render_verdict`` shows beside the verdict: frames, lines before the decisive one, training step."""
+    """Reads frames, lines before the decisive one, and the step of the failed rank.
+
+    A rank that restarted alone and has not failed again has another step than the failed one, so it gets none.
+    """
     with directory.reader() as reader:
         rows = [row for row in reader.streams(verdict.attempt) if row.slot == verdict.slot]
-        steps = [facts.step for facts in reader.ranks(verdict.attempt or 0) if facts.rank == verdict.rank]
+        ends = [facts for facts in reader.ranks(verdict.attempt or 0) if facts.rank == verdict.rank]
     return Details(
         frames=_raised_at(directory, verdict),
         before=_lines_before(verdict, directory.path),
-        step=steps[0] if steps and verdict.rank is not None else None,
+        step=ends[-1].step if ends and (ends[-1].signal or ends[-1].exit_code) else None,
         apart=verdict.slot is None or not rows or any(row.rank is not None for row in rows),
     )
 
