@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import argparse
 import ast
-import io
 import re
 import statistics
-import tokenize
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import prose
+
 ROOT = Path(__file__).resolve().parents[1]
 MAX_ARGUMENTS = 7
 MAX_MODULES = 16
 MAX_LINES = 460
-# Words of our own for which the field has one. Those that are plain English in most of their places are left out.
+# Words of our own in names, for which the field has one; ``prose`` has those of docstrings and comments.
 # fmt: off
 PRIVATE_WORDS = frozenset({
     "scene", "sheets", "roll", "keeper", "keeping", "ledger", "news", "telling", "told", "wish", "wishes", "turn",
@@ -102,8 +105,9 @@ def _read(name: str, path: Path, *, known: Iterable[str]) -> Module:
     made.imports = set(_imports(tree, name, is_package=made.package, known=frozenset(known))) - {name}
     made.wide = list(_wide(tree))
     made.words = Counter(word for one in _names(tree, path.stem) for word in _parts(one) if word in PRIVATE_WORDS)
-    prose = [str(node.value) for node in docs] + list(_comments(text))
-    made.prose = Counter(word for one in prose for word in re.findall(r"[a-z]+", one.lower()) if word in PRIVATE_WORDS)
+    made.prose = Counter(
+        word for one in prose.texts(text) if one.kind in prose.CHECKED for word in prose.private_words(one.text)
+    )
     return made
 
 
@@ -115,12 +119,6 @@ def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
         first = body[0]
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
             yield first.value
-
-
-def _comments(text: str) -> Iterator[str]:
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.string
 
 
 def _imports(tree: ast.Module, name: str, *, is_package: bool, known: frozenset[str]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Checks the language of docstrings, comments and messages, and prints how plain it is.
 
-Private words, first words of docstrings, vague passives and long sentences are findings in the folders that are
-rewritten; in the folders of ``LEFT`` they are only counted. Text in backticks is exempt: it names code. Standard library only.
+Private words, first words of docstrings, vague passives and long sentences are findings; in messages they are only
+counted. Text in backticks is exempt: it names code. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_WORDS = 30
-# Folders that nobody has rewritten yet. This list only shrinks.
-LEFT: tuple[str, ...] = ()
 # Kinds of text that are findings; messages follow with the output of the commands.
 CHECKED = frozenset({"docstring", "comment"})
 
@@ -139,16 +137,24 @@ def words(text: str) -> list[str]:
     return re.findall(r"[a-z][a-z'-]*", _plain(text).lower())
 
 
+def _prose(text: str) -> str:
+    """Returns the text without names: those in backticks, and those of parameters before their entries."""
+    return re.sub(r"(?m)^\s*\*{0,2}\w+(?:, \w+)*(?: \([^)]*\))?:\s", "", _plain(text))
+
+
+def private_words(text: str) -> list[str]:
+    """Returns the private words of a text in lower case; names are exempt."""
+    return [found.group().lower() for found in PRIVATE.finditer(_prose(text))]
+
+
 def check(path: Path, text: Text) -> Iterator[Finding]:
     """Yields the findings in one text."""
-    # Names of parameters are code.
-    plain = re.sub(r"(?m)^\s*\*{0,2}\w+(?:, \w+)*(?: \([^)]*\))?:\s", "", _plain(text.text))
     first = words(text.text)[:1]
     if text.kind == "docstring" and first and first[0] in FIRST_WORDS:
         yield Finding(path, text, "first", first[0])
-    for found in PRIVATE.finditer(plain):
-        yield Finding(path, text, "private", found.group().lower())
-    for found in VAGUE.finditer(plain):
+    for word in private_words(text.text):
+        yield Finding(path, text, "private", word)
+    for found in VAGUE.finditer(_prose(text.text)):
         yield Finding(path, text, "vague", " ".join(found.group().lower().split()))
     for sentence in sentences(text.text):
         count = len(words(sentence))
@@ -161,7 +167,7 @@ def report(found: dict[Path, list[Text]], findings: Sequence[Finding]) -> str:
 
     Args:
         found: the prose of each file.
-        findings: all of it, also in folders that are left.
+        findings: all of them, also in messages.
     """
     kinds = ("docstring", "comment", "message")
     count = Counter[str]()
@@ -184,24 +190,18 @@ def _row(name: str, count: int, private: int, vague: int, long: int) -> str:
     return f"{name:<12}{count:>9}{private / size:>14.1f}{vague / size:>12.1f}{long:>15}"
 
 
-def _is_left(path: Path) -> bool:
-    folder = path.parent.as_posix()
-    return any(folder.endswith(one) or f"{one}/" in f"{folder}/" for one in LEFT)
-
-
 def main() -> int:
-    """Reads the command line; returns 1 when a rewritten folder has a finding."""
+    """Reads the command line; returns 1 if there is a finding."""
     parser = argparse.ArgumentParser(
         prog="prose.py", description="Checks the language of docstrings, comments and messages."
     )
     parser.add_argument("paths", nargs="*", type=Path, default=[ROOT / "src"], help="files or folders")
-    parser.add_argument("--all", action="store_true", help="show findings in folders that are left, too")
     parser.add_argument("--table", action="store_true", help="print only the table")
     given = parser.parse_args()
     files = [file for path in given.paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
     found = {file: texts(file.read_text()) for file in files}
     findings = [one for file, texts_of in found.items() for text in texts_of for one in check(file, text)]
-    shown = [one for one in findings if one.text.kind in CHECKED and (given.all or not _is_left(one.path))]
+    shown = [one for one in findings if one.text.kind in CHECKED]
     if not given.table:
         for one in shown:
             print(f"{one.path}:{one.text.line}: {one.text.kind}: {one.rule}: {one.detail}")
