@@ -84,7 +84,7 @@ picture: setup ## Make the picture of the README from a real failed run: docs/im
 house: setup ## Print sizes, imports, wide constructors and private words of the sources, room by room
 	@$(PY) scripts/house.py
 
-prose: setup ## Print findings in the language of docstrings and comments, and a table of it; a part of lint
+prose: setup ## Print findings in the language of docstrings, comments and messages, and a table of it; a part of lint
 	@$(PY) scripts/prose.py
 
 lint: setup ## Format, lint, types, layers, oldest Python of what travels into the job

@@ -105,9 +105,7 @@ def _read(name: str, path: Path, *, known: Iterable[str]) -> Module:
     made.imports = set(_imports(tree, name, is_package=made.package, known=frozenset(known))) - {name}
     made.wide = list(_wide(tree))
     made.words = Counter(word for one in _names(tree, path.stem) for word in _parts(one) if word in PRIVATE_WORDS)
-    made.prose = Counter(
-        word for one in prose.texts(text) if one.kind in prose.CHECKED for word in prose.private_words(one.text)
-    )
+    made.prose = Counter(word for one in prose.texts(text) for word in prose.private_words(one.text))
     return made
 
 

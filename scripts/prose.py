@@ -1,7 +1,7 @@
 """Checks the language of docstrings, comments and messages, and prints how plain it is.
 
-Private words, first words of docstrings, vague passives and long sentences are findings; in messages they are only
-counted. Text in backticks is exempt: it names code. Standard library only.
+Private words, first words of docstrings, vague passives and long sentences are findings. Text in backticks is exempt:
+it names code. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_WORDS = 30
-# Kinds of text that are findings; messages follow with the output of the commands.
-CHECKED = frozenset({"docstring", "comment"})
 
 FIRST_WORDS = frozenset({"as", "how", "of", "that", "what", "when", "where", "whether", "which", "who", "whose", "why"})
 # Words of our own, and words that leave open who does what. The list only grows.
@@ -40,6 +38,13 @@ VAGUE = re.compile(
     r"(?:asked|begun|believed|done|given|gone|had|held|kept|known|left|let|looked|made|meant|put|said|seen|shown|taken"
     r"|thought|told|waited|wanted|wished)\b",
     re.IGNORECASE,
+)
+
+# Strings that are no message: parts of shell and Python programs, SQL, the usage of a program, and words of a driver.
+PROGRAM = re.compile(
+    r"""\$\(|;\ do\b|\b(?:done|esac|fi)\n|;;\n|\bsay\ "|\A\s*(?:import|from)\ \w|\nimport\ |\nwith\ open\(
+    |\bCREATE\ TABLE\b|\Ausage:\ |fallen\ off\ the\ bus""",
+    re.VERBOSE,
 )
 
 
@@ -92,8 +97,10 @@ def texts(source: str) -> list[Text]:
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in docstrings:
             continue
         # Three words in a row: shorter strings are names, units and formats.
-        if re.search(r"[A-Za-z]+ [A-Za-z]+ [A-Za-z]+", node.value):
-            found.append(Text("message", node.lineno, node.value))
+        if re.search(r"[A-Za-z]+ [A-Za-z]+ [A-Za-z]+", node.value) and not PROGRAM.search(node.value):
+            # Pages in Markdown contain examples of job files.
+            prose = re.sub(r"(?ms)^```.*?^```$", "", node.value)
+            found.append(Text("message", node.lineno, prose))
     found += _comments(source)
     return found
 
@@ -167,7 +174,7 @@ def report(found: dict[Path, list[Text]], findings: Sequence[Finding]) -> str:
 
     Args:
         found: the prose of each file.
-        findings: all of them, also in messages.
+        findings: all of them.
     """
     kinds = ("docstring", "comment", "message")
     count = Counter[str]()
@@ -201,12 +208,11 @@ def main() -> int:
     files = [file for path in given.paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
     found = {file: texts(file.read_text()) for file in files}
     findings = [one for file, texts_of in found.items() for text in texts_of for one in check(file, text)]
-    shown = [one for one in findings if one.text.kind in CHECKED]
     if not given.table:
-        for one in shown:
+        for one in findings:
             print(f"{one.path}:{one.text.line}: {one.text.kind}: {one.rule}: {one.detail}")
     print(report(found, findings))
-    return bool(shown) and not given.table
+    return bool(findings) and not given.table
 
 
 if __name__ == "__main__":

@@ -151,7 +151,9 @@ def _later_evidence(run_dir: RunDir, row: AttemptRow) -> Iterator[_Late]:
                 write_file(path, held.read_bytes())
             get_context(run_dir.path, row.attempt, decoding.convert(cluster, kind=PodSource), into=path)
         except (RankfallError, OSError, TimeoutError, msgspec.ValidationError) as error:
-            problem = f"what the cluster says by now of attempt {row.attempt}: {str(error) or type(error).__name__}"
+            problem = (
+                f"the current data of the cluster about attempt {row.attempt}: {str(error) or type(error).__name__}"
+            )
         yield _Late(path, problem)
 
 
@@ -172,10 +174,10 @@ def explain_slot_failure(run_dir: RunDir, *, slot: int, attempt: int | None = No
     if found is not None:
         return found
     where = f" in attempt {attempt}" if attempt is not None else ""
-    did = f"these slots did: {', '.join(map(str, others))}" if others else None
+    did = f"these slots failed alone: {', '.join(map(str, others))}" if others else None
     raise NotFound(
-        f"slot {slot} of run {run_dir.id} did not fall alone{where}",
-        hint=did or "only slots of restart_scope replica do; leave --slot out",
+        f"slot {slot} of run {run_dir.id} did not fail alone{where}",
+        hint=did or "leave --slot out: a slot fails alone only with restart_scope: replica",
     )
 
 

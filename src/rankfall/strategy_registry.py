@@ -39,7 +39,8 @@ def register_strategy(name: str, pick: Pick) -> None:
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name[:_MAX_LISTED]!r} is no name of a strategy", hint="allowed: 1-40 lower-case letters, digits, dashes"
+            f"{name[:_MAX_LISTED]!r} is not a name of a strategy",
+            hint="allowed: 1-40 lower-case letters, digits, dashes",
         )
     held = BUILT_IN.get(name) or _registered.get(name)
     if held is not None and held.pick is not pick:
@@ -75,7 +76,7 @@ def find_strategy(name: str | None, *, field: str = FIELD, elsewhere: bool = Fal
     if not points and name in _registered:
         raise SpecError(
             field,
-            f"{name!r} is registered in this process only, and the run's supervisor will be another one",
+            f"{name!r} is registered in this process only, but the run's supervisor is another process",
             hint=f"submit with detach=False, or declare it as an entry point of {GROUP}",
         )
     if not points or not _NAME.fullmatch(name):
@@ -97,7 +98,7 @@ def diagnose_by(name: str | None, case: Case) -> Diagnosis:
     try:
         strategy = find_strategy(name)
     except RankfallError as error:
-        problem = f"the answer of the run's strategy; causal answered: {error.message}"
+        problem = f"the answer of the run's strategy; the strategy causal was used: {error.message}"
         return diagnose(msgspec.structs.replace(case, missing=(problem, *case.missing)))
     return diagnose(case, strategy=strategy)
 
@@ -115,6 +116,6 @@ def _loaded(point: EntryPoint, field: str) -> Pick:
         words = f"{type(error).__name__}: {error}"[:300]
         raise SpecError(field, f"strategy {point.name!r} ({point.value}) cannot be loaded: {words}") from error
     if not callable(found):
-        raise SpecError(field, f"strategy {point.name!r} ({point.value}) is a {type(found).__name__} and no callable")
+        raise SpecError(field, f"strategy {point.name!r} ({point.value}) is a {type(found).__name__} and not callable")
     pick: Pick = found
     return pick

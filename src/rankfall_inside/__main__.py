@@ -109,7 +109,7 @@ def main(argv: Sequence[str]) -> int:
             private_files.make_folders(options.stream_dir)
         files = _open_slot(options, token, notes)
     except SlotBusyError as error:
-        say(f"another wrapper holds the slot directory {error}; this one does nothing")
+        say(f"another wrapper uses the slot directory {error}; this one does nothing")
         return _BUSY_CODE
     except (OSError, KeyError) as error:
         say(f"the slot directory cannot be used ({error!r}); the command runs without records")
@@ -145,7 +145,7 @@ def _open_slot(options: Options, token: str, notes: list[str]) -> SlotFiles:
             return SlotFiles(dict(os.environ, RANKFALL_SLOT_DIR=folder), instance=options.instance)
         except OSError:
             continue
-    raise OSError("no folder can be written, neither in memory nor among temporary files")
+    raise OSError("no folder is writable, neither in memory nor for temporary files")
 
 
 def _enter_code(options: Options) -> bool:
@@ -163,7 +163,7 @@ def _enter_code(options: Options) -> bool:
         if options.chdir:
             os.chdir(options.chdir)
     except Exception as error:
-        say(f"the job's code cannot be had, so nothing is started: {error}")
+        say(f"cannot get the job's code, so nothing is started: {error}")
         return False
     return True
 

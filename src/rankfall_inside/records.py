@@ -127,7 +127,7 @@ def cut(text: str, limit: int) -> tuple[str, bool]:
     """Returns ``text`` within ``limit`` characters, and True if shortened."""
     if len(text) <= limit:
         return text, False
-    mark = f"\n... {len(text) - limit} characters left out ...\n"
+    mark = f"\n... {len(text) - limit} characters omitted ...\n"
     head = max(0, (limit - len(mark)) // 2)
     tail = max(0, limit - len(mark) - head)
     return text[:head] + mark + text[len(text) - tail :], True

@@ -80,5 +80,5 @@ def _integer(text: str) -> int:
 def _float(text: str) -> float:
     found = real(text)
     if found is None:
-        raise ValueError(f"JSON has a number that is none: {text[:20]}")
+        raise ValueError(f"JSON has an invalid number: {text[:20]}")
     return found

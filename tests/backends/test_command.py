@@ -100,9 +100,9 @@ def test_inside_require_is_refused_for_an_old_python(folder: Path) -> None:
     [
         (spec("train.py"), TORCH, "torchrun", "torchrun (torch 2.9 in /opt/python)"),
         (spec("train.py"), PLAIN, "plain", "no torch in /opt/python"),
-        (spec("train.py", launcher="plain"), TORCH, "plain", "asked for"),
+        (spec("train.py", launcher="plain"), TORCH, "plain", "requested"),
         (spec("./tool"), TORCH, "plain", "once for each rank"),
-        (spec("./tool", launcher="exec"), TORCH, "exec", "asked for"),
+        (spec("./tool", launcher="exec"), TORCH, "exec", "requested"),
         (spec("train.py", nnodes=1, nnodes_max=2), TORCH, "torchrun", "torch 2.9"),
         (spec(sys.executable, "-m", "torch.distributed.run", "train.py"), PLAIN, "torchrun", "the given"),
     ],
@@ -153,7 +153,7 @@ def test_another_python_is_asked_once(tmp_path: Path) -> None:
     ("name", "text", "words"),
     [
         ("absent", None, "does not exist or is not executable"),
-        ("dumb", "#!/bin/sh\nexit 0\n", "no Python that answers"),
+        ("dumb", "#!/bin/sh\nexit 0\n", "does not answer as a Python"),
         ("broken", "#!/nowhere/at/all\n", "does not start"),
     ],
 )

@@ -112,7 +112,7 @@ def test_masking_leaves_what_is_no_secret() -> None:
     )
 
 
-@pytest.mark.parametrize(("cwd", "words"), [("absent", "is no folder"), ("train.py", "is no folder")])
+@pytest.mark.parametrize(("cwd", "words"), [("absent", "is not a folder"), ("train.py", "is not a folder")])
 def test_a_folder_that_is_none_is_refused(tmp_path: Path, cwd: str, words: str) -> None:
     with pytest.raises(SpecError, match=words):
         plan_of(tmp_path, cwd=str(tmp_path / cwd))

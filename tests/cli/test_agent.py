@@ -60,7 +60,7 @@ def test_the_agent_must_know_its_node():
         env=ENVIRON,
     )
     assert done.returncode == 2
-    assert "which Node it speaks for" in done.stderr
+    assert "the agent does not know the name of its Node" in done.stderr
     assert "NODE_NAME" in done.stderr
 
 

@@ -85,10 +85,10 @@ def test_launch_s50_an_extra_folder_lies_on_top(rankfall: Runner, code: Path, fo
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--code", "nowhere", "show.py"), "nowhere' is no folder"),
+        (("--code", "nowhere", "show.py"), "nowhere' is not a folder"),
         (("--code", "project", "none.py"), "does not exist"),
         (("--code", "project", "--cwd", "/tmp", "show.py"), "a path below the code's folder"),
-        (("--code", "project", "--cwd", "none", "show.py"), "is no folder"),
+        (("--code", "project", "--cwd", "none", "show.py"), "is not a folder"),
         (("--code", "", "show.py"), "a part that is empty"),
     ],
 )
@@ -106,7 +106,7 @@ def test_code_with_a_link_that_leads_out_is_refused_by_name(rankfall: Runner, co
     for verb in ("run", "submit"):
         done = rankfall(verb, "--code", "project", "show.py")
         assert done.returncode == 2
-        assert "secret -> /etc/passwd: the link points out" in done.stderr
+        assert "secret -> /etc/passwd: the link points outside the copied files" in done.stderr
     assert list_runs(folder.parent / "home") == []
     assert not list((folder.parent / "home" / "runs").glob(".new*"))
 
@@ -166,17 +166,17 @@ def test_without_code_it_is_the_folder_that_the_job_ran_in(cp: Cp, folder: Path,
 
 
 WRONG = [
-    (("a", "b"), 2, "one side here and one side there"),
-    (("a",), 2, "one side here and one side there"),
-    (("RUN:a", "RUN:b"), 2, "one side here and one side there"),
-    (("RUN:a", "RUN:b", "c"), 2, "one side here and one side there"),
+    (("a", "b"), 2, "one local side and one side in a run"),
+    (("a",), 2, "one local side and one side in a run"),
+    (("RUN:a", "RUN:b"), 2, "one local side and one side in a run"),
+    (("RUN:a", "RUN:b", "c"), 2, "one local side and one side in a run"),
     (("a", "nothing-abcdef:b"), 66, "there is no run"),
     (("none", "RUN:b"), 66, "there is no none"),
-    (("a", ":b"), 2, "no run is named"),
+    (("a", ":b"), 2, "the name of the run before the colon is missing"),
     (("a", "RUN:../b"), 2, "'..' is not followed"),
-    (("a", "RUN:/etc/b"), 2, "does not lie on the folder of run"),
+    (("a", "RUN:/etc/b"), 2, "is not on the folder of run"),
     (("RUN:none", "x"), 69, "No such file"),
-    (("link", "RUN:b"), 2, "points out of what is copied"),
+    (("link", "RUN:b"), 2, "points outside the copied files"),
     (("a", "RUN:word/x"), 69, "word"),
     (("--claim", "c", "a", "RUN:b"), 2, "contradict each other"),
     (("--claim", "c", "a", ":b"), 2, "--claim needs --image"),
@@ -239,6 +239,6 @@ def test_a_file_that_changes_while_the_code_is_copied_ends_the_submission(
         return tree
 
     monkeypatch.setattr("rankfall.backends.payload.code_tree", grown)
-    with pytest.raises(UsageError, match="changed while it was copied"):
+    with pytest.raises(UsageError, match="changed during the copy"):
         create_run(complete(spec_from({"command": ["show.py"], "code": str(code)})), home=home)
     assert list_runs(home) == []

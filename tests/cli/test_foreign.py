@@ -62,7 +62,7 @@ def test_launch_s15_a_plain_job_is_shown_by_its_pods_and_its_ranks_are_said_to_b
     assert app.run(["logs", "job/plain"]) == 0
     out, err = capsys.readouterr()
     assert sorted(out.splitlines()) == sorted(f"[slot {i}] pod {i} line {n}" for i in range(2) for n in range(3))
-    assert "which rank runs in which pod of job/plain is not known" in err
+    assert "cannot match the ranks of job/plain to its pods" in err
     cluster.write(pods[0], "pod 0 line 3")
     out = rankfall(capsys, "logs", "job/plain", "--no-prefix")
     assert sorted(out.splitlines()) == sorted(
@@ -96,7 +96,7 @@ def test_i18_p7_who_follows_a_foreign_job_lets_go_by_a_signal_and_changes_nothin
     sender.start()
     assert app.run(["logs", "-f", "job/plain"]) == 128 + number
     sender.join()
-    assert "rankfall: job/plain goes on\n" in capsys.readouterr().err
+    assert "rankfall: job/plain continues\n" in capsys.readouterr().err
     assert run[0].lease_holder() is None
 
 
@@ -140,8 +140,8 @@ def test_of_a_foreign_job_whose_pods_were_taken_away_it_is_said_whose_lines_are_
     verdict = json.loads(rankfall(capsys, "why", "job/plain", "-o", "json"))
     assert (verdict["cause"]["slug"], verdict["rank"]) == ("user_code_exception", 3), verdict
     said = [text for text in verdict["missing"] if text.startswith("lines and states of")]
-    there = "no pod was there any more, or never one, when they were looked for"
-    how = "next time leave rankfall logs -f job/plain running while the job runs"
+    there = "they had no pod when Rankfall listed the pods"
+    how = "next time keep rankfall logs -f job/plain running while the job runs"
     assert said == ([f"lines and states of {words}: {there}; {how}"] if words else [])
 
 
@@ -163,7 +163,7 @@ def test_what_would_change_a_foreign_job_is_refused_by_name(plain, capsys, verb)
         assert app.run([verb, name, *more]) == 2
         err = capsys.readouterr().err
         assert "job/plain" in err
-        assert "only looked at" in err
+        assert "so Rankfall only reads it" in err
 
 
 def test_what_does_not_exist_ends_with_66_and_says_what_to_do(cluster, capsys):
@@ -173,7 +173,7 @@ def test_what_does_not_exist_ends_with_66_and_says_what_to_do(cluster, capsys):
         assert "no pytorchjobs" in err
     assert app.run(["logs", "pod/none"]) == 66
     assert app.run(["logs", "deployment/none"]) == 2
-    assert "known: job, jobset" in capsys.readouterr().err
+    assert "use one of these kinds: job, jobset" in capsys.readouterr().err
     assert app.run(["logs", "some-run", "-n", "there"]) == 2
 
 
@@ -181,10 +181,10 @@ def test_a_missing_right_is_named(plain, capsys):
     cluster, _ = plain
     cluster.do(lambda made: setattr(made, "pods_refused", 403))
     assert app.run(["logs", "job/plain"]) != 0
-    assert "needs get, list and watch of pods" in capsys.readouterr().err
+    assert "request the rights get, list and watch of pods" in capsys.readouterr().err
     cluster.do(lambda made: setattr(made, "gets_refused", 403))
     assert app.run(["logs", "job/plain"]) != 0
-    assert "needs get, list and watch of jobs (batch)" in capsys.readouterr().err
+    assert "request the rights get, list and watch of jobs (batch)" in capsys.readouterr().err
 
 
 def test_a_job_that_is_gone_is_answered_from_its_record(plain, capsys):
@@ -196,7 +196,7 @@ def test_a_job_that_is_gone_is_answered_from_its_record(plain, capsys):
     assert app.run(["logs", "job/plain"]) == 0
     out, err = capsys.readouterr()
     assert "pod 1 line 2" in out
-    assert "as it was seen last" in err
+    assert "this is its last recorded state" in err
     assert json.loads(rankfall(capsys, "status", RUN, "-o", "json"))["state"] == "deleted"
 
 
@@ -206,7 +206,7 @@ def test_an_object_of_rankfalls_own_run_leads_to_that_run(plain, capsys):
     item["metadata"]["labels"] = {"rankfall.dev/run": "train-123456"}
     cluster.put("/apis/batch/v1/namespaces/here/jobs/plain", item)
     assert app.run(["logs", "job/plain"]) == 66
-    assert "own run 'train-123456'" in capsys.readouterr().err
+    assert "belongs to Rankfall's run 'train-123456'" in capsys.readouterr().err
 
 
 def test_a_bare_pod_is_a_target(cluster, capsys):
@@ -241,7 +241,7 @@ def test_a_pod_that_does_not_say_which_one_it_is_is_named_and_not_taken_for_anot
     assert app.run(["logs", "job/plain"]) == 0
     out, err = capsys.readouterr()
     assert "who am I" not in out
-    assert "stray does not say which pod of its job it is: its log is not read" in err
+    assert "stray has no number within its job: its log is not read" in err
 
 
 def test_pods_without_places_are_numbered_as_they_were_made(cluster, capsys):
@@ -282,16 +282,16 @@ def test_i19_p11_text_that_looks_like_a_prefix_stands_under_its_slot_and_nothing
     out, err = untagged
     assert out.splitlines()[:2] == ["[slot 0] [default1]:printed by rank 0 really", "[slot 0] [default7]:of nobody"]
     assert "run.db" not in err
-    assert f"lines stand under their pod's slot (rankfall logs {RUN} --slot N)" in err
+    assert f"lines are listed by slot (one slot per pod) (rankfall logs {RUN} --slot N)" in err
 
 
 def test_i19_p11_where_lines_stand_under_slots_the_advice_shows_them(untagged, capsys):
     for words in (("--rank", "3"), ("--rank", "failed"), ("-f", "--rank", "3")):
         assert app.run(["logs", "job/plain", *words]) == 0
         out, err = capsys.readouterr()
-        assert (out, f"all of their pods: rankfall logs {RUN} --attempt 1 --slot 1\n" in err) == ("", True)
+        assert (out, f"for all lines of their pods: rankfall logs {RUN} --attempt 1 --slot 1\n" in err) == ("", True)
     assert app.run(["logs", "job/plain", "--rank", "0"]) == 0
-    assert f"no line matches; rankfall logs {RUN} --slot N shows those of a pod\n" in capsys.readouterr().err
+    assert f"no line matches; rankfall logs {RUN} --slot N shows the lines of one pod\n" in capsys.readouterr().err
     told = rankfall(capsys, "why", "job/plain")
     words = next(line.split()[2:] for line in told.splitlines() if line.startswith("  $ rankfall logs"))
     assert words[-4:] == ["--slot", "1", "--tail", "50"]
@@ -354,7 +354,7 @@ def test_i19_p11_a_gang_that_was_started_again_and_the_end_of_the_job_are_told_b
     teller.join()
     out, err = capsys.readouterr()
     assert out.splitlines() == ["[slot 1] of the first gang", "[slot 0] of the second gang"]
-    assert "rankfall: retry: jobset two started the gang again by itself" in err
+    assert "rankfall: retry: jobset two restarted the gang" in err
     assert "rankfall: attempt 2: 2 slots" in err
     assert err.endswith("rankfall: jobset/two succeeded\n")
     assert app.run(["logs", "jobset/two"]) == 0

@@ -88,18 +88,18 @@ def test_what_cannot_be_asked_is_said_and_the_record_is_shown(run, capsys):
     FakeLoki.error = LokiError("cannot read lines from Loki at loki: no")
     assert app.run(["logs", run.id, *URL]) == 0
     out = capsys.readouterr()
-    assert "what is shown may lack lines: cannot read lines from Loki" in out.err
+    assert "lines may be missing below: cannot read lines from Loki" in out.err
     assert "hello" in out.out
     with run.lease():
         assert app.run(["logs", run.id, *URL]) == 0
-    assert "somebody records the run now" in capsys.readouterr().err
+    assert "another process records the run now" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--loki-url", "http://x"], "says nothing without --log-source loki"),
-        (["--log-source", "loki"], "nobody says where Loki is"),
+        (["--loki-url", "http://x"], "has no effect without --log-source loki"),
+        (["--log-source", "loki"], "the address of Loki is missing"),
         (["--log-source", "store", "-f"], "contradict each other"),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_follow_out_of_loki_that_cannot_begin_or_go_on_is_said(run, capsys, mo
     FakeLoki.error = LokiError("cannot read lines from Loki at loki: no")
     assert app.run(["logs", run.id, *URL, "-f"]) == 0
     out = capsys.readouterr()
-    assert "what is shown may lack lines: cannot read lines from Loki" in out.err
+    assert "lines may be missing below: cannot read lines from Loki" in out.err
     assert "hello" in out.out
 
 
@@ -175,7 +175,7 @@ def test_a_disk_that_takes_nothing_ends_no_follow_without_a_word(run, monkeypatc
 
 def test_runs_whose_pods_only_the_cluster_tells_apart_are_not_followed_out_of_loki(home):
     spec = JobSpec(name="u", command=("x",), backend="jobset", unattended=True)
-    with pytest.raises(Refused, match="not followed out of Loki"):
+    with pytest.raises(Refused, match=r"cannot follow run u-\w+ in Loki: "):
         follow_of(RunDir.create(spec, home=home))
     with pytest.raises(Refused, match="ran on this machine"):
         follow_of(RunDir.create(JobSpec(name="l", command=("x",)), home=home))
@@ -223,13 +223,13 @@ def test_lines_of_a_log_store_that_is_seen_later_come_with_their_rank(home, tmp_
     made, folder = stored(home, tmp_path, place="volume:/pods/only")
     (folder / "0.out-000000000000000.log").write_bytes(b"hello\nagain\n")
     assert app.run(["logs", made.id, "--log-source", "store"]) == 2
-    assert "does not see the log store volume:/pods/only" in capsys.readouterr().err
+    assert "cannot reach the log store volume:/pods/only" in capsys.readouterr().err
     monkeypatch.setenv(AT, str(tmp_path / "volume"))
     for _ in range(2):
         assert app.run(["logs", made.id, "--log-source", "store"]) == 0
         out = capsys.readouterr()
         assert out.out == "[rank 3] hello\n[rank 3] again\n"
-        assert "has no end yet" in out.err
+        assert "is not complete yet" in out.err
     (folder / "end.json").write_text('{"sizes": {"0.out": 12}}')
     assert app.run(["logs", made.id, "--log-source", "store", "--rank", "3", "--grep", "again"]) == 0
     out = capsys.readouterr()
@@ -240,7 +240,7 @@ def test_a_log_store_that_cannot_be_read_is_said(home, tmp_path, capsys):
     made, folder = stored(home, tmp_path, place=f"file://{tmp_path / 'volume'}")
     (folder / "0.out-000000000000000.log").symlink_to("/dev/null")
     assert app.run(["logs", made.id, "--log-source", "store"]) == 0
-    assert "the log store could not be asked for all" in capsys.readouterr().err
+    assert "cannot read everything from the log store" in capsys.readouterr().err
 
 
 def test_a_run_without_a_log_store(run, capsys):
@@ -251,4 +251,4 @@ def test_a_run_without_a_log_store(run, capsys):
 def test_the_flag_stands_in_the_job(folder, rankfall):
     words = ("--backend", "job", "--image", "i", "--log-store", "gs://bucket")
     done = rankfall("run", *words, "--dry-run", "train.py")
-    assert (done.returncode, "Python's standard library only" in done.stderr) == (2, True)
+    assert (done.returncode, "has only Python's standard library" in done.stderr) == (2, True)

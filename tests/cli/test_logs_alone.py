@@ -50,8 +50,7 @@ def test_logs_s45_no_more_bytes_than_asked_for_and_where_the_rest_is(record: Rec
     # "[rank 0] step 000" and its end are 18 bytes.
     assert done.stdout.splitlines() == [f"[rank {n % 2}] step {n:03}" for n in range(5)]
     assert (
-        f"--max-bytes is reached, no more output is shown; all is kept: rankfall logs {record.run_dir.id}"
-        in done.stderr
+        f"--max-bytes is reached, so the output ends here; all of it: rankfall logs {record.run_dir.id}" in done.stderr
     )
     whole = record.logs("--max-bytes", "1M", *follow)
     assert whole.stdout.count("\n") == 20

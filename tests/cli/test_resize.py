@@ -22,16 +22,16 @@ def test_jobapi_s07_resize_says_what_is_done_and_waits_for_it(rankfall: Runner, 
     run = rankfall("submit", "--launcher", "plain", "-e", f"GATE={gate}", "train.py").stdout.strip()
     wait_until(lambda: status(rankfall, run)["state"] == "running", timeout=WAIT, what="the job")
     done = rankfall("resize", run, "1")
-    assert (done.returncode, done.stdout) == (0, f"{run} worker: 1 nodes, as it is\n")
+    assert (done.returncode, done.stdout) == (0, f"{run} worker: 1 nodes, unchanged\n")
     done = rankfall("resize", run, "2", "--wait", "--reason", "more")
     assert (done.returncode, done.stdout) == (0, f"{run} worker: 1 -> 2 nodes, done\n")
     assert f"rankfall status {run}" in done.stderr
     assert status(rankfall, run)["sizes"] == {"worker": 2}
     rankfall("suspend", run)
     done = rankfall("resize", run, "3")
-    assert done.stdout == f"{run} worker: 2 -> 3 nodes, from the next attempt on\n"
+    assert done.stdout == f"{run} worker: 2 -> 3 nodes, from the next attempt\n"
     done = rankfall("resize", run, "3", "--wait")
-    assert "takes its new size when it goes on" in done.stderr
+    assert "gets its new size when it continues" in done.stderr
     assert "worker: 2 nodes, 3 requested" in rankfall("status", run).stdout
     gate.touch()
     rankfall("resume", run)
@@ -39,12 +39,12 @@ def test_jobapi_s07_resize_says_what_is_done_and_waits_for_it(rankfall: Runner, 
     assert status(rankfall, run)["sizes"] == {"worker": 3}
     late = rankfall("resize", run, "4")
     assert late.returncode == 2
-    assert "is over (succeeded): there is nothing to resize" in late.stderr
+    assert "has ended (succeeded): there is nothing to resize" in late.stderr
 
 
 def test_resize_refuses_what_is_no_size_of_the_job(rankfall: Runner, folder: Path) -> None:
     run = rankfall("submit", "--launcher", "plain", "-e", f"GATE={folder / 'gate'}", "train.py").stdout.strip()
-    for words, said in ((("0",), "0 is not in the range"), (("2", "--role", "ps"), "its roles: worker")):
+    for words, said in ((("0",), "0 is not in the range"), (("2", "--role", "ps"), "name one of its roles: worker")):
         done = rankfall("resize", run, *words)
         assert done.returncode == 2
         assert said in done.stderr

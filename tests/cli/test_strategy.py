@@ -75,7 +75,7 @@ def test_errors_s11_why_refuses_an_unknown_strategy(rankfall: Runner, folder: Pa
 
 def test_files_are_explained_by_the_strategy_that_is_asked_for(rankfall: Runner, folder: Path) -> None:
     (folder / "node.log").write_text("[rank1]: KeyError: 'x'\n")
-    assert "causal answered" in why(rankfall, "--strategy", "first-listed", "node.log")["missing"][0]
+    assert "the strategy causal was used" in why(rankfall, "--strategy", "first-listed", "node.log")["missing"][0]
 
 
 def test_the_default_is_told_to_the_ranks_too(rankfall: Runner) -> None:

@@ -79,10 +79,10 @@ def test_ctrl_c_asks_and_detaching_leaves_the_run_alone(
     terminal = at_terminal("run", *GANG, "--all", "train.py", "exit", GATE=str(gate))
     terminal.until(b"to stderr", times=2)
     terminal.type(CTRL_C)
-    terminal.until(b"or go on (Enter)?")
+    terminal.until(b"or continue (Enter)?")
     terminal.type(b"d\n")
     assert terminal.end() == 0
-    assert b"Come back: rankfall attach train-" in terminal.text
+    assert b"To watch it: rankfall attach train-" in terminal.text
     gate.touch()
     assert rankfall("wait").returncode == 17
 
@@ -91,11 +91,11 @@ def test_enter_goes_on_and_c_cancels(at_terminal: Callable[..., Terminal], folde
     terminal = at_terminal("run", *GANG, "--all", "train.py", GATE=str(folder / "never"))
     terminal.until(b"to stderr", times=2)
     terminal.type(CTRL_C)
-    terminal.until(b"or go on (Enter)?")
+    terminal.until(b"or continue (Enter)?")
     terminal.type(b"\n")
-    terminal.until(b"going on")
+    terminal.until(b"rankfall: continuing")
     terminal.type(CTRL_C)
-    terminal.until(b"or go on (Enter)?", times=2)
+    terminal.until(b"or continue (Enter)?", times=2)
     terminal.type(b"c\n")
     assert terminal.end() == 130
     assert b"rankfall-exit: rankfall 130" in terminal.text
@@ -106,7 +106,7 @@ def test_ctrl_c_twice_detaches(at_terminal: Callable[..., Terminal], rankfall: R
     terminal = at_terminal("run", *GANG, "--all", "train.py", GATE=str(gate))
     terminal.until(b"to stderr", times=2)
     terminal.type(CTRL_C)
-    terminal.until(b"or go on (Enter)?")
+    terminal.until(b"or continue (Enter)?")
     terminal.type(CTRL_C)
     assert terminal.end() == 0
     assert b"detached" in terminal.text
@@ -122,7 +122,7 @@ def test_leaving_attach_leaves_the_other_supervisor_alone(
     terminal = at_terminal("attach", "--all")
     terminal.until(b"to stderr", times=2)
     terminal.type(CTRL_C)
-    terminal.until(b"or go on (Enter)?")
+    terminal.until(b"or continue (Enter)?")
     terminal.type(CTRL_C)
     assert terminal.end() == 0
     gate.touch()
@@ -138,18 +138,18 @@ def test_i18_p7_at_a_viewers_terminal_only_an_answer_cancels(
     terminal = at_terminal("attach", "--all")
     terminal.until(b"to stderr", times=2)
     terminal.type(CTRL_C)
-    terminal.until(b"or go on (Enter)?")
+    terminal.until(b"or continue (Enter)?")
     terminal.type(b"\n")
-    terminal.until(b"going on")
+    terminal.until(b"rankfall: continuing")
     terminal.type(CTRL_C)
-    terminal.until(b"or go on (Enter)?", times=2)
+    terminal.until(b"or continue (Enter)?", times=2)
     if answer == b"SIGTERM":
         terminal.process.send_signal(signal.SIGTERM)
     else:
         terminal.type(answer)
     cancelled = answer == b"c\n"
     assert terminal.end() == (130 if cancelled else 143 if answer == b"SIGTERM" else 0)
-    assert (b"goes on" in terminal.text) is not cancelled
+    assert (b"continues. To watch it" in terminal.text) is not cancelled
     gate.touch()
     assert rankfall("wait").returncode == (130 if cancelled else 0)
 

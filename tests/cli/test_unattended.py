@@ -51,7 +51,7 @@ def test_submit_launches_and_leaves(bench, monkeypatch, capsys):
     assert app.run(["submit", "--unattended", "x"]) == 0
     out = capsys.readouterr()
     assert out.out == f"{bench.run.id}\n"
-    assert "unattended: Kubernetes alone decides" in out.err
+    assert "unattended: Kubernetes alone restarts it" in out.err
     assert (bench.cluster.launched, bench.run.lease_holder()) == ([1], None)
 
 
@@ -81,14 +81,14 @@ def test_a_cluster_that_cannot_be_asked_leaves_what_was_seen_last(bench, monkeyp
 
     monkeypatch.setattr(driver, "backend_for", away)
     assert app.run(["logs", run]) == 0
-    assert "as it was seen last, because it cannot be asked now: no answer" in capsys.readouterr().err
+    assert "cannot query the job now; this is its last recorded state: no answer" in capsys.readouterr().err
 
 
 def test_why_of_a_run_that_nobody_saw(bench, capsys):
     run = launched(bench)
     bench.workload.looks = [FELL]
     assert app.run(["why", run]) == 0
-    assert "nobody was attached" in capsys.readouterr().out
+    assert "no process recorded it" in capsys.readouterr().out
 
 
 def test_wait_looks_itself_and_its_own_time_ends_only_itself(bench, capsys):
@@ -121,7 +121,7 @@ def test_who_watches_lets_go_by_a_signal_and_ends_nothing(bench, number, capsys)
     sender.start()
     assert app.run(["attach", run]) == 0
     sender.join()
-    assert f"detached; {run} goes on" in capsys.readouterr().err
+    assert f"detached; {run} continues" in capsys.readouterr().err
     assert (bench.workload.asked, bench.run.lease_holder()) == ([], None)
 
 
@@ -139,7 +139,7 @@ def test_i18_p7_who_waits_for_an_unattended_run_lets_go_by_a_signal_and_ends_not
     sender.start()
     assert app.run(["wait", run]) == 128 + number
     sender.join()
-    assert f"{run} goes on" in capsys.readouterr().err
+    assert f"{run} continues" in capsys.readouterr().err
     assert (bench.workload.asked, bench.run.lease_holder()) == ([], None)
 
 
@@ -159,7 +159,9 @@ def test_cancel_asks_itself_and_gives_one_of_three_answers(bench, answer, capsys
         assert (code, out.out) == (0, f"{run} cancelled\n")
     else:
         assert code == 69
-        assert ("is still going: waits" if answer == "going" else "it cannot be seen: waits") in out.err
+        assert (
+            "it still runs: waits" if answer == "going" else "its state in the cluster cannot be read: waits"
+        ) in out.err
         assert f"rankfall cancel {run}" in out.err
         wait_until(lambda: bench.state()[0] == "cancelled", timeout=20, what="the recorder's end")
 
@@ -248,7 +250,7 @@ def test_from_python_the_same(bench, tmp_path, monkeypatch):
     launched(bench)
     bench.workload.removed = "going"
     monkeypatch.setattr(stopping, "LOGS_OPEN_TIMEOUT_S", 0.01)
-    with pytest.raises(InfrastructureError, match="asked to end and is going: waits"):
+    with pytest.raises(InfrastructureError, match="was cancelled, but it still runs: waits"):
         asyncio.run(run.cancel())
     bench.workload.removed = "gone"
     gone_after(bench)
@@ -270,7 +272,7 @@ def test_a_suspension_that_does_not_come_is_said(bench, monkeypatch):
     launched(bench)
     bench.workload.there = {"u": "Running"}
     monkeypatch.setattr(control, "_MARGIN_S", -1e9)
-    with pytest.raises(InfrastructureError, match="asked to stand still and is going"):
+    with pytest.raises(InfrastructureError, match="was suspended, but it still runs"):
         asyncio.run(Run(bench.run).suspend())
 
 

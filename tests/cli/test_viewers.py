@@ -118,7 +118,7 @@ def test_i18_p7_a_viewer_that_gets_a_signal_lets_go_and_the_run_goes_on(
 ) -> None:
     viewer = start(*words, submitted.id, **PIPES)
     told = let_go(viewer, number)
-    assert f"{submitted.id} goes on" in told
+    assert f"{submitted.id} continues" in told
     assert f"rankfall attach {submitted.id}" in told
     assert f"rankfall cancel {submitted.id}" in told
     # A terminal that went away is a detach of attach, as ever.
@@ -195,7 +195,7 @@ def test_i18_p7_a_run_command_that_found_another_supervisor_only_watches(
     assert second.stdout is not None
     assert b"rank" in second.stdout.readline()
     told = let_go(second, number)
-    assert (second.returncode, f"{run.id} goes on" in told) == (128 + number, True), told
+    assert (second.returncode, f"{run.id} continues" in told) == (128 + number, True), told
     ends_by_itself(run, rankfall)
 
 
@@ -206,7 +206,7 @@ def test_i18_p7_a_signal_to_all_viewers_and_then_to_the_supervisor_cancels_once(
     wait_until(lambda: any(b"rank 1 to stderr" in said(run) for run in list_runs(home)), timeout=40, what="lines")
     [run] = list_runs(home)
     viewer = start("attach", run.id, **PIPES)
-    assert "goes on" in let_go(viewer, signal.SIGTERM)
+    assert "continues. To watch it" in let_go(viewer, signal.SIGTERM)
     assert read_cancel(run.path) is None
     running.send_signal(signal.SIGTERM)
     _, told = running.communicate(timeout=scaled(30))
@@ -245,9 +245,9 @@ def test_i18_p7_a_signal_that_came_before_a_viewer_could_take_over_cancels_nothi
     attached.send_signal(signal.SIGCONT)
     _, told = attached.communicate(timeout=scaled(30))
     assert attached.returncode == 143
-    if f"nobody supervises it now. Take it over: rankfall attach {submitted.id}" not in told.decode():
+    if f"has no supervisor now. To supervise it: rankfall attach {submitted.id}" not in told.decode():
         # It took the run over before it saw the signal, and handed it to a supervisor that nobody watches.
-        assert f"{submitted.id} goes on." in told.decode()
+        assert f"{submitted.id} continues." in told.decode()
         assert supervisor(submitted) != attached.pid
     assert read_cancel(submitted.path) is None
     gate.touch()

@@ -84,7 +84,8 @@ class Going:
 
         def said() -> bool:
             assert self.process.poll() is None, (self._world.home.parent / "stderr").read_text()
-            return heard(self._world.home / "runs", line)
+            # A run that is being made has a name with a dot, and is renamed at any moment.
+            return any(heard(run, line) for run in (self._world.home / "runs").glob("[!.]*"))
 
         wait_until(said, timeout=90, what=f"{line!r}")
 

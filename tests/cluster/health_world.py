@@ -113,7 +113,7 @@ class Guard:
         self._rules[code] = "quarantine"
         self.write(self._text())
 
-    def write(self, text: str | None, *, says: str = "the settings of the file are in force") -> None:
+    def write(self, text: str | None, *, says: str = "the settings of the file are active") -> None:
         """Put another file in the place of this one (None = the good one) and wait for what the controller says of it."""
         before = self.log.count(says)
         fresh = self.config.with_suffix(".new")

@@ -138,7 +138,7 @@ def forbidden(bed: Bed, kubectl: Kubectl, namespace: str) -> None:
                 api.patch(body)
         with pytest.raises(Forbidden):
             api._call("PATCH", f"/api/v1/nodes/{NODE}", {"spec": {"unschedulable": True}}, kind="application/merge-patch+json")  # fmt: skip
-    with NodeApi(access, node="n2") as api, pytest.raises(ApiError, match="speaks for the node"):
+    with NodeApi(access, node="n2") as api, pytest.raises(ApiError, match="may write only the Node"):
         api.patch({"metadata": {"annotations": {REPORT_ANNOTATION: "x"}}})
 
 

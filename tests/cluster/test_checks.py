@@ -117,10 +117,10 @@ def test_health_s09_s41_checks_run_on_a_tainted_node_and_only_what_passed_is_a_p
         ]
         assert check("fails", "disk") == (69, f"{node}: fails: failed: ended with 1: 7 GPUs, expected 8\n")
         code, said = check("hangs")
-        assert (code, "was not over after 2 s" in said) == (69, True)
+        assert (code, "had not ended after 2 s" in said) == (69, True)
         with tainted(kubectl, node, "theirs=x:NoSchedule"):
             code, said = check("waits")
-        assert (code, "unable: did not begin within 4 s: Unschedulable" in said) == (74, True)
+        assert (code, "unable: did not start within 4 s: Unschedulable" in said) == (74, True)
         assert check("no-gpus") == (74, f"{node}: no-gpus: unable: the node offers no nvidia.com/gpu\n")
     assert kubectl.wait_until("get", "jobs", "-n", namespace, "-o", "jsonpath={.kind}", limit_s=30)
     assert kubectl.get("jobs", "-n", namespace)["items"] == []

@@ -104,7 +104,7 @@ def test_launch_s54_a_volume_of_one_node_is_followed_there_or_the_reason_is_told
         kubectl.apply([user_of(namespace, name="lost", node="n9")])
         done = cp(world, str(tmp_path / "x"), ":x")
         assert done.returncode == 69
-        assert "no node takes it" in done.stderr
+        assert "no node accepts it" in done.stderr
         assert movers(world) == []
         kubectl("delete", "pod", "lost", "-n", namespace, "--force", "--grace-period=0", "--ignore-not-found")
         kubectl.apply([user_of(namespace, name="holder", node="n2")])

@@ -218,7 +218,7 @@ def test_health_s31_the_next_attempt_begins_after_the_taint_that_its_runs_verdic
         assert tainted(kubectl) == {node}
     told = order(
         world,
-        f"blamed: node {node} was told",
+        f"blamed: reported node {node} as the cause",
         f"blamed: node {node}: the controller of node health keeps",
         "attempt: attempt 2",
     )
@@ -232,7 +232,7 @@ def test_health_s31_the_next_attempt_begins_after_the_taint_that_its_runs_verdic
     assert run in conditions[CONDITION]["message"]
     nodes = {slot["node"] for slot in world.document("status", run)["slots"]}
     assert node not in nodes
-    assert f"node `{node}` has felled a run" in log_of(tmp_path)
+    assert f"node `{node}` has caused the failure of a run" in log_of(tmp_path)
 
 
 def test_health_s31_the_controllers_own_evidence_is_in_why_and_the_restart_lands_elsewhere(
@@ -272,7 +272,7 @@ def test_health_s31_without_a_controller_a_run_tells_its_node_and_waits_for_nobo
     done = world.cli("wait", run, timeout=240)
     assert done.returncode == 0, done.stderr
     said = [each["text"] for each in world.events()]
-    assert any(f"node {node} was told" in text for text in said)
+    assert any(f"reported node {node} as the cause" in text for text in said)
     assert not any("controller of node health" in text for text in said)
     assert run in kubectl.get("node", node)["metadata"]["annotations"][VERDICTS_ANNOTATION]
 

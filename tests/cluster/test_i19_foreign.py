@@ -80,7 +80,7 @@ def test_i19_p11_only_torchruns_own_prefixes_prove_ranks(bed, kubectl, namespace
         if name in {"plain", "unmarked"}:
             assert ranked == []
             assert out.count(FORGED) == LINES
-            assert "is not known: lines stand under their pod's slot" in err
+            assert "to its pods: lines are listed by slot (one slot per pod)" in err
             continue
         # A forged line stands under the rank that printed it.
         told = [re.fullmatch(r"\[rank (\d)(?:, late)?\] \[learner\d\]:I am rank (\d)", line) for line in ranked]

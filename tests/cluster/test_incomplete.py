@@ -68,7 +68,7 @@ def test_i19_p4_what_was_rotated_away_while_the_disk_was_full_is_told_with_the_e
             stderr=stderr,
         ) as run,
     ):
-        wait_until(lambda: "cannot be stored" in said.read_text(), timeout=90, what="a full disk")
+        wait_until(lambda: "cannot store data from the cluster" in said.read_text(), timeout=90, what="a full disk")
         files = set(logs.glob(f"{world.namespace}_*/main/0.log.*"))
         wait_until(
             lambda: len(set(logs.glob(f"{world.namespace}_*/main/0.log.*")) - files) >= 2,
@@ -76,9 +76,9 @@ def test_i19_p4_what_was_rotated_away_while_the_disk_was_full_is_told_with_the_e
             what="two rotations",
         )
         # Nobody sees a line meanwhile, and why is said again.
-        wait_until(lambda: "no line is shown" in said.read_text(), timeout=60, what="word of the full disk")
+        wait_until(lambda: "new lines do not appear" in said.read_text(), timeout=60, what="word of the full disk")
         subprocess.run(("mount", "-o", "remount,size=200m", str(tiny)), check=True)
-        wait_until(lambda: "storing goes on after" in said.read_text(), timeout=60, what="word that there is room")
+        wait_until(lambda: "storing continues after" in said.read_text(), timeout=60, what="word that there is room")
         (pod,) = world.kubectl.get("pods", "-n", world.namespace, "-l", "rankfall.dev/run")["items"]
         world.kubectl("exec", "-n", world.namespace, pod["metadata"]["name"], "--", "touch", "/tmp/go")
         assert run.wait(120) == 0, said.read_text()

@@ -288,5 +288,5 @@ def test_health_s31_what_was_recorded_on_the_node_seconds_before_names_node_gpu_
     found = ended(world, run)
     assert said(found) == ("gpu_fallen_off_bus", 1, node, "elsewhere", "taint"), found
     assert (found["rank"], found["gpu"]) == (1, "0000:4e:00")
-    assert re.search(r"xid/79 on gpu 0000:4e:00, \d+\.\d s before rank 1 fell", found["decisive"]["line"])
+    assert re.search(r"xid/79 on gpu 0000:4e:00, \d+\.\d s before rank 1 failed", found["decisive"]["line"])
     assert not any("nodes" in text for text in found["missing"])

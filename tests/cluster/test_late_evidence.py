@@ -109,7 +109,7 @@ def test_i19_p12_an_xid_that_is_known_late_is_in_the_verdict_and_its_node_is_avo
     stored = here.document("why", run, "--attempt", "1")
     assert (stored["version"], stored["cause"]["slug"]) == (2, "gpu_fallen_off_bus")
     assert (stored["decision"]["action"], stored["decision"]["state"]) == ("retry_elsewhere", "done")
-    assert "known only after attempt 2 had begun" in stored["decision"]["because"]
+    assert "found only after attempt 2 had started" in stored["decision"]["because"]
 
 
 def test_i19_a_proven_exception_beside_a_healthy_slot_waits_for_nothing(bed, kubectl, namespace, tmp_path):

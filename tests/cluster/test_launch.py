@@ -319,7 +319,7 @@ def test_launch_s3_what_blocks_an_old_one_is_named(bed, config, kubectl, namespa
                 said: list[str] = []
                 with pytest.raises(StillThere, match=rf"pod {namespace}/\S+ on node n2 (is ending|should have ended)"):
                     await carry_out(kube, order(other, replace=True, wait_s=6.0), said)
-                assert any("waiting for the earlier job" in line for line in said)
+                assert any("waiting for the removal of the earlier job" in line for line in said)
                 assert len(kubectl.get("jobs", "-n", namespace)["items"]) == 1
             done = await carry_out(kube, order(other), [])
         whole(kubectl, namespace, other, done)
@@ -443,7 +443,7 @@ def test_launch_s42_a_pod_that_cannot_end_is_named_and_a_later_removal_ends(bed,
                 assert "on node n2 should have ended" in said[-1]
                 with faults.part_down(bed, "kube-apiserver"):
                     answer, said = await removed(done.uid, 2.0)
-                    assert (answer, "is not known" in said[-1]) == ("unknown", True)
+                    assert (answer, "cannot find out whether" in said[-1]) == ("unknown", True)
             answer, said = await removed(None, 60.0)
         assert answer == "gone"
 

@@ -93,7 +93,7 @@ def test_lines_of_pods_that_are_gone_are_taken_out_of_loki_and_every_line_comes_
         from_loki = ("--no-prefix", "--log-source", "loki", "--loki-url", url)
         # Nobody has seen yet that its pods are gone: one log comes by the API or out of Loki, never by both.
         done = world.cli("logs", run, "--rank", "0", *from_loki)
-        assert "not known to be gone" in done.stderr
+        assert "these pods may still exist" in done.stderr
         assert done.stdout.splitlines() == WHOLE[0][: len(done.stdout.splitlines())]
         assert world.cli("cancel", run, "--yes").returncode == 0
         for rank, lines in WHOLE.items():

@@ -45,7 +45,7 @@ def test_launch_s10_a_job_that_somebody_suspends_is_no_failure_and_goes_on_when_
     run = runs(world)
     suspend(world, backend, f"{run}-a1", on=True)
     reaches(world, run, "suspended", attempts=1)
-    assert "by a queue or somebody else in the cluster" in world.document("status", run)["reason"]
+    assert "by a queue or a user in the cluster" in world.document("status", run)["reason"]
     suspend(world, backend, f"{run}-a1", on=False)
     runs(world, attempt=2)
     go(world, attempt=2)

@@ -208,7 +208,7 @@ def test_a_real_bucket_among_thousands_of_strange_objects_is_read_on_where_a_kil
         (elsewhere,) = [Bucket("s3://no-such-bucket").copy(NAME, target, at=0)]
         assert elsewhere.poll() == 0
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(OSError, match="the store does not give"):
+    with pytest.raises(OSError, match="the store does not return"):
         Bucket("s3://logs/team").copy(NAME, target, at=0).poll()
     assert held(target) == {"0.out": b"one\ntwo\n"}
 

@@ -85,7 +85,10 @@ def test_errors_s35_s37_records_come_through_an_object_store_once_page_by_page(t
         assert len(read(into)) == 3
         assert any("huge" in text for text in store.problems)
         assert any("is damaged" in text for text in store.problems)
-        assert "1011 in s3://records/team/jobs with no name of a record, not read; the first is 'a0'" in store.problems
+        assert (
+            "1011 in s3://records/team/jobs without the name of a record were not read; the first is 'a0'"
+            in store.problems
+        )
         assert len(store.problems) == 3
         problems = delivered(tmp_path / "slot", "s3://no-such-bucket/x", environ)
         assert "it answered 404" in problems[0]
@@ -155,9 +158,9 @@ def test_errors_s11_stores_that_can_be_written_are_taken(url):
     [
         ({"record_store": "gs://b/x"}, "AWS_ENDPOINT_URL"),
         ({"record_store": "https://host/b"}, "AWS_ENDPOINT_URL"),
-        ({"record_store": "s3://user:secret@b/x"}, "no store"),
-        ({"record_store": "file://relative"}, "no store"),
-        ({"record_store": "file:///a/../b"}, "no store"),
+        ({"record_store": "s3://user:secret@b/x"}, "is not a store"),
+        ({"record_store": "file://relative"}, "is not a store"),
+        ({"record_store": "file:///a/../b"}, "is not a store"),
         ({"record_store": "file:///a", "inside": "off"}, "inside: off"),
         ({"record_store": "file:///a", "backend": "job"}, "no volume"),
     ],

@@ -233,7 +233,7 @@ CASES: tuple[Case, ...] = (
         counts=(0, 1, 1),
         restarts={"user_exit": 1},
         why="exhausted (1/1)",
-        refused={"jobset": "needs JobSet 0.12", "trainjob": "one replica alone cannot be started again"},
+        refused={"jobset": "needs JobSet 0.12", "trainjob": "one replica alone cannot be restarted"},
     ),
     Case(
         name="elastic",
@@ -241,7 +241,7 @@ CASES: tuple[Case, ...] = (
         seen_in="job-api 7, 27",
         fields={"nnodes": 1, "nnodes_max": 2, "launcher": "torchrun"},
         drive="plan",
-        refused={"jobset": "needs JobSet 0.12", "trainjob": "MIN:MAX nodes cannot be had"},
+        refused={"jobset": "needs JobSet 0.12", "trainjob": "MIN:MAX nodes are not supported"},
     ),
     Case(
         name="rank_0_and_elastic",

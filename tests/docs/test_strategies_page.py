@@ -26,7 +26,7 @@ def test_errors_s11_the_strategy_of_the_page_works(monkeypatch: pytest.MonkeyPat
     assert diagnose_by("coordinator-first", case(ranks, both)).verdict.rank == 0
     found = diagnose_by("coordinator-first", case(ranks, both[:1])).verdict
     assert found.rank == 1
-    assert "causal answered" in found.missing[0]
+    assert "the strategy causal was used" in found.missing[0]
 
 
 def test_the_page_names_every_strategy_and_the_group_of_entry_points() -> None:

@@ -158,7 +158,7 @@ def test_clocks_are_read_when_they_change_not_only_with_a_pod(scene):
     scene.observer.poll(when(0))
     scene.clocks(s0=-90.0)
     scene.observer.poll(when(0))
-    assert any("slot 0's is 90 s ahead" in text for text in scene.observer.case().missing)
+    assert any("the clock of slot 0 is 90 s ahead" in text for text in scene.observer.case().missing)
 
 
 @pytest.mark.parametrize("off", [90.0, -90.0, 3600.0])

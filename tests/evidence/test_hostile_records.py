@@ -233,7 +233,7 @@ def test_errors_s24_a_slot_that_the_job_has_not_is_named_and_not_followed(folder
     assert {facts.slot for facts in case.slots} == {0, 1}
     assert {facts.rank for facts in case.ranks} == {0, 1}
     assert case.ended
-    right(diagnose(case).verdict, "slot 99", "which this job has not")
+    right(diagnose(case).verdict, "slot 99", "which this job does not have")
 
 
 @pytest.mark.parametrize("folder", ["folder", "store"], indirect=True)
@@ -247,7 +247,7 @@ def test_links_pipes_and_folders_are_named_and_not_followed(folder: Folder, tmp_
     right(verdict)
     assert "secret" not in json.dumps([piece.line for piece in verdict.evidence])
     if folder.spec.record_store is None:
-        right(verdict, "links are not followed", "no regular file")
+        right(verdict, "links are not followed", "not a regular file")
 
 
 @pytest.mark.parametrize("folder", ["bucket"], indirect=True)
@@ -279,7 +279,7 @@ def test_errors_s24_names_that_no_recorder_gives_are_not_read_and_thousands_hide
     )
     verdict = folder.verdict()
     # Of the strange names five are in folders below, which are not listed.
-    right(verdict, "3010 in s3://hostile/team with no name of a record, not read; the first is '%2e%2e'")
+    right(verdict, "3010 in s3://hostile/team without the name of a record were not read; the first is '%2e%2e'")
     kept = {path.name for path in folder.run.records_dir.iterdir()}
     assert len(kept) == 10
     assert "forged" not in "".join(path.read_text() for path in folder.run.records_dir.iterdir())

@@ -68,7 +68,12 @@ def test_errors_s24_forged_and_old_workers_are_named_and_not_followed(place: Pla
     place.write(b"\x0a\x05", name="error-d.pb")
     place.write(b"", name="not-an-error.pb")
     assert place.read() == []
-    for name, words in {"a": "none of this attempt", "b": "older", "c": "older", "d": "damaged: 5 bytes"}.items():
+    for name, words in {
+        "a": "not a worker of this attempt",
+        "b": "older",
+        "c": "older",
+        "d": "damaged: 5 bytes",
+    }.items():
         assert any(f"error-{name}.pb" in text and words in text for text in place.left.problems)
     assert place.read() == []
     assert len(place.left.problems) == 4

@@ -316,7 +316,7 @@ def test_i18_p6_a_flood_of_different_lines_is_passed_over_and_named(monkeypatch)
     found, _ = scanner.push(text, final=True)
     assert counted.calls < 200
     assert scanner.flooded == (
-        "lines with 'Error: ', 'ValueError' were passed over after 50 of them that said nothing new"
+        "lines with 'Error: ', 'ValueError' were skipped after 50 of them without new information"
     )
     # A word that is no flood is looked for all the same, and so is everything at the end of a chunk.
     slugs = [finding.meaning.slug for finding, _, _ in found]
@@ -341,10 +341,10 @@ def test_i18_p6_lines_that_say_something_new_are_no_flood(monkeypatch):
 def test_i18_p6_a_flood_stands_among_the_problems_of_a_case(monkeypatch, tmp_path):
     monkeypatch.setattr(scanning, "FLOOD", 50)
     (tmp_path / "job.log").write_bytes(flood(300))
-    assert any("'ValueError' were passed over" in one for one in case_of_files([tmp_path]).missing)
+    assert any("'ValueError' were skipped" in one for one in case_of_files([tmp_path]).missing)
     tail = StreamTail(tmp_path / "job.log", default_catalogue())
     tail.poll(final=True)
-    assert "passed over" in (tail.flooded or "")
+    assert "were skipped" in (tail.flooded or "")
 
 
 def test_i18_p6_automata_without_some_words_are_few():

@@ -115,7 +115,7 @@ def test_i18_a_reader_over_its_budget_is_set_aside_and_its_end_is_read(tmp_path:
     # No part of a line counts as a line.
     assert found[0][0] % len(ERROR) == 0
     (problem,) = guard.problems
-    assert f"0.out.log: bytes 0 to {size - reading_time.TAIL} were stored and not classified" in problem
+    assert f"0.out.log: bytes 0 to {size - reading_time.TAIL} were stored but not classified" in problem
     (entry,) = (tmp_path / "problems").iterdir()
     saved = json.loads(entry.read_bytes())
     assert (saved["from_byte"], saved["to_byte"]) == (0, size - reading_time.TAIL)
@@ -258,7 +258,7 @@ def test_i18_at_the_end_reading_has_a_bound_and_names_what_it_left(
     seen = list(attempt.polls())
     assert any(where for _, where in seen)
     case = attempt.observer.case()
-    assert any("were stored and not classified" in text for text in case.missing)
+    assert any("were stored but not classified" in text for text in case.missing)
 
 
 def test_i18_at_the_end_even_the_last_bytes_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +372,7 @@ def test_i18_a_stream_whose_name_is_no_utf8_is_named_and_not_read(tmp_path: Path
     attempt.write("0.out.log", PLAIN)
     attempt.observer.poll(time.time_ns())
     assert [row.local for row in attempt.observer.streams()] == ["0"]
-    assert any("its name is no UTF-8" in text for text in attempt.observer.case().missing)
+    assert any("its name is not UTF-8" in text for text in attempt.observer.case().missing)
 
 
 def test_i18_ordinary_text_is_read_whole_also_when_it_comes_fast(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_errors_s11_an_unknown_name_is_refused_with_its_field_and_the_allowed_on
 
 @pytest.mark.parametrize("name", ["", "Ours", "a b", "-x", "x" * 41, "a\nb", "é"])
 def test_a_name_that_no_flag_can_say_is_refused(name):
-    with pytest.raises(UsageError, match="no name of a strategy"):
+    with pytest.raises(UsageError, match="not a name of a strategy"):
         register_strategy(name, diagnose)
     with pytest.raises(SpecError):
         find_strategy(name)
@@ -84,7 +84,7 @@ def test_errors_s11_a_package_declares_one(package):
         ("absent_rules:last", RULES, "cannot be loaded: ModuleNotFoundError"),
         ("ours_rules:absent", RULES, "cannot be loaded: AttributeError"),
         ("ours_rules:last", "raise RuntimeError('no licence')", "cannot be loaded: RuntimeError: no licence"),
-        ("ours_rules:number", RULES, "is a int and no callable"),
+        ("ours_rules:number", RULES, "is a int and not callable"),
     ],
 )
 def test_one_that_cannot_be_loaded_is_refused_with_the_reason(package, monkeypatch, target, code, words):
@@ -112,4 +112,4 @@ def test_a_run_whose_strategy_is_gone_is_explained_by_causal():
     found = diagnose_by("gone", told).verdict
     assert found.rank == 1
     assert "there is no strategy 'gone'" in found.missing[0]
-    assert "causal answered" in found.missing[0]
+    assert "the strategy causal was used" in found.missing[0]

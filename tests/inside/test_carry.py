@@ -121,7 +121,7 @@ def test_links_that_point_outside_are_refused_before_anything_is_sent(target: st
         # A link over a link: a/up leads above the root only because a's own links are followed.
         entries[4] = Entry(b"x", LINK, target=b"a/up/..")
         entries.append(Entry(b"a/up", LINK, target=b".."))
-    with pytest.raises(TransferError, match="points out of"):
+    with pytest.raises(TransferError, match="points outside the copied files"):
         check(entries)
 
 
@@ -172,7 +172,7 @@ def _list_of(*entries: Entry) -> bytes:
 _START = frames.FILE
 _X = Entry(b"x", FILE, size=2)
 _GOOD = hashlib.sha256(b"ab").digest()
-_NO_LANGUAGE = "does not speak"
+_NO_LANGUAGE = "another protocol"
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ _NO_LANGUAGE = "does not speak"
         (_list_of(_X, _X), "damaged"),
         (_list_of(_X) + frame(frames.ALL), "not sent all"),
         (_list_of(_X) + frame(frames.READY), _NO_LANGUAGE),
-        (_list_of(_X) + frame(_START, bytes(11) + b"\0"), "not announced"),
-        (_list_of(_X) + frame(frames.SAME, b"\0\0\0\1\0"), "leaves out"),
-        (_list_of(_X) + frame(_START, b"\0\0\0\1" + bytes(7) + b"\1"), "where nothing ends"),
+        (_list_of(_X) + frame(_START, bytes(11) + b"\0"), "did not announce"),
+        (_list_of(_X) + frame(frames.SAME, b"\0\0\0\1\0"), "omits a file"),
+        (_list_of(_X) + frame(_START, b"\0\0\0\1" + bytes(7) + b"\1"), "at a wrong offset"),
         (_list_of(_X) + frame(_START, b"\0\0\0\1" + bytes(8)) + frame(frames.DATA, b"abc"), "more than"),
         (_list_of(_X) + frame(_START, b"\0\0\0\1" + bytes(8)) + frame(frames.SUM, _GOOD), "checksum"),
     ],
@@ -202,14 +202,14 @@ def test_a_sender_that_lies_is_refused(stream: bytes, words: str, tmp_path: Path
 
 def test_a_name_for_a_file_that_goes_into_a_folder_is_looked_at(tmp_path: Path) -> None:
     stream = frame(frames.ENTRY, Entry(b"", FILE).encode()) + frame(frames.MANIFEST, b"../x")
-    with pytest.raises(TransferError, match="no name of a file"):
+    with pytest.raises(TransferError, match="not a name of a file"):
         _feed(stream, tmp_path)
 
 
 def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
     source = odd_tree(tmp_path / "source")
     (tmp_path / "dest" / "run.sh").mkdir(parents=True)
-    with pytest.raises(TransferError, match=r"run.sh: a folder is in the way"):
+    with pytest.raises(TransferError, match=r"run.sh: cannot become a file, because a folder has this name"):
         across(scan(os.fsencode(source)), tmp_path / "dest")
     (tmp_path / "file").touch()
     with pytest.raises(TransferError, match="cannot replace a file"):
@@ -221,7 +221,7 @@ def test_a_link_that_lies_in_the_way_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "dest").mkdir()
     (tmp_path / "dest" / "a b").symlink_to(tmp_path / "outside")
-    with pytest.raises(TransferError, match="in the way of a folder"):
+    with pytest.raises(TransferError, match="cannot become a folder, because a file has this name"):
         across(scan(os.fsencode(source)), tmp_path / "dest")
     assert not list((tmp_path / "outside").iterdir())
     # A file's own name may be a link: it is replaced, and what it pointed to stays.
@@ -238,7 +238,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(size: int, tmp_path: Pa
     (tmp_path / "x").write_bytes(b"12345")
     tree = scan(os.fsencode(tmp_path / "x"))
     (tmp_path / "x").write_bytes(b"1" * size)
-    with pytest.raises(TransferError, match="changed while"):
+    with pytest.raises(TransferError, match="changed during"):
         send(tree, Channel(lambda _: b"", lambda _: None), ask=False)
     (tmp_path / "x").unlink()
     with pytest.raises(TransferError, match="No such file"):
@@ -357,14 +357,14 @@ def test_the_side_in_the_pod_never_leaves_its_volume(below: str, tmp_path: Path)
     base = tmp_path / "volume"
     base.mkdir()
     (base / "out").symlink_to("/etc")
-    with pod("send", base, below) as process, pytest.raises(TransferError, match=r"no path below|leads out of"):
+    with pod("send", base, below) as process, pytest.raises(TransferError, match=r"not a path below|leads out of"):
         Receiver(channel_to(process), os.fsencode(tmp_path / "dest"), owner="t1").run()
     assert process.returncode == 1
 
 
 def test_words_that_make_no_sense_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert stdio.main(["give", "x"]) == 2
-    assert "carry: send|receive" in capsys.readouterr().err
+    assert "usage: send|receive" in capsys.readouterr().err
 
 
 def test_a_client_that_is_gone_ends_the_side_in_the_pod(tmp_path: Path) -> None:
@@ -453,7 +453,7 @@ def test_a_sender_hears_of_a_receiver_that_makes_no_sense(tmp_path: Path) -> Non
         data, stream[0] = stream[0][:size], stream[0][size:]
         return data
 
-    with pytest.raises(TransferError, match="not got all"):
+    with pytest.raises(TransferError, match="did not get all"):
         send(tree, Channel(read, lambda _: None))
 
 

@@ -265,7 +265,7 @@ deep(5)
     assert told.returncode == 0
     while not (found := [record for record in channel(out) if record.kind == "stacks"]):
         out += process.stdout.readline()
-    assert "characters left out" in found[0].stacks
+    assert "characters omitted" in found[0].stacks
     assert found[0].truncated
     assert len(found[0].stacks) > 2500
     assert "in deep" in found[0].stacks

@@ -173,7 +173,7 @@ def test_a_store_that_can_take_nothing_leaves_the_lines_on_stdout_and_the_slot_i
     assert done.returncode == 0
     (start,) = [one for one in channel(done.stdout) if one.kind == "slot_start"]
     assert start.log_store is None
-    assert any("lines of ranks stay on stdout" in note for note in start.notes)
+    assert any("lines of ranks remain on stdout" in note for note in start.notes)
     assert b"hello" in done.stdout
     assert (pod.dir / "end.json").exists()
 

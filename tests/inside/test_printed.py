@@ -135,7 +135,7 @@ def test_what_is_missing_is_written_down_with_its_lines_and_bytes(out, scene):
     assert scene.lost() == {"r1": (120, 120 * 14), None: (None, None)}
     (told,) = [gap for gap in scene.gaps() if gap.rank == 1]
     assert told.notes == (
-        "120 lines of rank 1 are missing, 1680 bytes: its container printed them, and the log that came has not got them",
+        "120 lines of rank 1 are missing, 1680 bytes: its container printed them, but the log from the cluster does not contain them",
     )
 
 

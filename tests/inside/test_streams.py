@@ -127,7 +127,7 @@ def test_a_redirect_of_the_user_stays(slot) -> None:
     assert slot.stream("0.err") == b"to the stream\n"
     start = slot.one("start")
     assert start.streams is False
-    assert start.notes == ("fd 1 was redirected before and stays",)
+    assert start.notes == ("fd 1 was redirected earlier and remains so",)
 
 
 @pytest.mark.parametrize("seed", range(3))

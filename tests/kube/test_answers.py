@@ -29,7 +29,7 @@ def test_an_html_page_of_a_proxy(tmp_path):
             with pytest.raises(ServerError, match="a page named") as caught:
                 await kube.get(PODS, "p")
             assert "504 Gateway\\\\x1b[31m Time-out" in str(caught.value)
-            with pytest.raises(ApiError, match="the answer is no JSON object but: <!doctype html>") as second:
+            with pytest.raises(ApiError, match="the answer is not a JSON object but: <!doctype html>") as second:
                 await kube.get(PODS, "p")
             for error in (caught.value, second.value):
                 assert len(str(error)) < 800
@@ -61,7 +61,7 @@ def test_a_success_that_is_no_object(tmp_path, body):
     async def story():
         async with serving(tmp_path, tls=False) as server, Kube(server.access()) as kube:
             server.plays(answer(200, body))
-            with pytest.raises(ApiError, match="no JSON object"):
+            with pytest.raises(ApiError, match="not a JSON object"):
                 await kube.get(PODS, "p")
 
     asyncio.run(story())

@@ -493,7 +493,7 @@ def test_half_a_status_is_not_waited_for_without_end(run, monkeypatch):
 
     async def story(server, kube):
         server.plays(program(play))
-        with pytest.raises(ExecLost, match="no JSON"):
+        with pytest.raises(ExecLost, match="not JSON"):
             await go(kube)
 
     run(story)

@@ -114,5 +114,5 @@ def test_bytes_that_are_no_status_are_refused(data):
     try:
         msgspec.json.decode(data)
     except msgspec.DecodeError:
-        with pytest.raises(BadFrame, match="no JSON"):
+        with pytest.raises(BadFrame, match="not JSON"):
             read_status(data)

@@ -103,10 +103,10 @@ def test_the_last_content_stands_while_a_file_is_replaced(old, gap):
 def test_what_is_no_file_of_credentials(tmp_path):
     with pytest.raises(CredentialsError, match="No such file"):
         watched(tmp_path / "none").read()
-    with pytest.raises(CredentialsError, match="no ordinary file"):
+    with pytest.raises(CredentialsError, match="not a regular file"):
         watched(tmp_path).read()
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(CredentialsError, match="no ordinary file"):
+    with pytest.raises(CredentialsError, match="not a regular file"):
         watched(tmp_path / "pipe").read()
     (tmp_path / "big").write_bytes(b"x" * ((1 << 20) + 1))
     with pytest.raises(CredentialsError, match="larger than"):

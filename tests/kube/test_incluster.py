@@ -58,7 +58,7 @@ def test_where_the_namespace_comes_from(account):
 def test_no_pod_is_said_with_what_to_do(account, tmp_path):
     with pytest.raises(KubeConfigError, match="no cluster to work with"):
         load_access(environ={"HOME": str(tmp_path)})
-    with pytest.raises(KubeConfigError, match="no pod with a service account"):
+    with pytest.raises(KubeConfigError, match="not a pod with a service account"):
         load_access(context=IN_CLUSTER, environ={})
     with pytest.raises(KubeConfigError, match=r"at \$KUBECONFIG"):
         load_access(environ={})

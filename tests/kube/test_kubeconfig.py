@@ -156,7 +156,7 @@ def plugin(**fields: Any) -> dict[str, Any]:
 
 
 REFUSED = {
-    "gone from Kubernetes": one({"auth-provider": {"name": "gcp"}}),
+    "removed auth-provider": one({"auth-provider": {"name": "gcp"}}),
     "unknown field 'tokenfile'": one({"tokenfile": "x"}),
     "unknown field 'certificate-autority'": one(**{"certificate-autority": "x"}),
     "unknown field 'retries'": one(plugin(retries=1)),
@@ -167,8 +167,8 @@ REFUSED = {
     "interactiveMode 'Sometimes' is unknown": one(plugin(interactiveMode="Sometimes")),
     "args must be a list of texts": one(plugin(args=[1])),
     "env must be a list of name and value": one(plugin(env=[{"name": "A=B", "value": "c"}])),
-    "client-certificate is given without client-key": one({"client-certificate": "x"}),
-    "client-key is given without client-certificate": one({"client-key": "x"}),
+    "client-certificate needs client-key": one({"client-certificate": "x"}),
+    "client-key needs client-certificate": one({"client-key": "x"}),
     "client-key and client-key-data are both given": one(
         {"client-key": "x", "client-key-data": B64, "client-certificate": "x"}
     ),
@@ -182,11 +182,11 @@ REFUSED = {
     "token and username are both given": one({"token": "x", "username": "y"}),
     "as-uid, as-groups or as-user-extra without as": one({"as-groups": ["x"]}),
     "has control characters": one({"as": "a\nb"}),
-    "is no base64": one(**{"certificate-authority-data": "***"}),
+    "is not base64": one(**{"certificate-authority-data": "***"}),
     "it has no server": one(server=""),
-    "server is no address": one(server="a.example:6443"),
+    "server is not an address": one(server="a.example:6443"),
     "server holds a user name": one(server="https://bob:pw@a"),
-    "proxy-url is no address of a proxy": one(**{"proxy-url": "socks5://p:1"}),
+    "proxy-url is not the address of a proxy": one(**{"proxy-url": "socks5://p:1"}),
     "clear text": one({"token": "x"}, server="http://a.example"),
     "it names no cluster": config(contexts={"a": {"user": "a"}}, current="a"),
     "has no cluster 'b'": config(contexts={"a": {"cluster": "b"}}, current="a"),
@@ -250,7 +250,7 @@ def test_the_cluster_of_the_launch_stays_when_the_current_context_changes(tmp_pa
 def test_a_cluster_that_moved_is_another_cluster(tmp_path):
     access = loaded(tmp_path, one())
     write(tmp_path / "config", one(server="https://elsewhere"))
-    with pytest.raises(KubeConfigError, match="is at https://elsewhere now"):
+    with pytest.raises(KubeConfigError, match="is now at https://elsewhere"):
         reread(access)
     (tmp_path / "config").unlink()
     with pytest.raises(KubeConfigError, match="has no cluster 'a'"):

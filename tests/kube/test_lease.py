@@ -81,7 +81,7 @@ def test_of_two_that_reach_for_it_one_is_refused():
         assert of(api)["spec"]["holderIdentity"] == "a"
         assert await two.take(kube, await two.look(kube))
         assert of(api)["spec"]["leaseTransitions"] == 1
-        with pytest.raises(LeaseLost, match="held by b now"):
+        with pytest.raises(LeaseLost, match="now belongs to b"):
             await one.renew(kube)
         assert not one.firm()
         with pytest.raises(LeaseLost):
@@ -107,7 +107,7 @@ def test_labels_of_others_do_not_cost_the_lease_and_its_deletion_makes_it_anew()
         assert of(api)["spec"]["holderIdentity"] == "a"
         del api.objects["leases", "job-1"]
         await lock("b").take(kube, None)
-        with pytest.raises(LeaseLost, match="held by b now"):
+        with pytest.raises(LeaseLost, match="now belongs to b"):
             await mine.renew(kube)
 
     tried(story)

@@ -195,7 +195,7 @@ WRONG = {
     "fields of the wrong type": credential({"token": 7}),
     "a certificate without its key": credential({"clientCertificateData": "x"}),
     "neither a token nor a certificate": credential({"token": ""}),
-    "that is no time: soon": credential({**TOKEN, "expirationTimestamp": "soon"}),
+    "that is not a time: soon": credential({**TOKEN, "expirationTimestamp": "soon"}),
     "printed more than 1048576 bytes": "x" * (1 << 20) + "xx",
 }
 
@@ -215,7 +215,7 @@ def test_it_fails_and_its_words_are_bounded_escaped_and_redacted(tmp_path):
     words = "\x1b[2Jlogged out; password=hunter22 arg-secret env-secret " + "x" * 100_000
     program = Program(tmp_path, f"sys.stderr.write({words!r}); sys.stderr.flush(); sys.exit(3)\n")
     plugin = made(program, args=(Secret("arg-secret"),), env=(("A", Secret("env-secret")),))
-    with pytest.raises(CredentialsError, match="exit code 3; it said: ") as caught:
+    with pytest.raises(CredentialsError, match="exit code 3; its message: ") as caught:
         given(plugin)
     assert len(str(caught.value)) < 1000
     assert "\x1b" not in str(caught.value)
@@ -226,7 +226,7 @@ def test_short_words_are_shown_without_secrets(tmp_path):
     program = Program(tmp_path, f"sys.stderr.write({words!r}); sys.exit(3)\n")
     with pytest.raises(CredentialsError) as caught:
         given(made(program, args=(Secret("arg-secret"),)))
-    assert "it said: \\x1b[2Jlogged out; password=*** ***" in caught.value.message
+    assert "its message: \\x1b[2Jlogged out; password=*** ***" in caught.value.message
 
 
 def test_it_is_not_there(tmp_path):
@@ -252,7 +252,7 @@ def test_it_takes_too_long_and_is_ended_with_what_it_started(tmp_path):
     body = "import subprocess\nchild = subprocess.Popen(['sleep', '600'])\n"
     body += f"open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\nprint('one moment', file=sys.stderr, flush=True)\ntime.sleep(600)\n"
     program = Program(tmp_path, body)
-    with pytest.raises(CredentialsError, match="did not end within 1 s; it said: one moment"):
+    with pytest.raises(CredentialsError, match="did not end within 1 s; its message: one moment"):
         given(made(program, how={"timeout": 1.0}))
     pids = [program.notes[0]["pid"], int((tmp_path / "child").read_text())]
     wait_until(lambda: not any(map(alive, pids)), timeout=10, what="the end of the plug-in")
@@ -271,7 +271,7 @@ def test_it_is_ended_when_the_client_is_closed(tmp_path):
         with pytest.raises(asyncio.CancelledError):
             await given_up
         await plugin.close()
-        with pytest.raises(CredentialsError, match="was ended"):
+        with pytest.raises(CredentialsError, match="was stopped"):
             await caller
 
     asyncio.run(story())
@@ -291,7 +291,7 @@ def test_an_agent_that_it_leaves_behind_lives_on(tmp_path):
 def test_without_a_terminal_nobody_can_be_asked(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115, PTH123 - lives as long as the test
     program = printing(tmp_path, credential(TOKEN))
-    with pytest.raises(CredentialsError, match="must ask at a terminal"):
+    with pytest.raises(CredentialsError, match="needs a terminal for input"):
         given(made(program, interactive="Always"))
     assert program.notes == []
     given(made(program, interactive="IfAvailable"))

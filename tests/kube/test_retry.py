@@ -174,7 +174,7 @@ def test_a_name_that_nobody_knows():
         access = Access(context="c", cluster="k", user="u", namespace="n", endpoint=endpoint)
         async with Kube(access, retry=Retry(attempts=1)) as kube:
             with pytest.raises(
-                Unreachable, match=r"no answer from https://no-such-host.invalid: its name is not known"
+                Unreachable, match=r"no answer from https://no-such-host.invalid: its name does not resolve"
             ):
                 await kube.get(PODS, "p")
 

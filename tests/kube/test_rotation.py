@@ -92,7 +92,7 @@ def test_launch_s51_credentials_that_are_gone_for_good(tmp_path):
                 assert len(server.seen) == 2
                 assert caught.value.exit_code == 77
                 assert isinstance(caught.value.__cause__, Unauthorized)
-                assert "the job itself is not touched" in caught.value.hint
+                assert "the job itself is not affected" in caught.value.hint
                 path.unlink()
                 with pytest.raises(CredentialsError, match=r"cannot read .*token"):
                     await kube.get(PODS, "p")
@@ -203,7 +203,7 @@ def test_a_new_authority_inside_the_kubeconfig_is_found_when_the_old_one_fails(t
             access = load_access(kubeconfig=str(path), environ={})
             first.tls.load_cert_chain(tmp_path / "b/pki/server.crt", tmp_path / "b/pki/server.key")
             async with Kube(access) as kube:
-                with pytest.raises(Unreachable, match="certificate is refused"):
+                with pytest.raises(Unreachable, match="certificate is not trusted"):
                     await kube.get(PODS, "p")
                 assert kube.counters.requests == 1
                 write(second.authority)
@@ -286,7 +286,7 @@ def test_launch_s38_an_inline_token_is_read_again_from_the_kubeconfig_of_the_lau
                 server.default = refuse(401)
                 document["clusters"][0]["cluster"]["server"] = "https://elsewhere.example"
                 path.write_text(yaml.safe_dump(document))
-                with pytest.raises(CredentialsError, match=r"is at https://elsewhere.example now"):
+                with pytest.raises(CredentialsError, match=r"is now at https://elsewhere.example"):
                     await kube.get(JOBS, "j")
 
     asyncio.run(story())
@@ -322,7 +322,7 @@ def test_a_user_that_became_a_plugin_meanwhile(tmp_path):
 def test_a_token_that_cannot_be_one(tmp_path, token):
     async def story():
         async with serving(tmp_path) as server, Kube(server.access(Login(token=Secret(token)))) as kube:
-            with pytest.raises(CredentialsError, match="characters that no token has"):
+            with pytest.raises(CredentialsError, match="characters that are invalid in a token"):
                 await kube.get(PODS, "p")
             assert server.seen == []
 

@@ -41,7 +41,7 @@ def test_a_certificate_of_somebody_else_is_refused_at_once(tmp_path):
         async with serving(tmp_path) as server:
             foreign = Authority(tmp_path / "foreign", "foreign").cert.read_bytes()
             async with Kube(server.access(ca_data=foreign)) as kube:
-                with pytest.raises(Unreachable, match="its certificate is refused: ") as caught:
+                with pytest.raises(Unreachable, match="its certificate is not trusted: ") as caught:
                     await kube.get(PODS, "p")
                 assert caught.value.tls
                 assert not caught.value.maybe_done
@@ -68,7 +68,7 @@ def test_the_name_that_a_certificate_must_have(tmp_path, endpoint, works):
                 async with kube.stream("/x", read_timeout=5) as response:
                     await response.read()
             else:
-                with pytest.raises(Unreachable, match="certificate is refused"):
+                with pytest.raises(Unreachable, match="certificate is not trusted"):
                     await kube.get(PODS, "p")
 
     asyncio.run(story())
@@ -129,7 +129,7 @@ def test_certificates_that_cannot_be_used(tmp_path):
     with pytest.raises(CredentialsError, match="protected by a password"):
         context(mine.cert.read_bytes(), b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
     for wrong in (b"no", b"-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----"):
-        with pytest.raises(KubeConfigError, match="holds no certificate"):
+        with pytest.raises(KubeConfigError, match="contains no readable certificate"):
             context(None, None, authorities=wrong)
 
 

@@ -324,7 +324,7 @@ def test_a_list_with_an_object_that_is_none_is_asked_for_anew(run):
 
     look = run(story)
     assert look.told == ["listed a", "bookmark"]
-    assert "is no JSON object" in str(look.troubles[0])
+    assert "is not a JSON object" in str(look.troubles[0])
 
 
 def test_a_certificate_that_is_refused_is_an_error_at_first_and_ridden_out_later(tmp_path):

@@ -88,7 +88,7 @@ def test_jobapi_refusal_12_a_pod_template_that_works_against_the_rules() -> None
         ({"spec": {"restartPolicy": "OnFailure"}}, "$.kubernetes.pod.spec.restartPolicy", "rules"),
         ({"ttlSecondsAfterFinished": 5}, "$.kubernetes.pod.ttlSecondsAfterFinished", "ttl_s"),
         ({"spec": {"activeDeadlineSeconds": 5}}, "$.kubernetes.pod.spec.activeDeadlineSeconds", "deadlines.attempt_s"),
-        ({"spec": {"containers": [{"image": "x"}]}}, "$.kubernetes.pod.spec.containers[0].name", "which one"),
+        ({"spec": {"containers": [{"image": "x"}]}}, "$.kubernetes.pod.spec.containers[0].name", "it names the object"),
     ):
         error = refusal({"rules": [RULE], "kubernetes": {"pod": pod}})
         assert error.path == path

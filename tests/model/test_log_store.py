@@ -25,18 +25,18 @@ def test_a_path_on_a_volume_of_the_pods_is_one(place):
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ("volume:/other", "lies on no volume of the pods"),
-        ("volume:/database", "lies on no volume of the pods"),
-        ("volume:data", "no absolute path"),
-        ("volume:/data/../etc", "no absolute path"),
-        ("file://data", "no absolute path"),
-        ("volume:/", "no absolute path"),
-        ("gs://bucket/logs", "standard library only"),
-        ("s3://user:secret@bucket/logs", "is no log store"),
-        ("s3://bucket/../other", "is no log store"),
-        ("s3://b", "is no log store"),
-        ("/data/logs", "is no log store"),
-        ("", "is no log store"),
+        ("volume:/other", "is on no writable volume of the pods"),
+        ("volume:/database", "is on no writable volume of the pods"),
+        ("volume:data", "not an absolute path"),
+        ("volume:/data/../etc", "not an absolute path"),
+        ("file://data", "not an absolute path"),
+        ("volume:/", "not an absolute path"),
+        ("gs://bucket/logs", "has only Python's standard library"),
+        ("s3://user:secret@bucket/logs", "is not a log store"),
+        ("s3://bucket/../other", "is not a log store"),
+        ("s3://b", "is not a log store"),
+        ("/data/logs", "is not a log store"),
+        ("", "is not a log store"),
     ],
 )
 def test_what_cannot_hold_the_lines_is_refused(place, said):
@@ -52,5 +52,5 @@ def test_a_bucket_needs_no_volume(place):
 
 
 def test_a_volume_that_can_only_be_read_is_none():
-    with pytest.raises(SpecError, match="lies on no volume"):
+    with pytest.raises(SpecError, match="is on no writable volume"):
         check_spec(job("volume:/data", volumes=(VOLUME,), volume_mounts=({**MOUNT, "readOnly": True},)))

@@ -130,7 +130,7 @@ def test_each_slot_is_of_one_role_and_index_and_each_rank_of_one_slot(sizes: lis
         ({"roles": [PS, {**WORKER, "env": {"RANKFALL_X": "1"}}]}, "$.roles[1].env.RANKFALL_X", "Rankfall itself"),
         ({"roles": [PS, {**WORKER, "kubernetes": {"image": "a b"}}]}, "$.roles[1].kubernetes.image", "no image"),
         ({"roles": [PS, {**WORKER, "kubernetes": {"pod": {"x": 1}}}]}, "$.roles[1].kubernetes.pod.x", "pod template"),
-        ({"roles": [PS, {**WORKER, "replicas": 2}]}, "$.roles[1].replicas", "is no field"),
+        ({"roles": [PS, {**WORKER, "replicas": 2}]}, "$.roles[1].replicas", "is not a field"),
         (
             {"kubernetes": {"env_from": {"T": {"secret": "s", "key": "k"}}}, "roles": [{**PS, "env": {"T": "1"}}]},
             "$.roles[0].env.T",

@@ -86,12 +86,12 @@ def test_a_plan_of_an_earlier_version_has_the_sizes_of_the_spec(tmp_path: Path) 
 
 def test_jobapi_s27_refusal_08_a_fraction_that_is_counted_natively_does_not_follow_the_size() -> None:
     alone = {"backend": "job", "unattended": True, "kubernetes": {"image": "a"}, "nnodes": 5}
-    with pytest.raises(Refused, match=r"\$\.unattended: nobody supervises"):
+    with pytest.raises(Refused, match=r"\$\.unattended: the job has no supervisor"):
         check_size(spec(**alone), nodes=4, role=None)
-    with pytest.raises(Refused, match=r"\$\.success\.fraction: .* would not follow"):
+    with pytest.raises(Refused, match=r"\$\.success\.fraction: .* would not change with the size"):
         check_size(spec(**alone, success={"policy": "fraction", "fraction": 0.8}), nodes=4, role=None)
 
 
 def test_a_change_is_told_in_one_line() -> None:
     change = SizeChange(role="worker", before=2, nodes=3, asked_at=0)
-    assert change.text == "worker: 2 -> 3 nodes, asked for by somebody"
+    assert change.text == "worker: 2 -> 3 nodes, requested by an unknown user"

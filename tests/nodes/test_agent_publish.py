@@ -131,7 +131,7 @@ def test_a_server_that_is_away_gets_the_newest_report_when_it_is_back():
             assert made._due() > 0
     assert made._pause >= 90
     assert [decode_report(each["metadata"]["annotations"]["rankfall.dev/kernel-faults"]).entries for each in server.patches] == [(entry(2),)]  # fmt: skip
-    assert said == ["no answer; it is tried again, and the newest report waits", "the API server takes what this agent tells again"]  # fmt: skip
+    assert said == ["no answer; trying again; the newest report waits", "the API server accepts the agent's writes again"]  # fmt: skip
 
 
 def test_counts_wait_a_little_and_new_faults_do_not():
@@ -244,10 +244,10 @@ def test_an_error_says_what_the_server_said_and_never_the_token(server):
         with pytest.raises(ServerError):
             api.patch({})
         server.answers = [(200, b"[]")]
-        with pytest.raises(Unreachable, match="no object"):
+        with pytest.raises(Unreachable, match="not an object"):
             api.patch({})
         server.answers = [(200, b"nonsense")]
-        with pytest.raises(Unreachable, match="no object"):
+        with pytest.raises(Unreachable, match="not an object"):
             api.patch({})
 
 

@@ -117,7 +117,7 @@ def test_a_suspicion_is_settled_without_any_taint():
     assert cluster.record("n1").state == "suspect"
     assert clear(cluster, "n1", "verdict/nccl_ib_error") == "verdict/nccl_ib_error is settled"
     assert cluster.record("n1").state == "healthy"
-    assert clear(cluster, "n1") == "cleared; it had no taint of ours"
+    assert clear(cluster, "n1") == "cleared; it had no taint of Rankfall"
 
 
 def test_health_s20_taints_of_others_stay_and_ours_of_both_keys_go():

@@ -112,14 +112,14 @@ def test_health_s09_a_failing_check_is_named_and_the_dear_ones_behind_it_are_not
 @pytest.mark.parametrize(
     ("pod", "expected", "word"),
     [
-        (over(0, reason="DeadlineExceeded", phase="Failed"), "failed", "not over after 1 s"),
+        (over(0, reason="DeadlineExceeded", phase="Failed"), "failed", "had not ended after 1 s"),
         (over(75, message="unknown model"), "unable", "ended with 75: unknown model"),
         (over(127, message="sh: nvidia-smi: not found"), "unable", "not found"),
         (over(137, why="OOMKilled"), "unable", "OOMKilled"),
         (over(1, reason="Evicted"), "unable", "Evicted"),
         ({"metadata": {}, "status": {"phase": "Failed"}}, "unable", "no container ran"),
-        (PENDING, "unable", "did not begin within 1 s: Unschedulable: 0/1 nodes fit; ErrImagePull: no such image"),
-        (None, "unable", "no pod was made"),
+        (PENDING, "unable", "did not start within 1 s: Unschedulable: 0/1 nodes fit; ErrImagePull: no such image"),
+        (None, "unable", "the Job has no pod"),
     ],
 )
 def test_health_s41_what_could_not_be_made_is_no_pass(tmp_path, pod, expected, word):
@@ -131,14 +131,14 @@ def test_health_s41_what_could_not_be_made_is_no_pass(tmp_path, pod, expected, w
 def test_a_program_that_cannot_be_ended_has_failed(tmp_path, monkeypatch):
     monkeypatch.setattr("rankfall.nodes.checks.rounds._GRACE_S", 0)
     done = outcome(tmp_path, Jobs(RUNS), {})
-    assert (done.round.outcome, "could not be ended" in done.round.check) == ("failed", True)
+    assert (done.round.outcome, "could not be stopped" in done.round.check) == ("failed", True)
 
 
 def test_a_job_that_somebody_removed_and_a_boot_meanwhile_are_no_pass(tmp_path):
-    assert outcome(tmp_path, Jobs(RUNS, None), {}).results[0].text == "somebody removed it"
+    assert outcome(tmp_path, Jobs(RUNS, None), {}).results[0].text == "the Job was deleted"
     jobs = Jobs(over())
     done = outcome(tmp_path, jobs, {}, tell=lambda _: jobs.node["status"]["nodeInfo"].update(bootID="b2"))
-    assert (done.round.outcome, done.round.check) == ("unable", "boot: the node began another boot meanwhile")
+    assert (done.round.outcome, done.round.check) == ("unable", "boot: the node rebooted meanwhile")
 
 
 def test_the_same_round_again_finds_its_jobs(tmp_path):

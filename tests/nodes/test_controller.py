@@ -530,7 +530,7 @@ def test_state_of_another_holder_is_never_overwritten_and_a_broken_one_is_no_emp
                 with pytest.raises(EvidenceLost):
                     await world.state.load()
             item["data"], item["metadata"]["labels"] = {}, {}
-            with pytest.raises(EvidenceLost, match="not ours"):
+            with pytest.raises(EvidenceLost, match="is not Rankfall's"):
                 await world.state.load()
             item["metadata"]["labels"] = {
                 "app.kubernetes.io/name": "rankfall",
@@ -554,7 +554,7 @@ def test_health_s14_a_nanosecond_that_fits_into_no_page_is_said(caplog):
             await world.source.look()
             await world.source.look()
             assert world.metrics.get("health_lines_lost_total", source="dmesg") == 1
-            assert sum("more lines than Loki gives at once" in each for each in caplog.messages) == 1
+            assert sum("more lines than one answer of Loki" in each for each in caplog.messages) == 1
 
     tried(story())
 
@@ -578,7 +578,7 @@ def test_what_cannot_be_told_or_kept_stops_no_taint(caplog):
             await world.until(lambda: world.metrics.get("health_writes_total", result="later") > 0)
             api.refusals["PATCH", "configmaps"] = Refusal(403)
             await world.source._keep()
-            assert any("where dmesg stands cannot be kept" in each for each in caplog.messages)
+            assert any("cannot store the position of dmesg" in each for each in caplog.messages)
             api.refusals.clear()
             await world.until(lambda: api.condition("n1") == "Quarantined" and api.condition("n2") == "HeldBudget")
 

@@ -295,7 +295,7 @@ def test_health_s26_another_controller_acts_when_the_lease_is_free_and_stops_whe
             task = asyncio.create_task(one.run())
             await wait(lambda: any("other leads" in each for each in caplog.messages), task)
             api.refusals["GET", "leases"] = Refusal(503)
-            await wait(lambda: any("cannot be seen" in each for each in caplog.messages), task)
+            await wait(lambda: any("the lease cannot be read" in each for each in caplog.messages), task)
             api.refusals.clear()
             held = api.get("leases", "rankfall-controller")
             held["spec"]["holderIdentity"] = ""
@@ -306,7 +306,7 @@ def test_health_s26_another_controller_acts_when_the_lease_is_free_and_stops_whe
             held["spec"]["holderIdentity"] = "other"
             held["metadata"]["resourceVersion"] = "99999"
             await wait(lambda: one.metrics.get("health_leader") == 0, task)
-            await wait(lambda: any("leads no more" in each for each in caplog.messages), task)
+            await wait(lambda: any("is no longer the leader" in each for each in caplog.messages), task)
             await ended(task)
 
     with caplog.at_level("INFO", logger="rankfall.controller"):
@@ -347,7 +347,7 @@ def test_a_namespace_that_is_not_there_is_waited_for_and_said_once_with_the_next
             await task
 
     tried(story())
-    said = [each for each in caplog.messages if "cannot be seen" in each]
+    said = [each for each in caplog.messages if "the lease cannot be read" in each]
     assert len(said) == 1
     assert said[0].endswith("next: kubectl create namespace nowhere")
 
@@ -361,7 +361,10 @@ def test_what_keeps_a_controller_from_its_lease_is_said_again_when_it_was_over_i
             )
             for times in (1, 2):
                 api.refusals["GET", "leases"] = Refusal(403)
-                await wait(lambda times=times: sum("cannot be seen" in each for each in caplog.messages) == times, task)
+                await wait(
+                    lambda times=times: sum("the lease cannot be read" in each for each in caplog.messages) == times,
+                    task,
+                )
                 api.refusals.clear()
                 looks = len(api.seen)
                 await wait(lambda looks=looks: len(api.seen) >= looks + 3, task)
@@ -430,7 +433,7 @@ def test_dry_run_in_the_file_counts_from_the_start_and_stops_acts_at_once(tmp_pa
             task = asyncio.create_task(two.run())
             await wait(lambda: two.metrics.get("health_leader") == 1, task)
             path.write_text("[policy]\ndry_run = true\n")
-            await wait(lambda: any("no taint changes any more" in each for each in caplog.messages), task)
+            await wait(lambda: any("taints no longer change" in each for each in caplog.messages), task)
             lines.append(({LABELS.node: "n1"}, time.time_ns(), DMESG_LINE))
             await wait(lambda: api.condition("n1") == "HeldKillSwitch", task)
             assert api.tainted() == set()

@@ -161,7 +161,7 @@ def test_a_webhook_gets_a_post_with_its_token_and_its_key(tmp_path):
     (tmp_path / "token").write_text("s3cret\nanother\n")
     found, seen = called(tmp_path, hook)
     assert (found.ok, seen) == (False, [])
-    assert "no token that a header can carry" in found.text
+    assert "no token that is valid in a header" in found.text
     assert "s3cret" not in found.text
     assert not called(tmp_path, Hook(step="reboot", webhook="http://127.0.0.1:1/x"))[0].ok
 

@@ -136,7 +136,7 @@ def test_health_s34_a_file_is_used_without_restart_and_a_bad_one_keeps_the_old_r
         path.write_bytes(bad)
         assert not file.reload()
         assert file.config.rules.action("xid/109") == "none"
-        assert "stay in force" in (file.problem or "")
+        assert "previous settings remain active" in (file.problem or "")
     path.write_text('[[rule]]\ncode = "xid/109"\naction = "none"\n')
     file.reload()
     assert file.problem is None

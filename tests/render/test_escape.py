@@ -72,7 +72,7 @@ def test_long_lines_are_cut_and_counted() -> None:
 def test_long_text_is_cut_and_said() -> None:
     out = clean("line\n" * 100, max_text=20)
     assert out.startswith("line\nline\n")
-    assert out.endswith("… [more than 20 characters, the rest is not shown]")
+    assert out.endswith("… [more than 20 characters; the rest is hidden]")
 
 
 def test_large_bytes_are_cut_before_they_are_decoded() -> None:

@@ -141,7 +141,7 @@ def test_a_full_disk_leaves_the_raw_streams_and_the_next_run_ends_it(
     with monkeypatch.context() as patched:
         patched.setattr(compress, "pack", full)
         problems = compress_run(run_dir, smallest=1)
-    assert problems == ["the streams are not compressed any further: No space left on device"]
+    assert problems == ["compressing of streams stopped: No space left on device"]
     assert files(run_dir) == ["0.out.idx", "0.out.log", "1.out.idx", "1.out.log"]
     home = run_dir.path.parent.parent
     other = RunDir(run_dir.path.with_name("other-000000"))
@@ -206,4 +206,4 @@ def test_an_index_without_either_form_is_a_stream_that_is_gone(run_dir: RunDir, 
     assert problems == []
     found.path.with_name("0.out.log.zst").unlink()
     list(read_lines(run_dir, LineQuery(attempt="all"), problems=problems))
-    assert "the stream is gone" in problems[0]
+    assert "the stream no longer exists" in problems[0]

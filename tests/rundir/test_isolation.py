@@ -35,9 +35,7 @@ def test_an_exception_becomes_a_problem_with_a_copy_of_the_bytes(tmp_path: Path)
     )
     assert found is None
     (text,) = guard.problems
-    assert text.startswith(
-        "logs/a.log: the reader of this stream failed, and what it failed on was left out (ValueError: too long)"
-    )
+    assert text.startswith("logs/a.log: the reader of this stream failed and skipped the data (ValueError: too long)")
     assert guard.take_new() == [text]
     assert guard.take_new() == []
     (entry,) = (tmp_path / "problems").glob("*.json")
@@ -78,9 +76,7 @@ def test_a_run_directory_that_takes_nothing_costs_only_the_copy(tmp_path: Path) 
     (tmp_path / "problems").write_text("a file in the way")
     guard = ReaderGuard(tmp_path)
     guard.read(lambda: fail(ValueError("odd")), otherwise=None, what="stream", where="a", data=lambda: fail(OSError()))
-    assert guard.problems == [
-        "a: the reader of this stream failed, and what it failed on was left out (ValueError: odd)"
-    ]
+    assert guard.problems == ["a: the reader of this stream failed and skipped the data (ValueError: odd)"]
 
 
 def test_a_copy_is_never_written_through_a_link(tmp_path: Path) -> None:
@@ -92,14 +88,14 @@ def test_a_copy_is_never_written_through_a_link(tmp_path: Path) -> None:
     other = ReaderGuard(tmp_path)
     other.read(lambda: fail(ValueError()), otherwise=None, what="stream", where="a", data=b"second")
     assert not (tmp_path / "elsewhere").exists()
-    assert "kept in" not in other.problems[0]
+    assert "are stored in" not in other.problems[0]
 
 
 def test_bytes_that_were_not_classified_are_one_entry_that_grows(tmp_path: Path) -> None:
     guard = ReaderGuard(tmp_path)
     guard.skipped("logs/a.log", 10, 20, because="too slow")
     guard.skipped("logs/a.log", 10, 90, because="too slow")
-    assert guard.problems == ["logs/a.log: bytes 10 to 90 were stored and not classified: too slow"]
+    assert guard.problems == ["logs/a.log: bytes 10 to 90 were stored but not classified: too slow"]
     assert len(guard.take_new()) == 1
     (entry,) = (tmp_path / "problems").iterdir()
     saved = json.loads(entry.read_bytes())

@@ -82,7 +82,7 @@ def test_the_same_request_is_the_same_run_in_the_same_folder(home: Path, tmp_pat
 def test_a_client_that_was_killed_while_it_made_a_run_leaves_a_mark_that_says_so(home: Path, tmp_path: Path) -> None:
     tmp_path.joinpath("logs").mkdir()
     tmp_path.joinpath("logs", MARK).write_text("{")
-    with pytest.raises(UsageError, match="kept for a run that was being made"):
+    with pytest.raises(UsageError, match="reserved for a run that was never completely created"):
         made(home, tmp_path / "logs")
     tmp_path.joinpath("logs", MARK).write_text('{"request_token": "another request"}')
     run_dir = made(home, tmp_path / "logs", request=SECOND)

@@ -65,7 +65,7 @@ def test_a_home_that_may_only_be_read_can_be_read(
         path.chmod(0o555)
     with as_user():
         assert RunDir.open(prepare(open_folder), made.id).spec == SPEC
-        with pytest.raises(StoreError, match="cannot make a run directory"):
+        with pytest.raises(StoreError, match="cannot create a run directory"):
             RunDir.create(SPEC, home=open_folder)
         with pytest.raises(StoreError, match="cannot take the writer lock"), made.lease():
             pass
@@ -195,7 +195,7 @@ def test_the_lease_is_refused_to_a_second_process_and_outlives_a_sigkill(run_dir
     assert run_dir.lease_holder() is None
     with holding(run_dir, kind) as process:
         try:
-            with pytest.raises(LockHeld, match=rf"is held by process {process.pid} on ") as refused, run_dir.lease():
+            with pytest.raises(LockHeld, match=rf"is locked by process {process.pid} on ") as refused, run_dir.lease():
                 pass
             assert run_dir.id in str(refused.value)
             holder = run_dir.lease_holder()
@@ -335,7 +335,7 @@ def test_another_boot_holds_nothing(run_dir: RunDir) -> None:
 
 
 def test_a_lease_of_a_run_that_is_gone_says_so(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="is gone"), RunDir(tmp_path / "nothing").lease():
+    with pytest.raises(StoreError, match="no longer exists"), RunDir(tmp_path / "nothing").lease():
         pass
 
 

@@ -92,7 +92,7 @@ def test_an_absent_index_and_one_that_is_just_beginning_give_no_stamps(tmp_path:
     found.index.write_bytes(MAGIC[:3])
     assert (index.stamp(0), index.last_stamp(), index.problem) == (None, None, None)
     found.index.write_bytes(b"something else")
-    assert (index.stamp(0), index.problem) == (None, "0.out.idx is no index")
+    assert (index.stamp(0), index.problem) == (None, "0.out.idx is not an index")
     found.index.unlink()
     assert index.stamp(0) is None
     assert index.problem is not None

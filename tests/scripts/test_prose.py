@@ -32,6 +32,9 @@ def findings(source: str) -> set[tuple[str, str]]:
         ("# fmt: off\nx = 1\n", set()),
         ('x = "the lines are kept here"\n', {("message", "vague")}),
         ('x = "told"\n', set()),
+        ('x = "for p in 1 2; do say told to p; done"\n', set()),
+        ('x = "usage: prog tell the wrapper"\n', set()),
+        ('x = """Run the job.\n\n```yaml\nname: nobody is told\n```\n"""\n', set()),
         ('def f(x):\n    """Falls back to x."""\n', set()),
         ('def f(x):\n    """A rank falls."""\n', {("docstring", "private")}),
     ],
@@ -58,9 +61,9 @@ def test_neighbouring_comments_are_one_text_and_a_gap_or_code_ends_it():
     assert [(one.line, one.text) for one in found] == [(1, "one\ntwo"), (3, "three"), (5, "four")]
 
 
-def test_a_finding_fails_the_run_and_one_in_a_message_does_not(tmp_path, monkeypatch, capsys):
+def test_a_finding_fails_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["prose.py", str(tmp_path)])
-    (tmp_path / "a.py").write_text('x = "what is told"\n')
+    (tmp_path / "a.py").write_text('x = "one two three"\n')
     assert prose.main() == 0
     (tmp_path / "b.py").write_text('"""What is told."""\n')
     assert prose.main() == 1

@@ -79,16 +79,17 @@ def test_the_next_attempt_waits_until_the_taint_is_there():
     assert backend.told == [(1, "n2", "verdict:train-1a2b3c:1")]
     assert scene.looks == 3
     assert [kind for kind, _ in scene.said] == ["blamed", "waiting", "blamed"]
-    assert (
-        "node n2: the controller of node health keeps the scheduler away from it: Quarantined: x" in scene.said[-1][1]
-    )
+    assert "node n2: the controller of node health keeps new pods off it: Quarantined: x" in scene.said[-1][1]
     assert scene.states == [("restarting", scene.said[1][1])]
     assert (
-        "attempt 2 waits until the controller of node health took up that node n2 felled attempt 1" in scene.said[1][1]
+        "attempt 2 waits until the controller of node health handles the report that node n2 caused the failure of attempt 1"
+        in scene.said[1][1]
     )
 
 
-@pytest.mark.parametrize(("answer", "words"), [("held", "may not"), ("noted", "wrote it down"), ("none", None)])
+@pytest.mark.parametrize(
+    ("answer", "words"), [("held", "its limits forbid that"), ("noted", "recorded the report"), ("none", None)]
+)
 def test_any_answer_ends_the_wait_and_without_a_controller_there_is_none(answer, words):
     scene = Scene(Nodes(NodeAnswer(state=answer)))
     scene.go()
@@ -100,7 +101,7 @@ def test_a_controller_that_says_nothing_is_waited_for_so_long_and_no_longer():
     scene = Scene(Nodes(NodeAnswer(state="waiting")), answer_s=0.0)
     scene.go()
     assert scene.said[-1][0] == "gap"
-    assert "said nothing of node n2 within 0 s; attempt 2 goes on" in scene.said[-1][1]
+    assert "did not answer about node n2 within 0 s; attempt 2 starts anyway" in scene.said[-1][1]
 
 
 def test_a_wish_ends_the_wait():
@@ -149,7 +150,7 @@ def test_the_node_that_felled_one_slot_is_told_once_for_each_of_its_starts_and_n
     first, second = "verdict:train-1a2b3c:1:3.0", "verdict:train-1a2b3c:1:3.1"
     assert backend.told == [(1, "n2", first), (1, "n2", first), (1, "n2", second)]
     assert {kind for kind, _ in scene.said} == {"blamed"}
-    assert "felled slot 3 of attempt 1: gpu_ecc" in scene.said[0][1]
+    assert "as the cause that slot 3 of attempt 1 failed: gpu_ecc" in scene.said[0][1]
     assert (scene.looks, scene.states) == (0, [])
     likely = msgspec.structs.replace(VERDICT, cause=Cause.of("gpu_ecc", confidence="likely"))
     silent = Scene(backend, verdict=likely)

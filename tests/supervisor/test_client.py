@@ -125,7 +125,7 @@ def test_a_run_whose_supervisor_was_killed_is_resumed(
     holder = run.directory.lease_holder()
     assert holder is not None
     os.kill(holder.pid, signal.SIGKILL)
-    with pytest.raises(EvidenceLost, match="nobody supervises"):
+    with pytest.raises(EvidenceLost, match="has no supervisor, so nothing can finish it"):
         run.wait()
     assert run.resume()
     assert not run.resume()

@@ -37,7 +37,7 @@ def test_i19_p6_a_proven_cause_stands_and_no_attempt_follows_the_deletion(bench:
     with run.reader() as reader:
         row, decisions = reader.run(), reader.decisions(1)
     assert row.reason == "job x-a1 was deleted in the cluster"
-    assert decisions[-1].decision.because == f"no other attempt followed: {row.reason}"
+    assert decisions[-1].decision.because == f"no new attempt followed: {row.reason}"
     assert (decisions[-1].decision.action, decisions[-1].decision.rule) == ("stop", "not_begun")
     # The next supervisor finds the end, and starts nothing either.
     assert supervise(run, backend=SplitChunk()).code == outcome.code
@@ -154,7 +154,7 @@ def test_i19_p7_a_proven_failure_keeps_its_verdict_and_its_code_although_nobody_
     assert outcome.verdict is not None
     assert (outcome.verdict.cause.slug, outcome.verdict.slot) == ("user_code_exception", 1)
     assert (outcome.verdict.cause.confidence, outcome.state, outcome.code) == ("proven", "failed", 1)
-    assert "time to live of 0 s was over" in (bench.state()[1] or "")
+    assert "time to live of 0 s after its end has passed" in (bench.state()[1] or "")
 
 
 @pytest.mark.usefixtures("quick")
@@ -205,7 +205,7 @@ def test_i19_p10_another_gang_is_another_attempt_whose_restarts_count_from_0(tmp
     assert diagnosis.verdict.cause.slug == "cancelled"
     assert diagnosis.verdict.node is None
     assert diagnosis.verdict.decision is not None
-    assert "was deleted in the cluster, and its controller made another one" in diagnosis.verdict.decision.because
+    assert "was deleted in the cluster, and its controller created a new one" in diagnosis.verdict.decision.because
     assert [one.exit_code for one in slots] == [0, 0]
 
 

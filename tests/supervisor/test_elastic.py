@@ -91,7 +91,7 @@ def test_jobapi_s07_nodes_join_and_leave_in_place_and_the_others_keep_their_proc
         status = reader.status(0)
         assert status.sizes == {"worker": 1}
         assert [slot.exit for slot in status.slots if slot.slot == 0] == ["0"]
-        assert [slot.note for slot in status.slots] == [None, "left by a resize", "left by a resize"]
+        assert [slot.note for slot in status.slots] == [None, "removed by a resize", "removed by a resize"]
         assert (status.succeeded, status.failed, status.stopped) == (1, 0, 2)
     text = b"".join(path.read_bytes() for path in sorted((run.path / "logs").rglob("*.log")))
     for line in (b"slot 2 is rank", b"slot 1 is rank", b"slot 0 is rank"):
@@ -104,7 +104,11 @@ def test_an_elastic_gang_goes_on_without_a_node_that_was_killed(bench: Bench) ->
     here(bench, 2)
     kill_node(run, 1)
     here(bench, 1)
-    wait_until(lambda: any("goes on" in text for text in bench.texts("gap")), timeout=WAIT, what="the new round")
+    wait_until(
+        lambda: any("continues in a new round" in text for text in bench.texts("gap")),
+        timeout=WAIT,
+        what="the new round",
+    )
     (bench.folder / "leave").touch()
     outcome = supervisor.join()
     assert (outcome.state, outcome.attempts) == ("succeeded", 1), bench.events

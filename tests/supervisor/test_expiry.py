@@ -105,7 +105,7 @@ def test_the_process_leaves_its_caller_and_says_what_it_did(tmp_path):
 
 def test_that_it_does_not_start_is_said_with_what_to_do(run, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(InfrastructureError, match="is not kept") as caught:
+    with pytest.raises(InfrastructureError, match="will not be removed after their time to live") as caught:
         expiry.spawn(run)
     assert f"kubectl delete trainjob -l rankfall.dev/run={run.id}" in (caught.value.hint or "")
     failed = subprocess.CompletedProcess[bytes]((), 3, b"", b"no such module")

@@ -252,7 +252,7 @@ def test_while_torchrun_has_not_started_all_ranks_nothing_hangs_and_the_wait_is_
         watch.look(Delta(), slots, ranks(None), now=began + seconds * SECOND)
     ((kind, text),) = said
     assert kind == "waiting"
-    assert text.startswith("no progress for 11 s: 1 ranks have not been there yet; only torchrun's own limit")
+    assert text.startswith("no progress for 11 s: 1 ranks have not started yet; only torchrun's limit")
     # All are there, and stand still.
     with pytest.raises(AttributeError):
         watch.look(Delta(), slots, ranks(None, None), now=time.time_ns() + 60 * SECOND)
@@ -295,7 +295,7 @@ def test_i19_while_pods_cannot_be_watched_no_rank_is_missing_and_nothing_stands_
     slots = (SlotFacts(slot=0, state="running", recorder=True),)
     for seconds in (1, 20, 40):
         watch.look(Delta(), slots, (), now=began + seconds * SECOND)
-    assert set(waits) == {"pods: the startup deadline is over, and waits until the pods can be watched again"}
+    assert set(waits) == {"pods: the startup deadline has passed; it takes effect when the pods can be watched again"}
     # Seen again, and what is seen now is not taken to be all there is.
     scene.blind = False
     watch.look(Delta(), slots, (), now=began + 41 * SECOND)

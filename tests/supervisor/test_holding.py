@@ -71,7 +71,7 @@ def test_a_standby_says_once_who_supervises_and_takes_over(bench):
     outcome = supervise(run_dir, backend=backend, standby=True, on_lease=lambda: ready.append(1))
     assert outcome.state == "succeeded"
     assert told(run_dir, "waiting") == [
-        "alice@laptop pid 7 supervises this run (for 3 min); it is taken over when they are gone"
+        "alice@laptop pid 7 supervises this run (for 3 min); this process takes over when that one ends"
     ]
     assert (backend.gone, ready) == ([True], [1])
 
@@ -120,7 +120,7 @@ def test_one_that_was_silent_all_the_time_is_followed_without_standby_too(bench)
 def test_a_cancel_cannot_reach_a_supervisor_elsewhere_and_says_so(bench):
     run_dir = bench.run_dir(bench.spec())
     request_cancel(run_dir.path)
-    with pytest.raises(HeldElsewhere, match="is cancelled there"):
+    with pytest.raises(HeldElsewhere, match="so it can be cancelled only there"):
         supervise(run_dir, backend=Shared(ALICE, HeldBy(who=ALICE.who, since="3 min", alive=True)), standby=True)
 
 
@@ -143,7 +143,7 @@ def test_launch_s12_a_moments_trouble_does_not_cost_a_run_that_has_not_begun(ben
     run_dir = bench.run_dir(bench.spec())
     outcome = supervise(run_dir, backend=Shared(Unreachable("lost"), Unreachable("lost")))
     assert outcome.state == "succeeded"
-    assert told(run_dir, "waiting") == ["supervision waits for the cluster: lost"]
+    assert told(run_dir, "waiting") == ["the supervisor waits for the cluster: lost"]
 
 
 def test_a_run_that_has_not_begun_ends_with_the_error_when_it_lasts(bench, monkeypatch):
@@ -152,7 +152,7 @@ def test_a_run_that_has_not_begun_ends_with_the_error_when_it_lasts(bench, monke
     outcome = supervise(run_dir, backend=Shared(Unreachable("no answer")))
     assert (outcome.state, outcome.code) == ("failed", 69)
     with run_dir.reader() as reader:
-        assert reader.run().reason == "the run could not be begun: no answer"
+        assert reader.run().reason == "the run could not start: no answer"
 
 
 def test_a_run_that_has_begun_waits_for_the_cluster(bench):
@@ -164,7 +164,7 @@ def test_a_run_that_has_begun_waits_for_the_cluster(bench):
     backend = Shared(Unreachable("no answer"), Unreachable("no answer"))
     outcome = supervise(run_dir, backend=backend, on_lease=lambda: ready.append(1))
     assert outcome.state == "succeeded"
-    assert told(run_dir, "waiting") == ["supervision waits for the cluster: no answer"]
+    assert told(run_dir, "waiting") == ["the supervisor waits for the cluster: no answer"]
     assert ready == [1]
 
 

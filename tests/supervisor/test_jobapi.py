@@ -100,7 +100,9 @@ def test_jobapi_s05_four_of_five_are_enough_and_the_fifth_is_stopped(bench: Benc
     success = Success(policy="fraction", fraction=0.8, drain_s=0.2)
     run, outcome = bench.run(code, nnodes=5, success=success, policies=FAST)
     assert (outcome.state, outcome.verdict) == ("succeeded", None)
-    assert bench.texts("success") == ["done: 4 of 5 slots ended with 0, 4 are wanted; the others have 0.2 s to finish"]
+    assert bench.texts("success") == [
+        "done: 4 of 5 slots ended with 0, 4 are required; the other slots have 0.2 s to finish"
+    ]
     assert {rank.rank: rank.note for rank in status_of(run).ranks if rank.note} == {2: "stopped after success"}
 
 
@@ -109,7 +111,7 @@ def test_jobapi_s05_a_slot_that_fell_before_is_tolerated(bench: Bench) -> None:
     success = Success(policy="fraction", fraction=0.5, drain_s=0.2)
     run, outcome = bench.run(code, success=success, policies=FAST)
     assert outcome.state == "succeeded"
-    assert [slot.note for slot in status_of(run).slots] == [None, "fell, not needed for success"]
+    assert [slot.note for slot in status_of(run).slots] == [None, "failed, not needed for success"]
 
 
 def test_jobapi_s06_a_fraction_that_became_impossible_fails_at_that_moment(bench: Bench) -> None:
@@ -205,7 +207,7 @@ def test_a_total_deadline_inside_an_attempt_blames_no_rank(bench: Bench) -> None
     verdict = outcome.verdict
     assert (verdict.cause.slug, verdict.cause.confidence) == ("deadline_exceeded", "proven")
     assert (verdict.rank, verdict.slot, verdict.node, verdict.consequences) == (None, None, None, ())
-    assert because(outcome) == "the total deadline of 0.8 s is over"
+    assert because(outcome) == "the total deadline of 0.8 s has passed"
     assert status_of(run).rank is None
 
 

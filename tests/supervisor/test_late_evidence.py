@@ -186,7 +186,7 @@ def test_i19_p12_a_cluster_that_cannot_be_asked_is_said(story, server):
     Path(story.place.kubeconfig).unlink()
     found = explain_run(story.run, attempt=1, fresh=True, ask=True).verdict
     assert found.cause.slug == "killed_unknown"
-    assert any("what the cluster says by now of attempt 1" in text for text in found.missing)
+    assert any("the current data of the cluster about attempt 1" in text for text in found.missing)
 
 
 def test_i19_p12_the_next_attempt_avoids_the_node_of_late_evidence(story, server):
@@ -217,7 +217,7 @@ def test_i19_p12_of_an_attempt_that_was_followed_only_the_node_to_avoid_is_new(s
         server.xid(story.ended - 3_000_000_000)
         ((number, _),) = late.look()
         assert number == 1
-        assert "known only after attempt 2 had begun" in decisions.about(1).because
+        assert "found only after attempt 2 had started" in decisions.about(1).because
     # Whoever takes over reads the same.
     with story.run.lease() as writer:
         _, decisions, _ = story.made(writer)

@@ -44,7 +44,7 @@ time.sleep(600)
         found = reader.diagnosis(1)
     assert found is not None
     assert (found.verdict.slot, found.verdict.cause.slug) == (1, "killed_unknown")
-    assert any("left behind" in text for text in bench.texts("gap"))
+    assert any("ended leftover processes of slot" in text for text in bench.texts("gap"))
 
 
 def test_a_deaf_wrapper_is_ended_by_force(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

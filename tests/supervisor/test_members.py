@@ -104,7 +104,7 @@ def test_jobapi_s07_the_intent_is_stored_before_anything_is_done_and_the_end_aft
     assert desk.stored[-1].changes[-1].done_at is not None
     assert desk.members.sizes == {"worker": 6}
     assert desk.events == [
-        "worker: 4 -> 6 nodes, asked for by me@here, in place: slots 4, 5 join",
+        "worker: 4 -> 6 nodes, requested by me@here, in place: slots 4, 5 join",
         "now 6 nodes of worker",
     ]
 

@@ -17,7 +17,7 @@ from rankfall.supervisor.supervise import supervise
 from supervisor.conftest import Bench
 
 SAID = 'leases is forbidden: User "anna" cannot create resource "leases" in the namespace "train"'
-NEXT = "ask the cluster's administrator for this right"
+NEXT = "request this right from the cluster's administrator"
 
 
 class Closed(LocalBackend):
@@ -44,7 +44,7 @@ def test_i19_p9_why_a_run_could_not_be_begun_is_its_verdict(bench: Bench) -> Non
     assert outcome.verdict == explained
     assert (explained.state, explained.attempt, explained.cause.slug) == ("failed", None, "container_config")
     shown = " ".join(render_verdict(explained).split())
-    for text in (SAID, NEXT, "failed", "no attempt was begun"):
+    for text in (SAID, NEXT, "failed", "no attempt was started"):
         assert text in shown
     assert next_commands(explained) == (f"rankfall status {run.id}", f"rankfall why {run.id} -o json")
     with run.reader() as reader:

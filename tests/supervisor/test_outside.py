@@ -111,7 +111,7 @@ def test_an_attempt_that_waits_says_for_whom(run_dir):
     assert watch.waits() == "waits for queue team to admit it"
     assert watch.waits() is None
     watch._waits_due = 0.0
-    assert watch.waits() == f"is held back by {WHO}"
+    assert watch.waits() == f"is suspended by {WHO}"
     assert asked.count == 2
 
 
@@ -207,7 +207,7 @@ def test_launch_s10_the_run_goes_on_in_a_new_attempt_without_a_budget_or_ends_as
     monkeypatch.setattr(ExternalRelease, "ended", end)
     run_dir, outcome = bench.run(TERMINATED, policies={"max_restarts": 0})
     assert looks[:3] == [1, 1, 1]
-    assert f"suspended by {WHO}; rankfall resume {run_dir.id} goes on" in bench.texts("suspended")
+    assert f"suspended by {WHO}; to continue: rankfall resume {run_dir.id}" in bench.texts("suspended")
     with run_dir.reader() as reader:
         assert reader.attempts()[0].state == "suspended"
         assert reader.diagnosis(1) is None

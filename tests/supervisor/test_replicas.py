@@ -172,7 +172,7 @@ def test_a_fraction_goes_on_without_a_slot_that_cannot_be_started_again(bench: B
     assert starts(bench) == [("0", "0"), ("1", "0"), ("2", "0")]
     with run.reader() as reader:
         notes = {slot.slot: slot.note for slot in reader.status(0).slots}
-        assert notes[2] == "fell, not needed for success" or notes[2] is not None
+        assert notes[2] == "failed, not needed for success" or notes[2] is not None
 
 
 def test_a_cancel_during_the_back_off_of_one_slot_ends_all(bench: Bench) -> None:
@@ -274,7 +274,7 @@ def test_the_fall_of_one_slot_can_be_read_afterwards(bench: Bench) -> None:
     assert (verdict.slot, verdict.node, verdict.cause.slug) == (1, "node1", "user_exit")
     assert verdict.decision is not None
     assert (verdict.decision.action, verdict.decision.state) == ("retry", "done")
-    with pytest.raises(NotFound, match=r"slot 2 of run .* did not fall alone"):
+    with pytest.raises(NotFound, match=r"slot 2 of run .* did not fail alone"):
         explain_slot_failure(run, slot=2)
     with pytest.raises(NotFound, match="in attempt 7"):
         explain_slot_failure(run, slot=1, attempt=7)

@@ -81,8 +81,8 @@ def test_jobapi_s07_a_fixed_size_changes_by_a_new_attempt_and_no_budget_is_used(
     assert [(one["before"], one["nodes"]) for one in changes[2]] == [(6, 3)]
     assert all(one["done_at"] for one in changes[1] + changes[2])
     told = bench.texts("resize")
-    assert told[0].startswith("6 nodes of worker wished by ")
-    assert told[1].startswith("now worker: 4 -> 6 nodes, asked for by ")
+    assert told[0].startswith("6 nodes of worker requested by ")
+    assert told[1].startswith("now worker: 4 -> 6 nodes, requested by ")
     assert len(told) == 4
 
 

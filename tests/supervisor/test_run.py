@@ -198,9 +198,9 @@ time.sleep(600)
     supervise(run, on_event=seen)
     named = waits(bench)
     assert named["evidence"] == (
-        "the verdict waits for further evidence, until nothing comes for 2 s and at most 5 s: so far killed_unknown (likely)"
+        "the verdict waits for more evidence until none arrives for 2 s, at most 5 s: so far killed_unknown (likely)"
     )
-    assert named["ends"] == "waits for the end of slot 0 on node0, at most 2 s from SIGTERM on"
+    assert named["ends"] == "waits for the end of slot 0 on node0, at most 2 s after SIGTERM"
     assert set(named.values()) & reasons
 
 

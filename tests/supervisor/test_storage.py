@@ -24,10 +24,10 @@ def test_i19_p4_a_full_disk_is_said_at_once_every_15_s_and_when_it_is_over(
         said.append((second, watch.problem()))
         assert watch.problem() is None
     assert [one for one in said if one[1]] == [
-        (2, "the disk is full: what ranks print is lost until there is room"),
-        (17, "the disk is full for 15 s now: what ranks print is lost until there is room"),
-        (32, "the disk is full for 30 s now: what ranks print is lost until there is room"),
-        (35, "storing goes on after 33 s; what was printed meanwhile is lost"),
+        (2, "the disk is full: output of ranks is lost until there is free space"),
+        (17, "the disk is full for 15 s now: output of ranks is lost until there is free space"),
+        (32, "the disk is full for 30 s now: output of ranks is lost until there is free space"),
+        (35, "storing continues after 33 s; the output of that time is lost"),
     ]
 
 

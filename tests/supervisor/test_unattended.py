@@ -279,14 +279,14 @@ def test_starts_that_nobody_saw_are_attempts_without_a_word_and_say_how_to_have_
         with bench.run.reader() as reader:
             found = reader.diagnosis(attempt)
         assert found is not None
-        assert any("nobody was attached when it fell" in text for text in found.verdict.missing)
+        assert any("no process recorded it when it failed" in text for text in found.verdict.missing)
         assert found.verdict.rank is None
     assert outcome.verdict is not None
     # A controller repeats that something failed: that is shown, and is no cause.
     assert (outcome.verdict.cause.slug, outcome.verdict.cause.confidence) == ("unknown", "unknown")
     assert outcome.verdict.evidence[0].slug == "controller_verdict"
-    assert any("only repeats that something failed" in text for text in outcome.verdict.missing)
-    assert any("group data" in text for text in outcome.verdict.missing)
+    assert any("only repeat that something failed" in text for text in outcome.verdict.missing)
+    assert any("group of causes data" in text for text in outcome.verdict.missing)
 
 
 def test_a_code_of_the_wrapper_tells_the_cause_where_its_records_are_lost(home):
@@ -310,7 +310,7 @@ def test_a_workload_that_is_gone_was_deleted(home, ttl):
     bench = Bench(home, GOING, None, ttl_s=ttl)
     outcome = bench.record()
     assert (outcome.state, outcome.code) == ("deleted", 130)
-    assert ("time to live of 60 s" in (bench.state()[1] or "")) == (ttl is not None)
+    assert ("time to live of 60 s after its end has passed" in (bench.state()[1] or "")) == (ttl is not None)
 
 
 def test_a_deletion_that_has_begun_is_one(home):
@@ -322,7 +322,7 @@ def test_a_cluster_that_does_not_answer_is_no_state_and_is_told_once(home):
     bench = Bench(home, GOING, AWAY, AWAY, AWAY)
     bench.workload.looks.append(ended(bench, 0, 0))
     assert bench.record().state == "succeeded"
-    assert sum("cannot be seen" in text for text in bench.texts("gap")) == 1
+    assert sum("cannot read " in text for text in bench.texts("gap")) == 1
 
 
 def test_logs_that_do_not_come_to_their_end_are_waited_for_and_then_noted(home):
@@ -332,7 +332,7 @@ def test_logs_that_do_not_come_to_their_end_are_waited_for_and_then_noted(home):
     bench.workload.there = {"u10": "Running"}
     assert bench.record().state == "succeeded"
     with bench.run.reader() as reader:
-        assert any("could not be had to their end: p0" in text for text in reader.run().incomplete)
+        assert any("could not be read completely: p0" in text for text in reader.run().incomplete)
 
 
 def test_a_queue_and_a_suspension_are_shown_and_a_resumed_run_is_another_attempt(home):
@@ -368,7 +368,7 @@ def test_a_queue_and_a_suspension_are_shown_and_a_resumed_run_is_another_attempt
     with bench.run.reader() as reader:
         assert [row.state for row in reader.attempts()] == ["suspended", "succeeded"]
     assert bench.texts("suspended") == [
-        f"suspended in the cluster, by a queue or by somebody else; rankfall resume {bench.run.id} goes on"
+        f"suspended in the cluster, by a queue or a user; to continue: rankfall resume {bench.run.id}"
     ]
 
 

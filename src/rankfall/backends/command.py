@@ -78,7 +78,7 @@ def find_interpreter(spec: JobSpec, *, cwd: Path) -> Interpreter:
 
 
 def resolve(program: str, *, cwd: Path, env: dict[str, str]) -> Path | None:
-    """Returns the file that a shell would execute, or None."""
+    """Returns the file that a shell in ``cwd`` with ``env`` would execute, or None."""
     if "/" in program:
         path = cwd / Path(program).expanduser()
         return path if path.is_file() and os.access(path, os.X_OK) else None
@@ -118,7 +118,7 @@ def _ask(path: str, mtime: int) -> Interpreter:  # noqa: ARG001 - a changed file
         return Interpreter(path=path, version=(int(major), int(minor), int(micro)), torch=answer["torch"])
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         said = done.stderr.decode("utf-8", "replace").strip()[-300:]
-        raise SpecError("$.python", f"{path} is no Python that answers: {said}", hint=hint) from error
+        raise SpecError("$.python", f"{path} does not answer as a Python: {said}", hint=hint) from error
 
 
 Kind = Literal["script", "module", "torchrun", "program"]
@@ -137,7 +137,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_command(spec: JobSpec, *, cwd: Path) -> Command:
-    """Checks the command and returns it.
+    """Checks the command and returns it with its kind.
 
     Raises:
         SpecError: File missing or not executable.
@@ -157,7 +157,7 @@ def read_command(spec: JobSpec, *, cwd: Path) -> Command:
 
 
 def command_elsewhere(spec: JobSpec) -> Command:
-    """Returns a command inside an image, judged by its words."""
+    """Returns a command from a container image; only its words determine its kind."""
     first = spec.command[0]
     if spec.module:
         return Command(kind="module", words=spec.command)
@@ -193,7 +193,7 @@ def job_words(
 
 
 def rendezvous_of(spec: JobSpec, command: Command) -> Literal["static", "c10d"]:
-    """Returns the rendezvous of the job, else of its torchrun, else ``static``."""
+    """Returns the job's rendezvous, else that of a given torchrun, else fixed ranks."""
     if spec.elastic or spec.rdzv == "c10d":
         return "c10d"
     asked = command.torchrun.given.get("rdzv-backend") if command.torchrun and spec.rdzv == "auto" else None
@@ -218,7 +218,7 @@ def given_torchrun(spec: JobSpec, command: Command) -> bool:
 
 
 def check_hook(spec: JobSpec, command: Command, python: Interpreter) -> None:
-    """Refuses ``inside: require`` if the hook cannot be loaded.
+    """Refuses ``inside: require`` if the hook certainly cannot be loaded.
 
     Raises:
         Refused: Names reason and alternative.
@@ -229,11 +229,11 @@ def check_hook(spec: JobSpec, command: Command, python: Interpreter) -> None:
     if command.kind in {"script", "module"} and python.version < _MIN_HOOK:
         why = f"{python.path} is Python {'.'.join(map(str, python.version))}; the hook needs 3.8"
     elif command.kind in {"program", "torchrun"} and (flag := _isolating_flag(command.words)):
-        why = f"{command.words[0]} {flag} does not load it"
+        why = f"{command.words[0]} {flag} does not load the hook"
     if why is not None:
         raise Refused(
-            f"$.inside: require cannot be kept by the local backend: {why}",
-            hint="set inside: auto; ranks are then seen from outside only",
+            f"$.inside: require is not possible here: {why}",
+            hint="set inside: auto; then Rankfall observes the ranks only from outside",
         )
 
 
@@ -256,7 +256,7 @@ def _check_script(script: str, *, cwd: Path) -> None:
         return
     what = "is a folder" if path.is_dir() else "does not exist"
     raise SpecError(
-        "$.command", f"script {script!r} {what} (looked in {cwd})", hint="give the path of a Python file, or set cwd"
+        "$.command", f"script {script!r} {what} (searched in {cwd})", hint="give the path of a Python file, or set cwd"
     )
 
 
@@ -277,7 +277,7 @@ def _check_program(program: str, *, spec: JobSpec, cwd: Path) -> None:
 
 
 def _check_shebang(path: Path, *, cwd: Path) -> None:
-    """Raises an error that names a script's missing interpreter."""
+    """Raises an error that names a script's missing interpreter, unlike the kernel's error."""
     try:
         with path.open("rb") as file:
             head = file.read(_SHEBANG_BYTES)
@@ -295,7 +295,7 @@ def _check_shebang(path: Path, *, cwd: Path) -> None:
 
 @contextmanager
 def naming_role(spec: JobSpec, part: Part) -> Iterator[None]:
-    """Adds the role to errors if there are several."""
+    """Adds the role to errors of a job with several roles."""
     try:
         yield
     except SpecError as error:
@@ -324,6 +324,6 @@ def world_launcher(chosen: Sequence[tuple[Part, Launcher]]) -> Launcher:
 
 
 def world_rendezvous(commands: Sequence[tuple[Part, Command]]) -> Rendezvous:
-    """Returns c10d if any role requests it, else static."""
+    """Returns the rendezvous of the world: c10d if any role requests it."""
     asked = {rendezvous_of(part.spec, command) for part, command in commands if part.in_world}
     return "c10d" if "c10d" in asked else "static"

@@ -63,8 +63,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
             root = self.root.rstrip(b"/") + b"/"
             if not (path.rstrip(b"/") + b"/").startswith(root):
                 raise UsageError(
-                    f"{printable(path)} does not lie on {self.label}",
-                    hint=f"paths there begin with {printable(self.root)}",
+                    f"{printable(path)} is not on {self.label}",
+                    hint=f"use a path that begins with {printable(self.root)}",
                 )
             parts = path[len(root) :].split(b"/")
         else:
@@ -110,7 +110,7 @@ class LocalFiles:
 
 
 def _failed(error: TransferError) -> InfrastructureError:
-    return InfrastructureError(str(error), hint="nothing half-copied bears its name; cure that and copy again")
+    return InfrastructureError(str(error), hint="repair that and copy again; no incomplete file has a final name")
 
 
 def across(tree: Tree, dest: bytes, *, alone: bool = False) -> Counts:
@@ -205,7 +205,7 @@ def _trees(place: Place, sources: Sequence[Path], remote: str, exclude: Sequence
         try:
             tree = scan(os.fsencode(source), exclude=exclude)
         except TransferError as error:
-            raise UsageError(str(error), hint="nothing was sent; --exclude leaves it out") from None
+            raise UsageError(str(error), hint="skip it with --exclude; nothing was sent") from None
         wanted = os.fsencode(remote) + (b"/" + tree.name if into else b"")
         found.append((tree, place.below(wanted)))
     return found

@@ -47,7 +47,7 @@ def _sources(folder: Traversable, path: str) -> Iterator[tuple[str, Traversable]
 
 
 def build_zip() -> bytes:
-    """Returns the bundle as a reproducible, runnable zip."""
+    """Returns the bundle as a reproducible, runnable zip for ``PYTHONPATH``."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in contents().items():
@@ -125,7 +125,7 @@ def code_tree(spec: JobSpec, *, skip: Path) -> Tree:
         for folder in spec.code_folders:
             path = Path(folder).expanduser()
             if not path.is_dir():
-                raise UsageError(f"$.code: {folder!r} is no folder", hint="give a folder of this machine")
+                raise UsageError(f"$.code: {folder!r} is not a folder", hint="give a folder of this machine")
             trees.append(scan(os.fsencode(path), exclude=spec.code_exclude, skip=os.fsencode(skip)))
         return merged(trees)
     except TransferError as error:

@@ -46,7 +46,7 @@ class SlotPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterPlan(PodSource, frozen=True, kw_only=True):
-    """Location of an attempt in a cluster.
+    """Location of an attempt in a cluster: its pods and their parent object.
 
     Attributes:
         excluded: Avoided nodes besides the spec's.
@@ -65,7 +65,7 @@ class ClusterPlan(PodSource, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Plan of one attempt, made without side effects.
+    """Plan of one attempt. Creating a plan has no side effects.
 
     Attributes:
         env: The spec's variables.
@@ -121,7 +121,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return {**self.env, **self.role_env.get(role, {})}
 
     def without(self, roles: Collection[str]) -> Plan:
-        """Returns the plan without roles that have succeeded."""
+        """Returns the plan without these roles, which have already succeeded."""
         cluster = self.cluster.without(roles) if self.cluster is not None else None
         slots = tuple(one for one in self.slots if one.role not in roles)
         return msgspec.structs.replace(self, slots=slots, cluster=cluster, left_out=tuple(roles))
@@ -132,7 +132,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, slots=slots)
 
     def size_text(self, spec: JobSpec) -> str:
-        """Describes nodes and ranks of each role."""
+        """Describes the size: nodes and ranks of each role; no ranks outside the world."""
         found = []
         for part in spec.parts:
             count = sum(slot.role == part.name for slot in self.slots)
@@ -141,7 +141,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(found)
 
     def document(self) -> dict[str, Any]:
-        """Returns plain data with possible secrets masked."""
+        """Returns the plan as plain data, with possible secrets masked."""
         slots, spare = _masked_slots(self.slots), _masked_slots(self.spare)
         own = {role: _masked_env(env) for role, env in self.role_env.items()}
         plan = msgspec.structs.replace(self, slots=slots, spare=spare, env=_masked_env(self.env), role_env=own)
@@ -151,7 +151,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return document
 
     def row(self) -> dict[str, Any]:
-        """Returns the plan for storage, without the job's variables."""
+        """Returns the plan for storage, without the job's variables, which the spec holds."""
         stored: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, env={}, role_env={}, objects=()))
         return stored
 
@@ -166,7 +166,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def variables(spec: JobSpec) -> dict[str, Any]:
-    """Returns the spec's variables as fields of a plan."""
+    """Returns the variables of job and roles as fields ``env`` and ``role_env`` of a plan."""
     spec = referring(spec)
     return {
         "env": dict(spec.env),
@@ -175,7 +175,7 @@ def variables(spec: JobSpec) -> dict[str, Any]:
 
 
 def referred_words(spec: JobSpec) -> dict[str, str]:
-    """Maps secret arguments of commands to placeholders."""
+    """Maps secret arguments of a job's commands to their placeholders."""
     found = {pointer: one for pointer, one in secrets_of(spec).items() if "/command/" in pointer}
     return {one.text: secret_reference(pointer, one.label) for pointer, one in found.items()}
 

@@ -71,7 +71,7 @@ class SuspensionState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backend(Protocol):
-    """Starts and stops slots. All methods but ``plan`` are repeatable.
+    """Starts and stops slots. All methods but ``plan`` are safe to repeat.
 
     Attributes:
         strategy: Default strategy.
@@ -108,7 +108,7 @@ class Backend(Protocol):
         ...
 
     def submit(self, plan: Plan, *, cancellation: Cancellation | None = None) -> tuple[int, ...]:
-        """Starts the never started slots and returns their numbers."""
+        """Starts the slots that were never started and returns their numbers."""
         ...
 
     def adopt(self, plan: Plan) -> None:
@@ -116,7 +116,7 @@ class Backend(Protocol):
         ...
 
     def start_again(self, plan: Plan, slot: int) -> None:
-        """Starts one unstarted slot, unless the platform does.
+        """Starts one unstarted slot as planned, unless the platform does.
 
         Raises:
             InfrastructureError: The slot cannot be started.
@@ -175,7 +175,7 @@ class Backend(Protocol):
         ...
 
     def release(self) -> None:
-        """Releases resources needed only during an attempt."""
+        """Releases resources that are needed only while an attempt runs."""
         ...
 
 
@@ -190,7 +190,7 @@ class VerdictPublishingBackend(Backend, Protocol):
 
 @runtime_checkable
 class NodeReportingBackend(Backend, Protocol):
-    """A backend whose platform monitors nodes and accepts reports about them."""
+    """A backend whose platform monitors nodes and accepts reports about failed ones."""
 
     def report_node(self, plan: Plan, node: str, verdict: RunVerdict) -> str | None:
         """Reports a verdict about a node; returns a message on failure. Repeatable."""

@@ -28,7 +28,7 @@ BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 
 
 def backend_for(spec: JobSpec) -> Backend:
-    """Returns a new backend for one run.
+    """Returns a new backend for one run of this job.
 
     Raises:
         Refused: No such backend.

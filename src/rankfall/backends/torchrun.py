@@ -65,11 +65,11 @@ _OURS: Final = "leave it out: Rankfall sets it for each slot"
 _HINTS: Final[Mapping[str, str]] = {
     "nnodes": "give it to Rankfall: rankfall run --nnodes N -- torchrun ...",
     "nproc-per-node": "give it to Rankfall: rankfall run --nproc-per-node N -- torchrun ...",
-    "max-restarts": "Rankfall restarts the whole gang itself: rankfall run --max-restarts N -- torchrun ...",
-    "rdzv-id": "leave it out: each attempt gets an id of its own",
-    "rdzv-endpoint": "leave it out: a free port is kept for each attempt",
-    "master-port": "leave it out: a free port is kept for each attempt",
-    "standalone": "leave it out: Rankfall makes the rendezvous of all nodes itself",
+    "max-restarts": "give it to Rankfall, which restarts the whole gang: rankfall run --max-restarts N -- torchrun ...",
+    "rdzv-id": "leave it out: each attempt gets a new id",
+    "rdzv-endpoint": "leave it out: each attempt gets a free port",
+    "master-port": "leave it out: each attempt gets a free port",
+    "standalone": "leave it out: Rankfall sets up the rendezvous of all nodes",
 }
 
 
@@ -223,5 +223,5 @@ def _same(name: str, value: str, ours: str) -> bool:
 
 
 def job_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the inherited environment with the job's variables."""
+    """Returns the inherited environment overridden by the job's variables."""
     return {**os.environ, **env}

@@ -47,12 +47,12 @@ SETTINGS: Final[dict[str, Any]] = {
     # All flags accept underscores, as torchrun does.
     "token_normalize_func": lambda token: token.replace("_", "-"),
 }
-HELP: Final = """Runs a multi-node training job and says which rank fell first, why, and on which node.
+HELP: Final = """Runs a multi-node training job and shows which rank failed first, why, and on which node.
 
 \b
   rankfall run --nnodes 2 --nproc-per-node 2 train.py --lr 1e-3
   rankfall why                 the newest run
-  rankfall why logs/           any pile of log files
+  rankfall why logs/           any folder or files of logs
   some-command | rankfall why -
 """
 
@@ -88,7 +88,7 @@ class LazyGroup(click.Group):
 
             near = difflib.get_close_matches(args[0], VERBS, n=2)
             meant = f" Did you mean {' or '.join(near)}?" if near else ""
-            ctx.fail(f"There is no verb {args[0][:60]!r}.{meant}")
+            ctx.fail(f"There is no command {args[0][:60]!r}.{meant}")
         name, found, rest = super().resolve_command(ctx, args)
         return name, load(name) if name and found else found, rest
 
@@ -157,7 +157,7 @@ def run(argv: Sequence[str]) -> int:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             said = _report(
-                "stdout cannot take more: no space left on its device", "free space, or write to another place", DEFECT
+                "cannot write to stdout: no space left on its device", "free space, or write to another place", DEFECT
             )
             return _leave(said, argv)
         return _leave(_defect(error), argv)

@@ -113,12 +113,12 @@ def goes_on(directory: RunDir) -> str:
     if state in FINAL_STATES:
         return f"{run} is over: {state}"
     if directory.foreign is not None:
-        return f"{directory.foreign.target.label} goes on"
+        return f"{directory.foreign.target.label} continues"
     if read_cancel(directory.path) is not None:
-        return f"{run} is being cancelled. Come back: rankfall attach {run}"
+        return f"{run} is being cancelled. To watch it: rankfall attach {run}"
     if not directory.spec.unattended and directory.lease_holder() is None:
-        return f"{run} goes on, but nobody supervises it now. Take it over: rankfall attach {run}; end it: rankfall cancel {run}"
-    return f"{run} goes on. Come back: rankfall attach {run}; end it: rankfall cancel {run}"
+        return f"{run} continues, but has no supervisor now. To supervise it: rankfall attach {run}; to end it: rankfall cancel {run}"
+    return f"{run} continues. To watch it: rankfall attach {run}; to end it: rankfall cancel {run}"
 
 
 class _SignalError(BaseException):

@@ -51,16 +51,18 @@ def target_argument(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def place_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds ``-n``, ``--context``, ``--kubeconfig`` and ``--no-exec`` for such a job."""
-    function = click.option("--no-exec", is_flag=True, help="Of KIND/NAME: do not look into its pods for the ranks.")(
+    function = click.option("--no-exec", is_flag=True, help="Of KIND/NAME: run no command in its pods to find ranks.")(
         function
     )
-    function = click.option("--kubeconfig", metavar="FILE", help="Of KIND/NAME; default: as kubectl finds it.")(
+    function = click.option(
+        "--kubeconfig", metavar="FILE", help="Kubeconfig for KIND/NAME; default: as kubectl finds it."
+    )(function)
+    function = click.option("--context", metavar="NAME", help="Context for KIND/NAME; default: the current one.")(
         function
     )
-    function = click.option("--context", metavar="NAME", help="Of KIND/NAME; default: the current one.")(function)
-    return click.option("-n", "--namespace", metavar="NAME", help="Of KIND/NAME; default: that of the context.")(
-        function
-    )
+    return click.option(
+        "-n", "--namespace", metavar="NAME", help="Namespace of KIND/NAME; default: that of the context."
+    )(function)
 
 
 def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,7 +73,7 @@ def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(where=Where(context=context, kubeconfig=kubeconfig), **rest)
 
     made = click.option("--kubeconfig", metavar="FILE", help="Default: as kubectl finds it.")(with_where)
-    return click.option("--context", metavar="NAME", help="Of the kubeconfig; default: the current one.")(made)
+    return click.option("--context", metavar="NAME", help="Context of the kubeconfig; default: the current one.")(made)
 
 
 def health_config_option(function: F) -> F:
@@ -81,7 +83,7 @@ def health_config_option(function: F) -> F:
         envvar="RANKFALL_HEALTH_CONFIG",
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="FILE",
-        help="Policy and rules of node health, as TOML; default: $RANKFALL_HEALTH_CONFIG, else the packaged ones.",
+        help="TOML file with policy and rules of node health; default: $RANKFALL_HEALTH_CONFIG, else the packaged ones.",
     )(function)
 
 
@@ -91,7 +93,7 @@ def max_bytes(function: F) -> F:
         "--max-bytes",
         metavar="SIZE",
         callback=lambda ctx, param, value: parse_size(value, flag="--max-bytes") if value else None,  # noqa: ARG005 - click's signature
-        help="Show at most so much output, as 10M; all of it is kept.",
+        help="Maximum output to show, as 10M; the run stores all of it.",
     )(function)
 
 

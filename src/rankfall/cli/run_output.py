@@ -150,7 +150,7 @@ def _size(text: str | bytes) -> int:
 def spent_text(directory: RunDir) -> str:
     """Returns the message for a reached ``--max-bytes``."""
     file = f", {directory.path / ALL_RANKS} (at the run's end)" if directory.foreign is None else ""
-    return f"--max-bytes is reached, no more output is shown; all is kept: rankfall logs {directory.id}{file}"
+    return f"--max-bytes is reached, so the output ends here; all of it: rankfall logs {directory.id}{file}"
 
 
 def as_data(line: Line) -> dict[str, object]:
@@ -276,7 +276,7 @@ class UnknownRanks(msgspec.Struct, frozen=True, kw_only=True):
         """Message before the lines."""
         more = f" (of the first {_SLOTS})" if len(self.slots) > _SLOTS else ""
         named = f"slot {self.slots[0]}" if len(self.slots) == 1 else f"slots {formatting.ranks(self.slots)}"
-        return f"the ranks of {named} never became known; the last lines there{more}, rank unknown:"
+        return f"the ranks of {named} are unknown; last lines of any rank there{more}:"
 
 
 def unknown_ranks(directory: RunDir) -> UnknownRanks | None:

@@ -241,7 +241,7 @@ class Session:
             self._viewer.stop_printing()
             console.close_quietly()
             if not isinstance(error, BrokenPipeError):
-                console.say(f"rankfall: stdout takes no more ({error.strerror}); the record has everything")
+                console.say(f"rankfall: cannot write to stdout ({error.strerror}); the run directory has all output")
             if final is not None:
                 self._viewer.finish(final)
         return True
@@ -269,7 +269,7 @@ class Session:
         self._announced = True
         if read_cancel(self._directory.path) is None:
             console.say(
-                f"rankfall: nobody supervised {self._directory.id}: this process does now, and SIGTERM to it cancels the run"
+                f"rankfall: {self._directory.id} had no supervisor: this process supervises it now, and SIGTERM to it cancels the run"
             )
 
     def _leave(self) -> bool:
@@ -309,7 +309,7 @@ class Session:
         elif answer not in {"d", None}:
             self._asked = 0
             signals.forget()
-            console.say("rankfall: going on")
+            console.say("rankfall: continuing")
         return answer in {"d", None}
 
     def _left_by(self, number: int) -> bool:
@@ -319,7 +319,7 @@ class Session:
     def _ask(self) -> str | None:
         """Prompts; None = Ctrl-C again or no terminal; "t" = SIGTERM."""
         sys.stderr.write(
-            f"\nrankfall: detach and leave {self._directory.id} running (d), cancel it (c), or go on (Enter)? "
+            f"\nrankfall: detach and leave {self._directory.id} running (d), cancel it (c), or continue (Enter)? "
         )
         sys.stderr.flush()
         count = self._signals.interrupts
@@ -356,7 +356,7 @@ class Session:
             finally:
                 if self._own is not None:
                     self._own.control.cancel(reason)
-                console.say(f"rankfall: cancelling {self._directory.id}; Ctrl-C leaves it to finish alone")
+                console.say(f"rankfall: cancelling {self._directory.id}; Ctrl-C exits while the cancel continues")
 
     def _detach(self) -> Outcome | None:
         if self._own is not None:

@@ -81,11 +81,11 @@ def resolve_target(name: str | None, *, where: Where = NOWHERE) -> RunDir:
         if where.given:
             raise UsageError(
                 "-n, --context, --kubeconfig and --no-exec are for a job that Rankfall did not start",
-                hint=f"a run knows its cluster; of another job give KIND/NAME: {', '.join(FOREIGN_KINDS)}",
+                hint=f"leave them out: a run knows its cluster; name another job as KIND/NAME: {', '.join(FOREIGN_KINDS)}",
             )
         if name is not None and _TARGET.fullmatch(name):
             raise UsageError(
-                f"{name[:200]!r} is of no kind that is known here", hint=f"known: {', '.join(FOREIGN_KINDS)}"
+                f"{name[:200]!r} has an unknown kind", hint=f"use one of these kinds: {', '.join(FOREIGN_KINDS)}"
             )
         return one_run(name)
     from rankfall.backends.foreign.targets import open_target  # noqa: PLC0415 - loads Kubernetes
@@ -132,7 +132,7 @@ def as_it_is(directory: RunDir) -> RunDir:
     except LockHeld:
         pass
     except RankfallError as error:
-        console.say(f"rankfall: as it was seen last, because it cannot be asked now: {error.message}")
+        console.say(f"rankfall: cannot query the job now; this is its last recorded state: {error.message}")
     return directory
 
 
@@ -147,8 +147,8 @@ def one_run(name: str | None, *, quiet: bool = False) -> RunDir:
     if name is not None:
         if (target := parse_target(name)) is not None:
             raise Refused(
-                f"{target.label} is no run of Rankfall's, and is only looked at",
-                hint=f"rankfall logs, status and why {target.label} do; kubectl, or the tool that made it, changes it",
+                f"{target.label} is not a run of Rankfall, so Rankfall only reads it",
+                hint=f"use rankfall logs, status or why {target.label}; to change it, use kubectl or the tool that created it",
             )
         return RunDir.open(folder, name)
     found = list_runs(folder)

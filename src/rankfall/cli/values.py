@@ -171,7 +171,7 @@ def parse_env(texts: Iterable[str], *, environ: Mapping[str, str]) -> dict[str, 
     for text in texts:
         key, equals, value = text.partition("=")
         if not key:
-            raise UsageError("--env: there is no name before the =", hint="allowed: --env NAME=VALUE, or --env NAME")
+            raise UsageError("--env: the name before the = is missing", hint="allowed: --env NAME=VALUE, or --env NAME")
         if not equals and key not in environ:
             raise UsageError(
                 f"--env {key[:60]}: there is no such variable here", hint=f"give a value: --env {key[:60]}=VALUE"

@@ -32,6 +32,8 @@ _FOLLOW_S: Final = 0.05
 _LINGER_S: Final = 5.0
 # Seconds without a supervisor; another may take over.
 _ALONE_S: Final = 5.0
+# Texts for answers of an unattended job that did not end or stop.
+_STATES: Final = {"going": "it still runs", "unknown": "its state in the cluster is unknown"}
 
 
 class Run:
@@ -179,8 +181,8 @@ class Run:
                 alone_since = time.monotonic()
             elif time.monotonic() - alone_since > _ALONE_S:
                 raise EvidenceLost(
-                    f"nobody supervises run {self.id}, so it cannot come to its end",
-                    hint=f"rankfall attach {self.id}, or Run.resume()",
+                    f"run {self.id} has no supervisor, so nothing can finish it",
+                    hint=f"run rankfall attach {self.id}, or call Run.resume()",
                 )
             await asyncio.sleep(_POLL_S)
 
@@ -268,8 +270,8 @@ class Run:
             answer = await asyncio.to_thread(steering.cancel, self.directory, reason=reason, say=said.append)
             if answer != "gone":
                 raise InfrastructureError(
-                    f"{self.id} was asked to end and is {answer}{f': {said[-1]}' if said else ''}",
-                    hint="ask again: Run.cancel()",
+                    f"{self.id} was cancelled, but {_STATES[answer]}{f': {said[-1]}' if said else ''}",
+                    hint="call Run.cancel() again",
                 )
             return await recorder
         finally:
@@ -285,7 +287,7 @@ class Run:
             answer = await asyncio.to_thread(steering.suspend, self.directory, reason=reason)
             if answer in {"going", "unknown"}:
                 raise InfrastructureError(
-                    f"{self.id} was asked to stand still and is {answer}", hint="ask again: rankfall suspend"
+                    f"{self.id} was suspended, but {_STATES[answer]}", hint="run rankfall suspend again"
                 )
             while True:
                 state = await asyncio.to_thread(self._state)

@@ -77,12 +77,12 @@ class ProblemReporter:
         now = self._clock()
         since, reported_at = self._full or (now, now)
         if self._full is None:
-            self._tell(f"what comes from the cluster cannot be stored: {error_text(error)}; it is tried again")
+            self._tell(f"cannot store data from the cluster: {error_text(error)}; trying again")
         elif now - reported_at >= FULL_AGAIN_S:
             reported_at = now
             self._tell(
-                f"nothing can be stored for {now - since:.0f} s now, so no line is shown: {error_text(error)}; free space: "
-                "what the cluster still has is fetched again then"
+                f"nothing could be stored for {now - since:.0f} s, so new lines do not appear: {error_text(error)}; free space: "
+                "then Rankfall fetches what the cluster still has"
             )
         self._full = (since, reported_at)
 
@@ -90,7 +90,9 @@ class ProblemReporter:
         """Reports that storing works again."""
         if self._full is not None:
             since, self._full = self._full[0], None
-            self._tell(f"storing goes on after {self._clock() - since:.0f} s: what the cluster still has is fetched")
+            self._tell(
+                f"storing continues after {self._clock() - since:.0f} s: Rankfall fetches what the cluster still has"
+            )
 
     def over(self, name: str) -> None:
         """Marks a problem as ended."""

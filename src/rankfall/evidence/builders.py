@@ -20,7 +20,7 @@ _NS: Final = 1_000_000_000
 
 
 def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | None) -> Evidence:
-    """Returns the evidence of a recorded exception."""
+    """Returns the evidence of an exception that a rank recorded."""
     error = record.error
     types = error.types if error else ()
     chain = error.chain if error else ()
@@ -78,7 +78,7 @@ def of_finding(
     attempt: int | None,
     round_number: int | None = None,
 ) -> Evidence:
-    """Returns the evidence of a line or traceback.
+    """Returns the evidence of a line or traceback in a stream.
 
     The stream's rank precedes one in the line.
     """
@@ -118,7 +118,7 @@ def of_finding(
 
 
 def of_rank_end(facts: RankFacts, *, attempt: int | None, unattended: bool = False) -> Evidence | None:
-    """Returns the evidence of a rank's end, unless successful.
+    """Returns the evidence of a rank's end; None for a plain success.
 
     In an ``unattended`` run no outside process sends signals.
     """
@@ -154,7 +154,7 @@ def of_rank_end(facts: RankFacts, *, attempt: int | None, unattended: bool = Fal
 
 
 def of_slot_signal(record: Record, *, name: str) -> Evidence | None:
-    """Returns the evidence of another sender's signal to the slot's wrapper."""
+    """Returns the evidence of a signal that another sender sent to the slot's wrapper; else None."""
     info = record.exit
     if record.kind != "kill" or info is None or info.how != "received" or info.ours:
         return None
@@ -178,7 +178,7 @@ def of_slot_signal(record: Record, *, name: str) -> Evidence | None:
 
 
 def of_oom(facts: RankFacts | None, slot: SlotFacts | None, *, kills: int, where: str, attempt: int | None) -> Evidence:
-    """Returns the evidence of a risen cgroup OOM counter at a killed rank."""
+    """Returns the evidence of a risen cgroup OOM counter while this rank (or a process of the slot) was killed."""
     place = facts or slot
     number = slot.slot if slot else facts.slot if facts else None
     return Evidence(
@@ -202,7 +202,7 @@ def of_oom(facts: RankFacts | None, slot: SlotFacts | None, *, kills: int, where
 
 
 def of_kernel(line: KernelLine, facts: RankFacts, *, attempt: int | None) -> Evidence:
-    """Returns the evidence of a kernel line about a rank's process."""
+    """Returns the evidence of a kernel line that names a rank's process."""
     signature = line.hit.signature
     return Evidence(
         id=digest("kernel", line.at // 1000, line.text),

@@ -21,7 +21,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
-    """Start of a rank's process.
+    """Facts from the start of a rank's process.
 
     ``at`` in nanoseconds since the epoch by one clock; None counts as late.
     """
@@ -34,7 +34,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rounds_of(seats: Mapping[K, Seat]) -> dict[K, int]:
-    """Returns the round of each process, from 0."""
+    """Returns the round of each process, from 0, in order of their starts."""
     found: dict[K, int] = {}
     number, held = 0, _Round()
     for key, seat in sorted(seats.items(), key=lambda item: (item[1].at is None, item[1].at or 0, item[1].rank)):
@@ -141,14 +141,14 @@ class Facts:
                 self._reported_ranks[reported.rank] = (reported, slot, where)
 
     def add_step(self, process: Process, step: int, phase: str | None, *, at: int | None = None) -> None:
-        """Sets a process's last step, and its time."""
+        """Sets the last step that a process reported, and its time by the process's clock."""
         held = self._steps.get(process)
         if held is None or held[:2] != (step, phase):
             self._steps[process] = (step, phase, at)
             self._rank_facts = None
 
     def step_of(self, process: Process) -> int | None:
-        """Returns a process's last step."""
+        """Returns the last step that a process reported."""
         held = self._steps.get(process)
         return held[0] if held else None
 
@@ -158,7 +158,7 @@ class Facts:
         self._rank_facts = None
 
     def set_finished(self, *, slot: int, ordinal: int, by: str, done: bool) -> None:
-        """Sets whether a stream states that its work is complete."""
+        """Sets whether the text of a process's stream states that its work is complete."""
         said = self._finished.setdefault((slot, ordinal), set())
         if (by in said) != done:
             (said.add if done else said.discard)(by)
@@ -194,7 +194,7 @@ class Facts:
         self._rank_facts = None
 
     def rank_of(self, slot: int | None, pid: int | None) -> int | None:
-        """Returns a process's global rank by its start record, or None."""
+        """Returns the global rank of a process by its start record; None if unknown."""
         held = self._starts.get((slot, pid))
         return held[0].rank if held else None
 
@@ -204,7 +204,7 @@ class Facts:
         return held[0] if held else None
 
     def explains_exit(self, record: Record) -> bool:
-        """True if an error record explains its process's end, unlike a caught ``sys.exit``."""
+        """True if an error record explains its process's end; a caught ``sys.exit`` ended nothing."""
         asked = record.error.exit_code if record.error else None
         if asked is None:
             return True
@@ -317,14 +317,14 @@ class Facts:
         return "foreign"
 
     def _was_signalled(self, key: Process) -> bool:
-        """True if its slot received an outside signal before its end."""
+        """True if its slot received a signal from outside before it ended."""
         at = self._signalled.get(key[0])
         end = self._ends.get(key)
         ended = end[0].at_ns if end is not None else None
         return at is not None and (ended is None or ended >= at)
 
     def _signal_was_ours(self, slot: int | None) -> bool:
-        """True if the first outside signal followed Rankfall's stop, within clock accuracy."""
+        """True if the first signal from outside came after Rankfall's stop, within the clock's accuracy."""
         at = self._signalled.get(slot)
         if not at or self._stop_at is None:
             return False
@@ -363,7 +363,7 @@ class Facts:
         self.slots[slot] = held
 
     def _clock(self, found: Found) -> None:
-        """Bounds this slot's clock error by a record's time and its file's."""
+        """Bounds the error of this slot's clock: the writer sets a record's time right before the file system does."""
         record = found.record
         if self._here and record.at_ns is not None and record.kind in {"slot_start", "start"}:
             self.clocks.written(record.slot, record.at_ns, found.mtime)

@@ -38,14 +38,14 @@ class NodeClocks:
         self._late: dict[int | None, int] = {}
 
     def came(self, slot: int | None, delay_ns: int) -> None:
-        """Adds the least delay from a slot's timestamp to its arrival."""
+        """Adds the least delay between the timestamp of a slot's data and its arrival here."""
         self._forget()
         held = self._fine.get(slot)
         fine = Bound(-delay_ns, None)
         self._fine[slot] = fine if held is None else held.meet(fine)
 
     def written(self, slot: int | None, at: int, arrived: int) -> None:
-        """Adds a writer's timestamp and the file system's right after it."""
+        """Adds a writer's timestamp and the file system's ``arrived`` right after it, by this machine's clock."""
         # The writer may have been suspended in between: the greatest lower bound counts; the write may take half a
         # second.
         lo = at - arrived
@@ -55,23 +55,23 @@ class NodeClocks:
             self._forget()
 
     def proved(self, slot: int, ahead: Bound) -> None:
-        """Replaces the bound that the slot's objects prove."""
+        """Sets the bound that timestamps on the slot's objects prove; replaces the earlier one."""
         if self._coarse.get(slot) != ahead:
             self._coarse[slot] = ahead
             self._forget()
 
     def proved_of_node(self, node: str, ahead: Bound) -> None:
-        """Replaces the bound that a node's objects prove."""
+        """Sets the bound that timestamps on a node's objects prove; replaces the earlier one."""
         if self._nodes.get(node) != ahead:
             self._nodes[node] = ahead
             self._forget()
 
     def placed(self) -> None:
-        """Combines the slots again, when their nodes become known."""
+        """Combines the slots by node again, because the nodes of slots became known."""
         self._forget()
 
     def server(self, ahead: Bound) -> None:
-        """Sets the API server's clock offset."""
+        """Sets how far the API server's clock is ahead."""
         self._server = ahead
 
     def ahead(self, slot: int | None) -> Bound:
@@ -100,14 +100,14 @@ class NodeClocks:
         return at - (self.ahead(slot).middle or 0)
 
     def off(self) -> Mapping[int, Bound]:
-        """Returns slots whose clock is not local."""
+        """Returns slots whose clock does not count as local."""
         if self._off is None:
             slots = {slot for slot in (*self._fine, *self._coarse) if slot is not None}
             self._off = {slot: ahead for slot in sorted(slots) if (ahead := self.ahead(slot)) is not EXACT}
         return self._off
 
     def retimed(self, facts: Sheet) -> Sheet:
-        """Returns the facts with times by this machine's clock."""
+        """Returns the facts with times by this machine's clock, as well as possible."""
         if facts.slot not in self.off():
             return facts
         started, ended = self._times(facts.slot, facts.started_at, facts.ended_at)
@@ -117,7 +117,7 @@ class NodeClocks:
         return [None if at is None else self.ours(slot, at) for at in times]
 
     def table(self) -> tuple[SlotClock, ...]:
-        """Returns all clocks that are not local."""
+        """Returns all clocks that do not count as local, for a case."""
         rows = [SlotClock(slot, ahead) for slot, ahead in self.off().items()]
         server = self._server
         ours = (server.lo is None or server.lo <= _GOOD) and (server.hi is None or server.hi >= -_GOOD)

@@ -57,8 +57,8 @@ def open_device(path: Path = DEVICE, *, boot_id: Path = BOOT_ID) -> Opened:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise EvidenceLost(
-            f"cannot read the kernel's log {path}: {error}",
-            hint="it needs CAP_SYSLOG and the device itself; rankfall controller manifests gives the agent both",
+            f"cannot read the kernel log {path}: {error}",
+            hint="give the process CAP_SYSLOG and the device; the manifests of rankfall controller manifests do so for the agent",
         ) from None
     return Opened(fd, boot)
 
@@ -77,7 +77,7 @@ def open_socket(path: Path) -> Opened:
         except OSError as error:
             raise EvidenceLost(
                 f"cannot read records from the socket {path}: {error}",
-                hint="it must be AF_UNIX, SOCK_SEQPACKET, and give its boot id first",
+                hint="use a socket of AF_UNIX and SOCK_SEQPACKET that sends its boot id first",
             ) from None
         connection.setblocking(False)
         return Opened(connection.detach(), boot)
@@ -86,7 +86,9 @@ def open_socket(path: Path) -> Opened:
 def _boot(text: str, *, where: str) -> str:
     boot = text.strip()
     if not _BOOT.fullmatch(boot):
-        raise EvidenceLost(f"{where} gives no boot id but {boot[:80]!r}", hint="it must be as 060af334-3f16-446a-8c45")
+        raise EvidenceLost(
+            f"{where} sent no boot id but {boot[:80]!r}", hint="send a boot id such as 060af334-3f16-446a-8c45"
+        )
     return boot
 
 

@@ -46,7 +46,7 @@ class Kube(Objects):
 
     @property
     def server_ahead(self) -> Bound:
-        """Bounds of the server's clock offset."""
+        """Bounds of the server's clock offset from all answers."""
         return self._transport.clock.ahead
 
     async def __aenter__(self) -> Self:
@@ -96,7 +96,7 @@ class Kube(Objects):
         head_timeout: float | None = None,
         repeat: bool = True,
     ) -> AsyncIterator[BodyStream]:
-        """Like ``stream``, for sequential reading: logs."""
+        """Like ``stream``, with its arguments and errors, for sequential reading: logs."""
         request = Request(
             "GET", path, verb=verb, what=what or path, risk=Risk.READ, params=pairs(params), repeat=repeat
         )

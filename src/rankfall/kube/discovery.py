@@ -47,7 +47,7 @@ class Cache:
             return None
 
     def put(self, name: str, digest: str, schemas: Schemas) -> None:
-        """Stores schemas atomically."""
+        """Stores schemas atomically: a reader never sees a partial file."""
         if self._folder is None:
             return
         with contextlib.suppress(OSError):
@@ -102,12 +102,12 @@ class Served:
         return self.version >= (1, minor)
 
     def versions(self, group: str) -> tuple[str, ...]:
-        """Returns a group's served versions, most stable and newest first."""
+        """Returns a group's served versions, most stable and newest first; empty if missing."""
         pairs = (name.rpartition("/")[::2] for name in self.group_versions)
         return tuple(sorted((version for found, version in pairs if found == group), key=_order))
 
     def serves(self, resource: Resource) -> bool:
-        """True if the server has this resource.
+        """True if the server has this resource in this version.
 
         Raises:
             KubeError: Group version not requested from ``discover``.
@@ -144,12 +144,12 @@ class Served:
         if api_version not in self.group_versions:
             raise KubeError(
                 f"the server does not serve {api_version}, which {kind or 'the manifest'} needs",
-                hint="its controller may not be installed in this cluster, or in another version",
+                hint="check that its controller is installed in this cluster, in a version that serves it",
             )
         if self._plain:
             raise KubeError(
-                f"this server ({_label(self.version)}) does not say which fields of {kind} it knows",
-                hint="Kubernetes 1.24 and later do",
+                f"this server ({_label(self.version)}) does not publish the fields of {kind} that it knows",
+                hint="use Kubernetes 1.24 or later",
             )
         schemas = self._asked(self._schemas, api_version)
         group, _, version = api_version.rpartition("/")
@@ -160,7 +160,9 @@ class Served:
 
     def _asked(self, found: Mapping[str, Any], api_version: str) -> Any:
         if api_version not in found:
-            raise KubeError(f"nobody asked the server about {api_version}", hint="name a resource of it to discover()")
+            raise KubeError(
+                f"the resources of {api_version} were not queried", hint="name a resource of it to discover()"
+            )
         return found[api_version]
 
 
@@ -191,7 +193,7 @@ async def discover(kube: Kube, resources: Iterable[Resource], *, cache: Path | N
         else:
             raise KubeError(
                 f"the server's schema of {name} changes faster than it can be read",
-                hint="it is starting, or a controller is being installed; try again",
+                hint="try again: the server is starting, or a controller is being installed",
             )
     return Served(version, index, schemas=schemas)
 

@@ -19,11 +19,11 @@ from rankfall.model import InfrastructureError
 
 
 class KubeError(InfrastructureError):
-    """Base class of these errors."""
+    """Base class of all errors of the Kubernetes client."""
 
 
 class KubeConfigError(KubeError):
-    """Missing, broken or unsupported kubeconfig."""
+    """The kubeconfig is missing, broken, contradictory or unsupported."""
 
 
 class CredentialsError(KubeError):
@@ -92,7 +92,7 @@ class Conflict(ApiError):  # noqa: N818 - Kubernetes's term
 
     @property
     def already_exists(self) -> bool:
-        """True if an object of this name exists."""
+        """True if an object of this name already exists."""
         return self.reason == "AlreadyExists"
 
 
@@ -129,5 +129,5 @@ _SERVER_SIDE: Final = 500
 
 
 def error_class(status: int) -> type[ApiError]:
-    """Returns the class for an HTTP status."""
+    """Returns the class for an HTTP status or a Status object's ``code``."""
     return _BY_STATUS.get(status, ServerError if status >= _SERVER_SIDE else ApiError)

@@ -48,7 +48,7 @@ class Complaint(msgspec.Struct, frozen=True):
 
 
 def complaint(piece: bytes) -> Complaint | None:
-    """Returns the kubelet's message after a body's last LF, or None."""
+    """Returns the kubelet's message at the end of a body, or None."""
     if not piece or len(piece) > MAX_COMPLAINT or b"\n" in piece or STAMP.match(piece):
         return None
     for kind, pattern in _COMPLAINTS:

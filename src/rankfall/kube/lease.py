@@ -73,7 +73,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HolderIdle:
-    """Detects an idle holder by a clock that never runs backward.
+    """Detects an idle holder, by seconds of any clock that never runs backward.
 
     ``moved`` is True if the record changed: the holder lives.
     """
@@ -84,7 +84,7 @@ class HolderIdle:
         self._since = 0.0
 
     def see(self, record: LeaseRecord, *, now: float) -> bool:
-        """True if the lease is free or was not renewed for its duration."""
+        """True if the holder was silent for the lease's duration, or the lease is free."""
         # Without the version: others' label changes do not prove that the holder lives.
         sign = (record.holder, record.renewed, record.transitions, record.uid)
         if sign != self._seen:
@@ -126,7 +126,7 @@ _TRIES: Final = 3
 
 
 def boot_clock() -> float:
-    """Returns seconds since boot, including sleep."""
+    """Returns seconds since boot, including time in which the machine slept."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -174,11 +174,11 @@ class LeaseLock:
         return self._record
 
     def firm(self) -> bool:
-        """True if no other process can hold the lease now."""
+        """True if no other process can hold the lease now, after a recent renewal."""
         return self._record is not None and self._clock() < self._firm_until
 
     async def look(self, kube: Kube) -> LeaseRecord | None:
-        """Returns the current lease, or None.
+        """Returns the current lease; None if it does not exist.
 
         Raises:
             LeaseLost: The lease has foreign labels.
@@ -190,9 +190,9 @@ class LeaseLock:
             return None
         if any(found.labels.get(key) != value for key, value in self._labels.items()):
             raise LeaseLost(
-                f"{self._label} is not of this run (held by {excerpt(found.holder) or 'nobody'})",
+                f"{self._label} is not of this run (holder: {excerpt(found.holder) or 'none'})",
                 record=found,
-                hint="it was left alone; give the job another name",
+                hint="give the job another name; this one was not changed",
             )
         return found
 
@@ -223,11 +223,11 @@ class LeaseLock:
             self._owners = self._owners if owners is None else owners
             for _ in range(_TRIES):
                 if self._record is None:
-                    raise LeaseLost(f"{self._label} is not held by this process any more", record=None)
+                    raise LeaseLost(f"{self._label} is lost: this process no longer has it", record=None)
                 if await self._write(kube, self._record, {"renewTime": stamp(time.time_ns())}):
                     return
                 await self._see_whose(kube)
-            raise Unreachable(f"{self._label} changes faster than it can be renewed", hint="it is tried again")
+            raise Unreachable(f"{self._label} changes faster than it can be renewed", hint="wait; Rankfall tries again")
 
     async def give_back(self, kube: Kube) -> None:
         """Releases the lease; does nothing if lost.
@@ -241,7 +241,7 @@ class LeaseLock:
                 self._record = None
 
     async def remove(self, kube: Kube) -> None:
-        """Deletes the lease if held.
+        """Deletes the lease if this process holds it.
 
         Raises:
             KubeError: The deletion failed.
@@ -280,8 +280,9 @@ class LeaseLock:
             self._record = found
             return
         self._record = None
-        holder = excerpt(found.holder) if found is not None and found.holder else "nobody"
-        raise LeaseLost(f"{self._label} is held by {holder} now", record=found)
+        holder = excerpt(found.holder) if found is not None and found.holder else None
+        owned = f"now belongs to {holder}" if holder else "now belongs to no process"
+        raise LeaseLost(f"{self._label} {owned}", record=found)
 
     async def _create(self, kube: Kube) -> bool:
         meta: dict[str, Any] = {
@@ -334,5 +335,5 @@ class LeaseLock:
                 return await request
         except TimeoutError:
             raise Unreachable(
-                f"{self._label}: no answer for {self._answer_s:g} s", hint="it is tried again", maybe_done=True
+                f"{self._label}: no answer for {self._answer_s:g} s", hint="wait; Rankfall tries again", maybe_done=True
             ) from None

@@ -37,7 +37,7 @@ class EventLoopThread:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def call(self, work: Callable[[Kube], Awaitable[_T]], *, meanwhile: Callable[[], bool] | None = None) -> _T:
-        """Runs ``work`` and waits for it.
+        """Runs ``work`` with the client and waits for it.
 
         ``meanwhile`` runs regularly in the caller's thread; true cancels the work.
 
@@ -50,14 +50,14 @@ class EventLoopThread:
             while meanwhile is not None and not wait([future], timeout=_TICK_S).done:
                 if meanwhile():
                     future.cancel()
-                    raise Abandoned("given up, because something else is wished")
+                    raise Abandoned("stopped, because another request arrived")
             return future.result()
         except (KeyboardInterrupt, CancelledError):
             future.cancel()
             raise
 
     def look(self, work: Callable[[Kube], Coroutine[Any, Any, _T]]) -> _T:
-        """Runs read-only ``work`` within 15 s.
+        """Runs read-only ``work`` with a time-out of 15 s for all requests.
 
         Raises:
             Unreachable: The time-out expired.
@@ -66,7 +66,7 @@ class EventLoopThread:
         return self.call(lambda kube: _in_time(work(kube)))
 
     def start(self, work: Callable[[Kube], Awaitable[None]]) -> None:
-        """Runs ``work`` in the background until ``close``."""
+        """Runs ``work`` in the background until its end or ``close``."""
         self.call(lambda kube: self._begin(kube, work))
 
     def close(self) -> None:
@@ -121,4 +121,4 @@ async def _in_time(work: Coroutine[Any, Any, _T]) -> _T:
         async with asyncio.timeout(_LOOK_S):
             return await work
     except TimeoutError:
-        raise Unreachable(f"no answer within {_LOOK_S:g} s", hint="it is asked again") from None
+        raise Unreachable(f"no answer within {_LOOK_S:g} s", hint="wait; Rankfall tries again") from None

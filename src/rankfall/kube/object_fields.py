@@ -36,19 +36,19 @@ MOST: Final = 1 << 31
 
 
 def mapping(data: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    """Returns an object field, or an empty mapping."""
+    """Returns an object field; empty if it is none."""
     value = data.get(field)
     return value if isinstance(value, Mapping) else {}
 
 
 def mappings(data: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
-    """Returns the objects in a list field."""
+    """Returns those items of a list field that are objects."""
     value = data.get(field)
     return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
 def word(value: Any, most: int = MAX_WORD) -> str | None:
-    """Returns at most ``most`` characters of a text, or None."""
+    """Returns a text's first ``most`` characters; None if empty or no text."""
     return value[:most] if isinstance(value, str) and value else None
 
 

@@ -279,7 +279,8 @@ class Objects:
         """Deletes all objects with these labels; an empty selector is refused."""
         if not labels.strip() or namespace == ALL_NAMESPACES:
             raise KubeError(
-                f"refused to delete all {resource.plural}", hint="name labels, and one namespace, that only ours have"
+                f"refused to delete all {resource.plural}",
+                hint="name labels, and one namespace, that only Rankfall's objects have",
             )
         space = self._space(resource, namespace)
         return await self._json(
@@ -295,19 +296,21 @@ class Objects:
         )
 
     async def version(self) -> tuple[int, int]:
-        """Returns the server's major and minor version."""
+        """Returns the major and minor version of the server."""
         found = await self.raw("/version", what="the server's version")
         major, minor = (numbers.whole("".join(filter(str.isdigit, str(found.get(key))))) for key in ("major", "minor"))
         if major is None or minor is None:
             raise ApiError(
-                "cannot get the server's version: it says none", status=200, hint="is this a Kubernetes API server?"
+                "cannot get the server's version: its answer has none",
+                status=200,
+                hint="check that the address is that of a Kubernetes API server",
             )
         return major, minor
 
     async def raw(
         self, path: str, *, params: Mapping[str, str] | Params | None = None, what: str | None = None
     ) -> Object:
-        """Reads any path that returns a JSON object."""
+        """Reads any path that returns a JSON object: discovery, OpenAPI."""
         return await self._json(
             Request("GET", path, verb="get", what=what or path, risk=Risk.READ, params=pairs(params))
         )

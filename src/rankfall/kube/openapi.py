@@ -57,7 +57,7 @@ class Schemas(msgspec.Struct):
     resources: dict[str, ServedResource]
 
     def root(self, group: str, version: str, kind: str) -> Node | None:
-        """Returns the schema of a kind's manifest, or None."""
+        """Returns the schema of a kind's whole manifest, or None."""
         return self.components.get(self.kinds.get(f"{group}/{version}/{kind}", ""))
 
     def dropped(self, manifest: Mapping[str, Any], root: Node) -> list[str]:

@@ -39,7 +39,7 @@ async def open_log(
     gather_s: float = 0.0,
     repeat: bool = False,
 ) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Opens a log and yields its chunks, none empty.
+    """Opens a log and yields its chunks, none of them empty.
 
     A followed log also ends when kubelet, API server or load balancer close it. A pod without a node has an empty
     log.
@@ -105,7 +105,7 @@ def _params(**given: str | None) -> dict[str, str]:
 def _rfc3339(since: datetime | None, second: int | None) -> str | None:
     if since is not None:
         if second is not None:
-            raise ValueError("since and since_second say the same thing: give one of them")
+            raise ValueError("since and since_second contradict each other: give one of them")
         if since.tzinfo is None:
             raise ValueError("since has no time zone: the node's clock cannot be compared with it")
         moment = since.astimezone(UTC)

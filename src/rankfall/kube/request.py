@@ -64,7 +64,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def repeats(risk: Risk, *, status: int, retry_after: float | None) -> bool:
-    """True if a request with this answer may be retried."""
+    """True if a request with this answer status may be retried."""
     if status == TOO_MANY:
         return True
     if risk is Risk.TWICE:
@@ -96,7 +96,7 @@ Params = Sequence[tuple[str, str]]
 
 
 class Request:
-    """Content of a request.
+    """Content of a request, independent of the user.
 
     ``path`` is percent-encoded. ``verb`` and ``what`` are for messages. With ``repeat=False`` the caller retries.
     """
@@ -129,14 +129,14 @@ def selectors(labels: str | None, fields: str | None) -> list[tuple[str, str]]:
 
 
 def pairs(params: Mapping[str, str] | Params | None) -> Params:
-    """Converts parameters to one form."""
+    """Converts parameters to one form; a sequence may repeat a name."""
     if params is None:
         return ()
     return list(params.items()) if isinstance(params, Mapping) else params
 
 
 def labelled(item: Object, resource: Resource) -> Object:
-    """Adds kind and apiVersion, which list items lack."""
+    """Adds kind and apiVersion, which items of a list lack."""
     return {"apiVersion": resource.api_version, "kind": resource.kind, **item}
 
 

@@ -29,7 +29,7 @@ class Resource(msgspec.Struct, frozen=True):
 
     @property
     def api_version(self) -> str:
-        """``apiVersion`` of a manifest, as ``batch/v1`` or ``v1``."""
+        """``apiVersion`` of a manifest: ``batch/v1``, or ``v1`` in the core group."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:

@@ -38,8 +38,8 @@ _MOST: Final = bounded(
 )
 _HINTS: Final = {
     401: "RANKFALL_LOKI_TOKEN_FILE or RANKFALL_LOKI_BASIC_FILE; a tenant: RANKFALL_LOKI_TENANT",
-    403: "this tenant or login may not read here: RANKFALL_LOKI_TENANT",
-    404: "the URL is that of no Loki: without /loki/api/v1, with the path of the proxy before it",
+    403: "this tenant or login may not read there: check RANKFALL_LOKI_TENANT",
+    404: "check the URL: it must lead to Loki, without /loki/api/v1, with the path of a proxy before it",
 }
 
 
@@ -68,7 +68,7 @@ def page(body: bytes, *, keys: Sequence[str], start: int, end: int) -> list[Entr
     try:
         answer = decoding.decode(body, kind=_Answer)
         if answer.status != "success" or answer.data.resultType != "streams":
-            raise _strange("it is no list of streams")
+            raise _strange("it is not a list of streams")
         streams = [decoding.decode(raw, kind=_Stream) for raw in answer.data.result]
     except msgspec.DecodeError:
         raise _strange(f"it reads: {excerpt(body, limit=120) or 'nothing'}") from None
@@ -80,7 +80,7 @@ def page(body: bytes, *, keys: Sequence[str], start: int, end: int) -> list[Entr
                 raise _strange("a line has no stamp or no text")
             at = numbers.whole(value[0], digits=20)
             if at is None or not start <= at < end:
-                raise _strange("a line lies outside what was asked for")
+                raise _strange("the time of a line is outside the query")
             found.append(Entry(at=at, key=key, text=value[1], labels=one.stream))
     return found
 
@@ -103,7 +103,7 @@ def refused(
 def _strange(why: str) -> LokiError:
     return LokiError(
         f"the answer of Loki cannot be used: {why}",
-        hint="is the URL that of a Loki, and no proxy's page?",
+        hint="check that the URL leads to Loki, not to a page of a proxy",
         passing=True,
     )
 
@@ -227,7 +227,7 @@ def _watched(path: str | None, what: str) -> WatchedFile | None:
 def _word(data: bytes, file: WatchedFile) -> str:
     text = data.decode("utf-8", "replace").strip()
     if not text.isprintable():
-        raise LokiError(f"{file.path} holds more than one line", hint="it must hold the secret and nothing else")
+        raise LokiError(f"{file.path} holds more than one line", hint="write the secret and nothing else into it")
     return text
 
 
@@ -255,9 +255,9 @@ def _content(path: str | None) -> bytes | None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return "its name is not known"
+        return "its name does not resolve"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return "its certificate is refused"
+        return "its certificate is not trusted"
     if isinstance(error, aiohttp.ClientConnectorError | OSError):
         return "no connection"
     return "the connection was cut"

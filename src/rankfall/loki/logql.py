@@ -50,8 +50,8 @@ def label(name: str) -> str:
     """
     if not _LABEL.fullmatch(name):
         raise UsageError(
-            f"{name[:60]!r} is no name of a label in Loki",
-            hint="letters, digits and underscores, as k8s_pod_name; dots become underscores",
+            f"{name[:60]!r} is not the name of a label in Loki",
+            hint="use letters, digits and underscores, as k8s_pod_name; dots become underscores",
         )
     return name
 
@@ -65,7 +65,7 @@ def selector(equal: Mapping[str, str], *, like: Mapping[str, str] | None = None)
     parts = [f"{label(name)}={quoted(value)}" for name, value in equal.items()]
     parts += [f"{label(name)}=~{quoted(value)}" for name, value in (like or {}).items()]
     if not any(value for value in (*equal.values(), *(like or {}).values())):
-        raise UsageError("a query of Loki names no stream", hint="give one label with a value")
+        raise UsageError("a query for Loki names no stream", hint="give one label with a value")
     return "{" + ",".join(parts) + "}"
 
 

@@ -56,16 +56,18 @@ def loki_settings(url: str | None, environ: Mapping[str, str]) -> LokiSettings:
     address = url or environ.get(f"{PREFIX}URL")
     if not address:
         raise UsageError(
-            "nobody says where Loki is",
-            hint=f"--loki-url http://loki.monitoring:3100, or {PREFIX}URL; see kubectl get svc",
+            "the address of Loki is missing",
+            hint=f"set --loki-url, as http://loki.monitoring:3100, or {PREFIX}URL; kubectl get svc lists addresses",
         )
     if given["token_file"] and given["basic_file"]:
         raise UsageError(f"{PREFIX}TOKEN_FILE and {PREFIX}BASIC_FILE contradict each other", hint="give one of them")
     if bool(given["cert_file"]) != bool(given["key_file"]):
-        raise UsageError(f"{PREFIX}CERT_FILE and {PREFIX}KEY_FILE belong together", hint="give both, or neither")
+        raise UsageError(f"{PREFIX}CERT_FILE and {PREFIX}KEY_FILE need each other", hint="give both, or neither")
     tenant = given["tenant"]
     if tenant is not None and not (tenant.isascii() and tenant.isprintable()):
-        raise UsageError(f"{PREFIX}TENANT is no text that a header can carry", hint="as team-a, or team-a|team-b")
+        raise UsageError(
+            f"{PREFIX}TENANT has characters that are invalid in a header", hint="as team-a, or team-a|team-b"
+        )
     return LokiSettings(url=_url(address), labels=_labels(environ.get(f"{PREFIX}LABELS")), **given)
 
 
@@ -75,7 +77,7 @@ def _url(text: str) -> str:
     if found is None or found.query or found.fragment or not plain:
         # Hides the URL, which may contain a password.
         raise UsageError(
-            "the URL of Loki is none", hint="as http://loki.monitoring:3100 or https://logs.example.org/team"
+            "the URL of Loki is invalid", hint="as http://loki.monitoring:3100 or https://logs.example.org/team"
         )
     if found.username is not None or found.password is not None:
         raise UsageError(
@@ -95,8 +97,8 @@ def _labels(text: str | None) -> dict[str, str]:
         name, equals, value = part.partition("=")
         if name not in LABELS or not equals:
             raise UsageError(
-                f"{PREFIX}LABELS: {part[:60]!r} names no label of ours",
-                hint=f"as pod=k8s_pod_name,…; ours: {', '.join(LABELS)}; or otlp for all of OpenTelemetry's",
+                f"{PREFIX}LABELS: {part[:60]!r} is not a label of Rankfall",
+                hint=f"write pod=k8s_pod_name,…; Rankfall's labels: {', '.join(LABELS)}; or otlp for all labels of OpenTelemetry",
             )
         found[name] = logql.label(value)
     return found

@@ -85,19 +85,19 @@ CODE_TABLE: Final = (
     _row(0, 0, "success", "done"),
     _row(1, 1, "permanent", "an error of the program; Python's code after any exception"),
     _row(2, 2, "permanent", "wrong arguments, or the interpreter cannot open the script"),
-    _row(3, 125, "permanent", "an error of the program, by its own numbers"),
+    _row(3, 125, "permanent", "an error of the program, with a number that it defines"),
     _row(126, 126, "permanent", "the command cannot be executed"),
     _row(127, 127, "permanent", "the command was not found"),
-    _row(128, 128, "permanent", "the program left with an invalid code"),
-    _row(129, 129, "permanent", "128+SIGHUP, told as a code"),
-    _row(130, 130, "retryable", "128+SIGINT, told as a code: stopped from outside"),
-    _row(131, 136, "permanent", "128+SIGQUIT to 128+SIGFPE, told as a code: it crashed"),
-    _row(137, 137, "retryable", "128+SIGKILL, told as a code: killed from outside"),
-    _row(138, 138, "user_retryable", "128+SIGUSR1: the program asks for a new attempt", "user"),
-    _row(139, 139, "permanent", "128+SIGSEGV, told as a code: it crashed"),
-    _row(140, 142, "permanent", "128+SIGUSR2 to 128+SIGALRM, told as a code"),
-    _row(143, 143, "retryable", "128+SIGTERM, told as a code: stopped from outside"),
-    _row(144, 199, "permanent", "other signals told as a code, and numbers without a meaning of their own"),
+    _row(128, 128, "permanent", "the program exited with an invalid code"),
+    _row(129, 129, "permanent", "128+SIGHUP as a code"),
+    _row(130, 130, "retryable", "128+SIGINT as a code: stopped from outside"),
+    _row(131, 136, "permanent", "128+SIGQUIT to 128+SIGFPE as a code: it crashed"),
+    _row(137, 137, "retryable", "128+SIGKILL as a code: killed from outside"),
+    _row(138, 138, "user_retryable", "128+SIGUSR1: the program requests a new attempt", "user"),
+    _row(139, 139, "permanent", "128+SIGSEGV as a code: it crashed"),
+    _row(140, 142, "permanent", "128+SIGUSR2 to 128+SIGALRM as a code"),
+    _row(143, 143, "retryable", "128+SIGTERM as a code: stopped from outside"),
+    _row(144, 199, "permanent", "other signals as a code, and numbers without a standard meaning"),
     _row(200, 201, "permanent", "cause: user, import_error"),
     _row(202, 202, "user_retryable", "cause: user_retryable", "user"),
     _row(203, 205, "permanent", "cause: data, memory, gpu_oom"),
@@ -106,7 +106,7 @@ CODE_TABLE: Final = (
     _row(211, 212, "retryable", "cause: platform, preempted"),
     _row(213, 214, "permanent", "cause: control, cancelled"),
     _row(215, 219, "retryable", "cause: hang, native_crash, killed, startup, unknown"),
-    _row(220, 255, "permanent", "numbers without a meaning of their own"),
+    _row(220, 255, "permanent", "numbers without a standard meaning"),
 )
 
 
@@ -137,25 +137,24 @@ def shell_code(*, code: int | None, signal: int | None) -> int | None:
 
 _HEAD: Final = """# Exit codes of ranks
 
-Made by `rankfall config exit-codes`; do not edit. What Rankfall's own commands end with stands in [cli.md](cli.md#exit-codes).
+After this page you know what each exit code of a rank leads to, and can change it. `rankfall config exit-codes` generates this page; do not edit it. Codes of Rankfall's commands: [cli.md](cli.md#exit-codes).
 
 ## By default
 
-A bare exit code is one about which nothing else is known: no exception, no signal, no word of the kernel or the platform. Then this
-table decides. A proven cause beats it: a rank that the kernel killed for memory ended by `host_oom`, whatever its code. So a signal that was
-seen as one (a wait status, not a number that a shell made of it) is not looked up here either: the cause it tells of decides.
+This table decides only without other evidence: no exception, no signal, no message of the kernel or the platform. A proven cause takes
+precedence: a rank that the kernel killed for memory has the cause `host_oom`, whatever its code. A signal in a wait status is also a proven
+cause; a number that a shell made of it (128+N) is not.
 
-| code | class | default | budget | says |
+| code | class | default | budget | meaning |
 | --- | --- | --- | --- | --- |
 """
 _TAIL: Final = """
-`restart` begins a new attempt of the whole gang, within `policies.max_restarts` and the budget that is named here, or those that
-`policies.budgets` gives for the cause and its family. The budget `user` allows `max_restarts` new attempts where the job gives it no number. Exit
-code 0 is never started again by itself: only with its gang, when another slot fell.
+`restart` begins a new attempt of the whole gang, within `policies.max_restarts` and the budget of the row, or the `policies.budgets` of the cause and
+its family. The default of the budget `user` is `max_restarts`. A slot with exit code 0 restarts only with its gang.
 
 ## Otherwise
 
-Rules of the job come before the table, in their order; the first that matches decides:
+Rules of the job precede the table; the first that matches decides:
 
 ```yaml
 command: [train.py]
@@ -169,15 +168,14 @@ rules:
   - {causes: [gpu_oom], action: fail}
 ```
 
-A rule matches on `exit_codes` (a signal N counts as 128+N), `signals`, `causes` (slug or family), `roles`, and, of the root cause's pod,
-`reasons` and `conditions`; each list that is given must have one of its values in the failure. A rule on codes and signals alone speaks of the
-bare code, so it too yields to a proven cause. The actions are `fail`, `restart`, `restart_elsewhere` and `ignore`, which begins a new attempt that does
-not count in `max_restarts` and therefore needs a budget.
+A rule matches on `exit_codes` (a signal N counts as 128+N), `signals`, `causes` (slug or family), `roles`, and the `reasons` and `conditions` of the
+root cause's pod. Each given list must contain a value of the failure. A rule with only codes and signals also yields to a proven cause. Actions are
+`fail`, `restart`, `restart_elsewhere` and `ignore`; `ignore` begins a new attempt outside `max_restarts` and therefore needs a budget.
 
-## Codes that carry a cause
+## Codes for causes
 
-torchrun ends with 1 whatever killed its ranks. Where a platform's own rules must see the cause (`unattended`), Rankfall's wrapper ends with one of
-these instead; no signal maps to them (128+64 is 192).
+torchrun exits with 1 for every failure. In `unattended` runs the platform's rules need the cause, so Rankfall's wrapper exits with one of these codes.
+No signal maps to them (128+64 is 192).
 
 | cause | code |
 | --- | --- |

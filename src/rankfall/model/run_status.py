@@ -132,7 +132,7 @@ class LostLines(msgspec.Struct, frozen=True, kw_only=True):
         tail = f"; {pods} could not be read to their end" if self.unread else ""
         why = f"{tail} ({self.why})" if self.why else tail
         if self.lines is None and not self.bytes:
-            return f"lines of {whose} {when} may be missing, nobody counted them{why}"
+            return f"lines of {whose} {when} may be missing; their number is unknown{why}"
         many = "an unknown number of" if self.lines is None else f"{self.lines}"
         lines = "line" if self.lines == 1 else "lines"
         return f"{many} {lines} of {whose} {when} are missing, {self.bytes or 0} bytes{why}"

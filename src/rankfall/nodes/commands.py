@@ -49,7 +49,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 async def find_nodes(
     kube: Kube, *, names: Sequence[str] = (), labels: str | None = None, policy: Policy
 ) -> list[NodeObject]:
-    """Returns the nodes with these names and labels, or all.
+    """Returns the nodes with these names, with these labels, or all.
 
     Raises:
         NotFound: A node does not exist or match.
@@ -67,7 +67,7 @@ async def find_nodes(
 async def taint(
     kube: Kube, nodes: Iterable[NodeObject], *, reason: str, by: str, rules: Rules, policy: Policy, dry_run: bool
 ) -> list[Done]:
-    """Isolates these nodes until a person returns them."""
+    """Isolates these nodes from the scheduler until a person returns them."""
 
     def decide(view: NodeView, now: int) -> ManualChange:
         return manual_actions.taint(view, reason=reason, by=by, rules=rules, policy=policy, now=now)
@@ -122,7 +122,7 @@ async def _order(kube: Kube, node: NodeObject, decide: Decide, *, policy: Policy
             return Done(node=name, changed=True, message=done.message, note=note or node.problem)
     except (InfrastructureError, NotFound) as error:
         return Done(node=name, error=error.message)
-    return Done(node=name, error=f"others changed it {_TRIES} times while it was to be written; try again")
+    return Done(node=name, error=f"other clients changed it {_TRIES} times during the write; try again")
 
 
 async def _condition(kube: Kube, done: ManualChange, node: NodeObject, now: int) -> str | None:
@@ -152,7 +152,7 @@ async def _remove(kube: Kube, name: str, keys: Collection[str], *, policy: Polic
             return Done(node=name, changed=True, message=text)
     except (InfrastructureError, NotFound) as error:
         return Done(node=name, error=error.message)
-    return Done(node=name, error=f"others changed it {_TRIES} times while it was to be written; try again")
+    return Done(node=name, error=f"other clients changed it {_TRIES} times during the write; try again")
 
 
 async def _get(kube: Kube, name: str, policy: Policy) -> NodeObject:

@@ -74,7 +74,7 @@ def parse_config(text: str, *, origin: str) -> HealthConfig:
 
 
 def load_config(path: Path | None) -> HealthConfig:
-    """Returns the file's content, or the defaults.
+    """Returns the file's content, or the defaults without a path.
 
     Raises:
         SpecError: The file is unreadable or invalid.
@@ -97,7 +97,7 @@ class ConfigFile:
         self.problem: str | None = None
 
     def reload(self) -> bool:
-        """Reads the file again. Returns True if the settings changed."""
+        """Reads the file again. Returns True if the active settings changed."""
         if self._path is None:
             return False
         try:
@@ -107,7 +107,7 @@ class ConfigFile:
                 return False
             config = parse_config(text, origin=str(self._path))
         except SpecError as error:
-            self.problem = f"{error.message}; the settings from before stay in force"
+            self.problem = f"{error.message}; the previous settings remain active"
             return False
         self._text_before, self.config, self.problem = text, config, None
         return True

@@ -43,7 +43,7 @@ def clean(text: str | bytes, *, max_line: int = MAX_LINE, max_text: int = MAX_TE
     text, over = text[:max_text], len(text) - max_text
     text = _safe(text)
     text = "\n".join(_cut(line, max_line) for line in text.split("\n"))
-    return f"{text}\n… [more than {max_text} characters, the rest is not shown]" if over > 0 else text
+    return f"{text}\n… [more than {max_text} characters; the rest is hidden]" if over > 0 else text
 
 
 def clean_line(text: str | bytes, *, max_line: int = MAX_LINE) -> str:

@@ -237,7 +237,7 @@ def render_node(node: NodeStatus, *, now: datetime, color: bool = False) -> str:
         lines += _cause_lines(cause, now=now)
     if node.more_causes:
         lines.append(f"    and {node.more_causes} more")
-    lines.append(f"  quarantined: {', '.join(_date(at) for at in node.history) or 'never, as far as its record tells'}")
+    lines.append(f"  quarantined: {', '.join(_date(at) for at in node.history) or 'never, according to its record'}")
     if node.past_boots:
         lines.append(f"  boots before: {', '.join(one_line(boot, width=64) for boot in node.past_boots)}")
     return "\n".join(lines)
@@ -246,24 +246,24 @@ def render_node(node: NodeStatus, *, now: datetime, color: bool = False) -> str:
 def _remarks(node: NodeStatus, *, now: datetime) -> Sequence[str]:
     probation = formatting.moment(node.probation_until)
     found = [
-        f"its record is not believed: {one_line(node.problem, width=_LINE)}" if node.problem else "",
-        f"should be quarantined and is not: {node.held}" if node.held else "",
-        "only a person gives it back: rankfall nodes clear" if node.only_a_person else "",
+        f"its record is ignored: {one_line(node.problem, width=_LINE)}" if node.problem else "",
+        f"should be quarantined but is not: {node.held}" if node.held else "",
+        "only a person can clear it: rankfall nodes clear" if node.only_a_person else "",
         f"on probation until {_date(node.probation_until)}: one warning quarantines it"
         if probation and probation > now
         else "",
         f"last declared good: {_date(node.cleared)}" if node.cleared else "",
         f"checks passed in a row: {node.clean}, the last {_date(node.checked)}" if node.checked else "",
         f"failed check: {one_line(node.failed_check, width=_LINE)}" if node.failed_check else "",
-        f"being mended: {one_line(node.step, width=_LINE)}" if node.step else "",
-        "left alone: it has the label rankfall.dev/hands-off" if node.opted_out else "",
+        f"in remediation: {one_line(node.step, width=_LINE)}" if node.step else "",
+        "not managed: it has the label rankfall.dev/hands-off" if node.opted_out else "",
     ]
     return [text for text in found if text]
 
 
 def _cause_lines(cause: NodeCause, *, now: datetime) -> list[str]:
     where = f" {one_line(cause.device, width=128)}" if cause.device else ""
-    state = "settled" if cause.cured else f"asks for {cause.wants}"
+    state = "settled" if cause.cured else f"requires {cause.wants}"
     seen = f"seen {formatting.count(cause.count, 'time')}, last {formatting.age(cause.last, now=now)} ago"
     lines = [f"    {one_line(cause.code, width=128)}{where}: {state}; {seen}"]
     return [*lines, f"      {one_line(cause.text, width=_LINE)}"] if cause.text else lines
@@ -279,7 +279,7 @@ def _ready(node: NodeStatus) -> str:
 
 def _cause(node: NodeStatus) -> str:
     if node.problem:
-        return "its record is not believed"
+        return "its record is ignored"
     order = {"quarantine": 0, "suspect": 1, "watch": 2, "none": 3}
     open_ = sorted((cause for cause in node.causes if not cause.cured), key=lambda each: order[each.wants])
     if not open_:
@@ -294,13 +294,13 @@ def _date(text: str | None) -> str:
 
 _HEAD: Final = """# Causes
 
-Made by `rankfall config causes`; do not edit. Every cause that a verdict may name, as `cause.slug` in `why -o json`. A slug is a public contract, like an
-error code: it is never renamed and never used for something else; new ones may come.
+Made by `rankfall config causes`; do not edit. The page lists each cause that a verdict can name (`cause.slug` in `why -o json`). A slug is a public contract, like an
+error code: it never gets another name or meaning; new slugs can be added.
 
-- **Role.** `primary` can be the cause of a fall. `secondary` is usually the echo of another rank's fall, and is named only where nothing else speaks, `suspected` at most. `context` supports or weakens a verdict and is never one.
-- **Again.** What is done without a rule of the job: `no`; `yes`, after a pause; `once`, and the same fault again ends the run; `elsewhere`, not on that node. Budgets and rules: [exit-codes.md](exit-codes.md).
-- **Node.** The most that is done to the node: `suspect` is counted and watched, `taint` keeps new pods away. Words that a job printed never taint, one fault on all ranks touches no node, and neither does a cause that is only suspected.
-- **Evidence.** What usually shows it. How lines of text are recognised: [signatures.md](signatures.md).
+- **Role.** `primary` can be the cause of a failure. `secondary` is usually the consequence of another rank's failure; a verdict names it only without other evidence, at most as `suspected`. `context` supports or weakens a verdict and is never a cause.
+- **Again.** The restart without a rule of the job: `no`; `yes`, after a pause; `once`, so the same failure again ends the run; `elsewhere`, not on that node. Budgets and rules: [exit-codes.md](exit-codes.md).
+- **Node.** The strongest action on the node: `suspect` counts and watches it, `taint` keeps new pods away. Output of a job never taints a node. One failure on all ranks and a cause that is only suspected change no node.
+- **Evidence.** The usual evidence. How Rankfall recognises lines of text: [signatures.md](signatures.md).
 """
 _TITLES: Final[dict[Family, str]] = {
     "user": "The job's own code",

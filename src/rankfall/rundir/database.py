@@ -53,7 +53,7 @@ NO_RANK: Final = "no rank"
 
 
 class StreamRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Maps bytes ``from_byte`` (included) to ``to_byte`` (excluded, None = open) to their rank.
+    """Maps bytes ``from_byte`` (included) to ``to_byte`` (excluded, None = open) of a stream to their rank.
 
     Attributes:
         stream: Path relative to the run directory.
@@ -84,7 +84,7 @@ class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotFailure(Decision, frozen=True, kw_only=True):
-    """The decision about a slot that failed alone, with its diagnosis.
+    """The decision about a slot that failed alone, with its diagnosis, in one row.
 
     Attributes:
         slot, instance: Slot and start number.
@@ -108,7 +108,7 @@ class SlotFailure(Decision, frozen=True, kw_only=True):
 
     @property
     def only_decision(self) -> Decision:
-        """The decision alone."""
+        """The decision without the other fields."""
         return Decision(**{name: getattr(self, name) for name in Decision.__struct_fields__})
 
 
@@ -290,16 +290,16 @@ class Queries(ABC):
         ]
 
     def newest_attempt(self) -> int | None:
-        """Returns the newest attempt's number, or None."""
+        """Returns the number of the newest attempt; None if absent."""
         rows = self._rows("SELECT max(attempt) FROM attempts")
         return rows[0][0] if rows else None
 
     def slots(self, attempt: int) -> list[SlotFacts]:
-        """Returns an attempt's slots, by role and number."""
+        """Returns the slots of an attempt, by role and number."""
         return self._bodies(SlotFacts, "SELECT facts FROM slots WHERE attempt = ? ORDER BY role, slot", (attempt,))
 
     def ranks(self, attempt: int) -> list[RankFacts]:
-        """Returns an attempt's ranks, by round and rank."""
+        """Returns the ranks of an attempt, by round and rank."""
         return self._bodies(RankFacts, "SELECT facts FROM ranks WHERE attempt = ? ORDER BY round, rank", (attempt,))
 
     def streams(self, attempt: int | None = None) -> list[StreamRow]:
@@ -323,7 +323,7 @@ class Queries(ABC):
         ]
 
     def evidence(self, attempt: int) -> list[Evidence]:
-        """Returns an attempt's evidence in storage order."""
+        """Returns the evidence of an attempt in the order of storage."""
         return self._bodies(Evidence, "SELECT body FROM evidence WHERE attempt = ? ORDER BY seq", (attempt,))
 
     def verdicts(self, attempt: int | None = None) -> list[VerdictRow]:
@@ -338,7 +338,7 @@ class Queries(ABC):
         return found
 
     def diagnosis(self, attempt: int | None = None) -> Diagnosis | None:
-        """Returns the newest verdict with its newest decision.
+        """Returns the newest verdict, with the newest decision about its attempt.
 
         Without an attempt, of the newest that has one.
         """
@@ -378,7 +378,7 @@ class Queries(ABC):
         return found
 
     def slot_failure_of(self, slot: int, attempt: int | None = None) -> Diagnosis | None:
-        """Returns the verdict of a slot's last failure alone, with its decision, or None."""
+        """Returns the verdict of a slot's last failure alone, with the decision about it; None if it never failed."""
         own = [row.fall for row in self.falls(attempt) if row.fall.slot == slot]
         if not own:
             return None
@@ -386,7 +386,7 @@ class Queries(ABC):
         return msgspec.structs.replace(own[-1].diagnosis, verdict=verdict)
 
     def starts(self, attempt: int) -> dict[int, int]:
-        """Returns the newest start, from 0, of each slot that restarted alone."""
+        """Returns the newest start, from 0, of each slot that restarted alone in an attempt."""
         return {row.fall.slot: row.fall.instance + 1 for row in self.falls(attempt) if row.fall.again}
 
     def _decided(self, attempt: int | None, *, falls: bool) -> list[tuple[Any, ...]]:

@@ -57,14 +57,16 @@ class Writer(Queries):
         except sqlite3.DatabaseError as error:
             # A damaged file is renamed, never overwritten; streams and records can be read again.
             aside = _set_aside(self._path)
-            self._notes.append(f"{self._path.name} was damaged ({error}) and is kept as {aside}; it was started anew")
+            self._notes.append(
+                f"{self._path.name} was damaged ({error}) and was renamed to {aside}; a new one was created"
+            )
         try:
             return database.open_for_writing(self._path, journal=journal)
         except sqlite3.Error as error:
             raise _failed(self._path, error) from error
 
     def close(self) -> None:
-        """Merges the journal into the database, for reading from a read-only folder."""
+        """Merges the journal into the database, so that a finished run is readable from a read-only folder."""
         with self._lock:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -183,7 +185,7 @@ class Writer(Queries):
             connection.execute("UPDATE decisions SET done_at = coalesce(done_at, ?) WHERE id = ?", (at, number))
 
     def note_incomplete(self, text: str) -> None:
-        """Marks the record as incomplete.
+        """Marks the record as incomplete, with a message.
 
         Never raises: an unwritten note is stored with the next call.
         """
@@ -229,7 +231,7 @@ class Writer(Queries):
         ((text,),) = read_all(self._connection, "SELECT incomplete FROM run", ())
         notes = list(dict.fromkeys([*decoding.decode(text, kind=list[str]), *self._notes]))
         if len(notes) > MAX_NOTES:
-            notes = [*notes[: MAX_NOTES - 1], "more of the record is missing than is listed here"]
+            notes = [*notes[: MAX_NOTES - 1], "more data is missing than this list shows"]
         self._connection.execute("UPDATE run SET incomplete = ?", (self._encode(notes).decode(),))
 
     def _rollback(self) -> None:
@@ -268,7 +270,7 @@ def _set_aside(path: Path) -> str:
 def _failed(path: Path, error: Exception) -> StoreError:
     full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     what = "the disk is full" if full else str(error)
-    hint = "free space; the job itself goes on" if full else "check space and permissions of the run directory"
+    hint = "free space; the job itself continues" if full else "check space and permissions of the run directory"
     return StoreError(f"cannot write {path}: {what}", hint=hint)
 
 

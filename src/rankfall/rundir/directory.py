@@ -31,7 +31,7 @@ from rankfall.rundir.lease import file_system, make_folder, write_file
 
 
 class Reader(Queries):
-    """Read access to one run, from ``RunDir.reader()``.
+    """Read access to one run; ``RunDir.reader()`` creates it.
 
     ``problems``: messages about unreadable data.
     """
@@ -83,7 +83,7 @@ class Reader(Queries):
 
     @property
     def damaged(self) -> bool:
-        """True if the database cannot be read, so other files supply results."""
+        """True if the database cannot be read, so that results come from the other files of the directory."""
         return self._connection is None
 
     def run(self) -> RunRow:  # noqa: D102 - as Queries
@@ -189,14 +189,14 @@ class RunDir(RunPaths):
         found = cls(path)
         if found.foreign is None or found.foreign.uid != foreign.uid:
             raise StoreError(
-                f"{path} is the record of another object than {foreign.target.label} (UID {foreign.uid})",
+                f"{path} is the run directory of another object than {foreign.target.label} (UID {foreign.uid})",
                 hint="move that directory away, or set RANKFALL_HOME to another folder",
             )
         return found
 
     @classmethod
     def open(cls, home: Path, run: str) -> RunDir:
-        """Returns the run with this ID or unique beginning.
+        """Returns the run with this ID, or the only run whose ID begins with it.
 
         Raises:
             NotFound: None; the hint names similar IDs.
@@ -209,7 +209,7 @@ class RunDir(RunPaths):
         if len(found) == 1:
             return cls(home / "runs" / found[0])
         if found:
-            raise UsageError(f"several runs begin with {run}: {_list(found)}", hint="give more of the id")
+            raise UsageError(f"several runs begin with {run}: {_list(found)}", hint="give more characters of the id")
         import difflib  # noqa: PLC0415 - for a refusal only
 
         near = difflib.get_close_matches(run[:100], ids, n=_MAX_LISTED, cutoff=0.5)
@@ -225,7 +225,7 @@ class RunDir(RunPaths):
             StoreError: The directory cannot be written.
         """
         if not self.path.is_dir():
-            raise StoreError(f"{self.path} is gone", hint="rankfall ps lists the runs")
+            raise StoreError(f"{self.path} no longer exists", hint="rankfall ps lists the runs")
         with leases.hold(self.lease_path, wait=wait):
             writer = Writer(self.db_path, journal=file_system(self.path).journal)
             try:
@@ -235,7 +235,7 @@ class RunDir(RunPaths):
 
     @contextlib.contextmanager
     def reader(self) -> Iterator[Reader]:
-        """Yields a reader of the run, with or without an active writer."""
+        """Yields a reader of the run, with or without an active writer; ``Reader.problems`` lists damaged data."""
         with contextlib.closing(Reader(self)) as reader:
             yield reader
 
@@ -258,8 +258,8 @@ def _fresh(spec: JobSpec, *, home: Path, meta: Meta) -> Iterator[Path]:
         yield fresh
     except OSError as error:
         raise StoreError(
-            f"cannot make a run directory in {home}/runs: {error.strerror or error}",
-            hint="free space there, or set RANKFALL_HOME to a folder that you can write",
+            f"cannot create a run directory in {home}/runs: {error.strerror or error}",
+            hint="free space there, or set RANKFALL_HOME to a folder that you can write to",
         ) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

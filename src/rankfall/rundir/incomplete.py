@@ -92,7 +92,7 @@ def lost_of_run(run_dir: RunPaths, *, attempt: int | None = None) -> tuple[LostL
 
 
 def sentences(lost: Iterable[LostLines]) -> list[str]:
-    """Returns sentences for a verdict's missing evidence."""
+    """Returns the sentences for a verdict's list of missing evidence."""
     return [f"{PREFIX}{one.text}" for one in lost]
 
 
@@ -104,7 +104,7 @@ def as_of_now(verdict: Verdict, run_dir: RunPaths) -> Verdict:
 
 
 def disk_trouble(path: Path) -> str | None:
-    """Returns why nothing can be stored below ``path``, or None."""
+    """Returns why nothing can be stored below ``path`` now; None if it can."""
     try:
         found = os.statvfs(path)
     except OSError as error:
@@ -117,9 +117,9 @@ def disk_trouble(path: Path) -> str | None:
 
 
 def waiting(run_dir: RunPaths, *, state: str) -> tuple[str, ...]:
-    """Returns messages for an unfinished run that cannot store lines."""
+    """Returns the messages for an unfinished run whose lines cannot be stored now."""
     trouble = disk_trouble(run_dir.path) if state not in FINAL_STATES else None
-    return () if trouble is None else (f"{trouble}: what is printed now is not stored",)
+    return () if trouble is None else (f"{trouble}: new output is not stored",)
 
 
 def _container(record: Record) -> tuple[int, int | None, str | None, int]:
@@ -154,7 +154,7 @@ def _joined(attempt: int, pieces: Sequence[_Piece]) -> LostLines:
 
 
 def _listed(folder: Path) -> tuple[list[str], list[Record]]:
-    """Returns all record names, and the gap records."""
+    """Returns the names of all records, and the gap records."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith("."))
     except OSError:

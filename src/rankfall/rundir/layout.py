@@ -139,7 +139,7 @@ def _temporary(path: Path) -> Path:
 def _unusable(path: Path, error: OSError) -> StoreError:
     return StoreError(
         f"cannot use {path} as Rankfall's home: {error.strerror or error}",
-        hint="set RANKFALL_HOME to a folder that you can write",
+        hint="set RANKFALL_HOME to a folder that you can write to",
     )
 
 
@@ -192,7 +192,7 @@ class RunPaths:
                 return decoding.decode(file.read(_MAX_SPEC), kind=JobSpec)
         except (OSError, msgspec.MsgspecError) as error:
             raise StoreError(
-                f"cannot read {path}: {error}", hint=f"the run's logs are still in {self.path / 'logs'}"
+                f"cannot read {path}: {error}", hint=f"read the run's logs in {self.path / 'logs'}"
             ) from error
 
     def whole_spec(self) -> JobSpec:
@@ -212,20 +212,20 @@ class RunPaths:
             # The decoder's message may quote the secret.
             raise InfrastructureError(
                 f"cannot read {path}, which holds the secret values of the job",
-                hint="submit the job again; the run's logs and verdicts are as they were",
+                hint="submit the job again; the run's logs and verdicts are unchanged",
             ) from None
         whole = replaced(self.spec, values)
         lost = [pointer for pointer, found in secrets_of(whole).items() if is_masked(found.text)]
         if lost:
             raise InfrastructureError(
                 f"the value at {lost[0]} of {self.path / 'spec.json'} is masked and not in {SECRETS_FILE}",
-                hint="submit the job again with its values; the run's logs and verdicts are as they were",
+                hint="submit the job again with its values; the run's logs and verdicts are unchanged",
             )
         return whole
 
     @cached_property
     def foreign(self) -> Foreign | None:
-        """The foreign object that this directory records, or None.
+        """The object that this directory records, if Rankfall did not start the job; else None.
 
         Raises:
             StoreError: The file cannot be read.
@@ -237,7 +237,7 @@ class RunPaths:
             return None
         except (OSError, msgspec.MsgspecError) as error:
             raise StoreError(
-                f"cannot read {path}: {error}", hint=f"the run's logs are still in {self.path / 'logs'}"
+                f"cannot read {path}: {error}", hint=f"read the run's logs in {self.path / 'logs'}"
             ) from error
 
     @cached_property
@@ -272,14 +272,14 @@ class RunPaths:
 
     @property
     def end_lock_path(self) -> Path:
-        """Path of the mark of an unfinished end, with the next step.
+        """Path of the file that marks an unfinished end of the run and names the next step.
 
         Exists from before the final state is stored until the end is complete.
         """
         return self.path / "closing"
 
     def slot_dir(self, attempt: int, role: str, slot: int, instance: int = 0) -> Path:
-        """Returns the folder that supervisor and wrapper of a slot's start share."""
+        """Returns the folder that supervisor and wrapper of one start of a slot share."""
         name = f"{role}-{slot}.{instance}" if instance else f"{role}-{slot}"
         return self.path / "slots" / f"attempt-{attempt}" / name
 
@@ -294,7 +294,7 @@ class RunPaths:
 
 
 def meta_of(path: Path) -> Meta:
-    """Returns ``meta.json``, else the creation time of ``spec.json``."""
+    """Returns the content of a directory's ``meta.json``; if missing, the creation time comes from ``spec.json``."""
     try:
         with (path / "meta.json").open("rb") as file:
             return decoding.decode(file.read(65536), kind=Meta)
@@ -308,10 +308,10 @@ def meta_of(path: Path) -> Meta:
 
 
 def pods_folder(run: Path, attempt: int) -> Path:
-    """Returns ``kube/attempt-N`` of a run directory."""
+    """Returns ``kube/attempt-N`` of a run directory: journal, clocks, marks of Rankfall's own actions."""
     return run / "kube" / f"attempt-{attempt}"
 
 
 def context_path(run: Path, attempt: int) -> Path:
-    """Returns the path of facts around an attempt's pods."""
+    """Returns the path of the facts around an attempt's pods."""
     return pods_folder(run, attempt) / "around.jsonl"

@@ -191,7 +191,7 @@ def holder(path: Path) -> Holder | None:
 
 
 def held(path: Path) -> bool:
-    """True if a live process, or another host, holds the lease."""
+    """True if a live process holds the lease; a holder on another host counts as live."""
     found = holder(path)
     return found is not None and found.alive() is not False
 
@@ -233,7 +233,7 @@ def hold(path: Path, *, wait: float = 0.0) -> Iterator[None]:
 
 
 def _orphaned(path: Path) -> bool:
-    """True if the named holder is dead."""
+    """True if the holder that the lease names is dead."""
     found = holder(path)
     return found is not None and found.alive() is False
 
@@ -242,7 +242,7 @@ def _refusal(path: Path) -> LockHeld:
     found = holder(path)
     who = f"process {found.pid} on {found.host}" if found else "another process"
     return LockHeld(
-        f"run {path.parent.name} is held by {who}",
+        f"run {path.parent.name} is locked by {who}",
         hint=f"watch it with: rankfall attach {path.parent.name}; or end that process first",
     )
 

@@ -32,7 +32,7 @@ _MAX_WHERE: Final = 300
 
 
 class ProblemEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Input that a reader left out, saved with a copy of the bytes.
+    """Input that a reader left out, saved next to a copy of the bytes.
 
     Attributes:
         what: Kind of reader, as stream or record.
@@ -53,7 +53,7 @@ class ProblemEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReaderGuard:
-    """Runs readers and remembers which failed.
+    """Runs readers and remembers which of them failed.
 
     Failed bytes are copied to ``folder``; None = no copies.
     """
@@ -66,7 +66,7 @@ class ReaderGuard:
 
     @property
     def problems(self) -> list[str]:
-        """Messages about skipped input."""
+        """Messages about skipped input, with the reasons."""
         return list(self._texts.values())
 
     def take_new(self) -> list[str]:
@@ -104,9 +104,7 @@ class ReaderGuard:
             at=time.time_ns(),
         )
         kept = self._save(key, entry, data)
-        self._add(
-            key, f"{entry.where}: the reader of this {what} failed, and what it failed on was left out ({cause}){kept}"
-        )
+        self._add(key, f"{entry.where}: the reader of this {what} failed and skipped the data ({cause}){kept}")
 
     def skipped(self, where: str, from_byte: int, to_byte: int, *, because: str) -> None:
         """Records unclassified bytes of a stream; replaces the same first byte."""
@@ -120,7 +118,7 @@ class ReaderGuard:
             at=time.time_ns(),
         )
         self._save(key, entry, b"")
-        self._add(key, f"{entry.where}: bytes {from_byte} to {to_byte} were stored and not classified: {because}")
+        self._add(key, f"{entry.where}: bytes {from_byte} to {to_byte} were stored but not classified: {because}")
 
     def _add(self, key: str, text: str) -> None:
         if key not in self._texts:
@@ -146,7 +144,7 @@ class ReaderGuard:
             _write(self._folder / f"{key}.bytes", copy)
         except (OSError, UnicodeEncodeError):
             return ""
-        return f"; the first {len(copy)} bytes are kept in {FOLDER}/{key}.bytes"
+        return f"; the first {len(copy)} bytes are stored in {FOLDER}/{key}.bytes"
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -45,7 +45,7 @@ Clock = Callable[[], float]
 
 
 class Budget:
-    """Seconds and bytes for several reads.
+    """Seconds and bytes that several reads may take in total.
 
     ``clock``: monotonic or CPU time. ``interrupted``: a caller waits.
     """
@@ -75,7 +75,7 @@ class Budget:
 
 
 class ReadingTime:
-    """CPU time of one stream's reader, against its allowance."""
+    """CPU time that the reader of one stream has taken, against its allowance."""
 
     def __init__(
         self, allowance: Allowance = LIVE, *, cpu: Clock = time.thread_time, clock: Clock = time.monotonic
@@ -88,7 +88,7 @@ class ReadingTime:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Counts the context's CPU time."""
+        """Counts the CPU time of the context."""
         before = self._cpu()
         try:
             yield
@@ -96,6 +96,6 @@ class ReadingTime:
             self.used += self._cpu() - before
 
     def over(self, size: int) -> bool:
-        """True if a stream of this many bytes has used its allowance."""
+        """True if it has taken more than its allowance for a stream of this size in bytes."""
         allowed = self._allowance
         return self.used > allowed.burst_s + size / allowed.rate + allowed.share * (self._clock() - self._began)

@@ -57,7 +57,7 @@ _POLL_S: Final = 1.0
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """A record with file name and modification time.
+    """A record with its file name and modification time.
 
     Attributes:
         mtime: Nanoseconds since the epoch by this machine's clock.
@@ -69,7 +69,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_end(slot_dir: Path) -> Record | None:
-    """Returns the slot's end from its directory, or None.
+    """Returns the slot's end from its directory: a copy of the ``slot_end`` record; None if absent.
 
     The copy exists even if the records folder could not store it.
 
@@ -160,7 +160,7 @@ class RecordFolder:
         if len(data) > _LARGE:
             self._large -= len(data)
             if self._large < 0:
-                self._problem(f"large records take too much room: {name} and more of them were not used")
+                self._problem(f"large records take too much space: {name} and further ones were not used")
                 return None
         try:
             record = self._decoder.decode(data)
@@ -175,7 +175,7 @@ class RecordFolder:
         if record.run not in {None, self._run} or record.attempt not in {None, self._attempt}:
             return None
         if record.schema != SCHEMA:
-            self._problem(f"records of {record.schema[:60]!r} are newer than this reader: read as far as understood")
+            self._problem(f"records of {record.schema[:60]!r} are newer than this reader: unknown fields are ignored")
         return Found(record=record, name=name, mtime=mtime)
 
     def _problem(self, text: str) -> None:
@@ -184,7 +184,7 @@ class RecordFolder:
 
 
 def _in_range(value: msgspec.Struct) -> bool:
-    """True if all its numbers fit into 63 bits."""
+    """True if all its numbers fit into 63 bits, which all later code accepts."""
     for name in value.__struct_fields__:
         inner = getattr(value, name)
         if isinstance(inner, int):
@@ -196,7 +196,7 @@ def _in_range(value: msgspec.Struct) -> bool:
 
 
 def _newer_schema(data: bytes) -> str | None:
-    """Returns a record's schema if not this reader's, or None."""
+    """Returns the schema that a record names if it is not this reader's; else None."""
     try:
         said = decoding.decode(data, kind=_Head).schema
     except msgspec.DecodeError:

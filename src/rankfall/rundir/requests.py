@@ -91,12 +91,12 @@ class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The request in one line."""
-        words = f"{self.nodes} nodes of {self.role} wished by {self.by or 'somebody'}"
+        words = f"{self.nodes} nodes of {self.role} requested by {self.by or 'an unknown user'}"
         return f"{words}: {self.reason}" if self.reason else words
 
 
 def read_resizes(folder: Path) -> dict[str, ResizeRequest]:
-    """Returns the newest request for each role."""
+    """Returns the newest request for each role; unreadable ones are omitted."""
     return {one.role: one for one in read_requests(folder / RESIZE_NAME, ResizeRequest)}
 
 
@@ -107,7 +107,7 @@ def requested_sizes(folder: Path, spec: JobSpec) -> dict[str, int]:
 
 
 def planned_sizes(plan: Mapping[str, object], spec: JobSpec) -> dict[str, int]:
-    """Returns each role's nodes in an attempt's stored plan."""
+    """Returns the number of nodes of each role in the stored plan of an attempt."""
     said = plan.get("sizes")
     stored = said if isinstance(said, dict) else {}
     sizes = first_sizes(spec)

@@ -45,7 +45,7 @@ def slots(run_dir: RunPaths, attempt: int) -> list[SlotFacts]:
 
 
 def ranks(run_dir: RunPaths, attempt: int) -> list[RankFacts]:
-    """Returns the ranks with a start record, and their ends."""
+    """Returns the ranks with a start record, each with its end from a later record."""
     found: dict[tuple[int, int], RankFacts] = {}
     ends: dict[tuple[int, int], Record] = {}
     for record in _records(run_dir.records_dir, attempt, kinds=("start", "end")):
@@ -80,7 +80,7 @@ def ranks(run_dir: RunPaths, attempt: int) -> list[RankFacts]:
 
 
 def streams(run_dir: RunPaths, attempt: int | None = None) -> list[StreamRow]:
-    """Returns the streams whose rank is in a start record or their name."""
+    """Returns the streams whose rank comes from a start record with their process ordinal, or from their name."""
     owners: dict[tuple[int | None, str | None, int | None, str], Record] = {}
     for record in _records(run_dir.records_dir, attempt, kinds=("start",)):
         if record.rank is not None and record.ordinal is not None:
@@ -132,7 +132,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def world_sizes(run_dir: RunPaths, attempt: int) -> dict[int, int]:
-    """Returns each round's world size (-1 = no round) by records."""
+    """Returns the world size of each round (-1 = no round) by the ranks' records."""
     return {
         -1 if record.round is None else record.round: record.world_size
         for record in _records(run_dir.records_dir, attempt, kinds=("start",))

@@ -39,13 +39,17 @@ if TYPE_CHECKING:
 
 STOPPED = "stopped after success"
 ENDED = "ended after success"
-TOLERATED = "fell, not needed for success"
+TOLERATED = "failed, not needed for success"
 # For a gang of MIN:MAX nodes.
-LEFT = {"resize": "left by a resize", "lost": "lost, the others went on", "surplus": "came when the job was done"}
+LEFT = {
+    "resize": "removed by a resize",
+    "lost": "lost, the others continued",
+    "surplus": "started after the job had succeeded",
+}
 
 
 def note_of(facts: SlotFacts | RankFacts, *, spec: JobSpec, slots: Sequence[SlotFacts]) -> str | None:
-    """Returns the note on an exit of a successful run, or None."""
+    """Returns the note of one slot or rank of a successful run; None if its exit needs no note."""
     role = spec.success.role
     if (spec.success.policy == "all" and role is None) or not (
         facts.signal or facts.exit_code or facts.state == "lost"
@@ -89,7 +93,7 @@ def ranks_started(ranks: Iterable[RankFacts]) -> Counter[int | None]:
 
 
 def is_ready(facts: SlotFacts, *, ranks: int, nproc: int | None) -> bool:
-    """True if a slot runs, is ready, and its ranks have started.
+    """True if a slot runs, its platform reports it ready, and its ranks have started.
 
     ``nproc``: ranks it will start; None if unknown.
     """
@@ -143,7 +147,7 @@ def _summary(run_dir: RunPaths, tables: Queries, verdict: Verdict | None) -> Run
 
 
 def status(run_dir: RunPaths, tables: Queries, *, now: int) -> StatusDocument:
-    """Returns the run with its newest attempt's slots and newest round's ranks."""
+    """Returns the run with slots and ranks of its newest attempt; ranks of the newest round only."""
     found = tables.diagnosis()
     verdict = found.verdict if found else None
     short = _summary(run_dir, tables, verdict)
@@ -240,7 +244,7 @@ def _sizes(
 
 
 def _ranks_of(facts: SlotFacts, parts: Sequence[Part]) -> int | None:
-    """Returns the number of ranks that this slot starts, or None."""
+    """Returns the number of ranks that this slot starts; None if unknown in advance or unobservable."""
     part = next((one for one in parts if facts.slot in one.slots), None)
     if part is None or not part.in_world or part.spec.inside == "off" or facts.launcher in {"exec", None}:
         return None
@@ -248,7 +252,7 @@ def _ranks_of(facts: SlotFacts, parts: Sequence[Part]) -> int | None:
 
 
 def _left(tables: Queries, attempt: int | None, ranks: list[RankFacts]) -> dict[tuple[str, int], str | None]:
-    """Returns notes for slots that left, and for their ranks."""
+    """Returns the notes for slots that left the gang during the attempt, and for their ranks."""
     plan = next((row.plan for row in tables.attempts() if row.attempt == attempt), {})
     left = {slot: LEFT[why] for slot, why in left_slots(plan).items()}
     notes: dict[tuple[str, int], str | None] = {("slot", slot): text for slot, text in left.items()}
@@ -331,7 +335,7 @@ def _wrapper_pid(run_dir: RunPaths, attempt: int, role: str, facts: SlotFacts) -
 
 
 class _LastLines:
-    """Arrival of each rank's and slot's newest chunk, even without a supervisor."""
+    """Arrival time of the newest chunk of each rank and slot, from the indexes: valid even without a supervisor."""
 
     def __init__(self, run_dir: RunPaths, tables: Queries, attempt: int | None, ranks: list[RankFacts]) -> None:
         self.of_rank: dict[int, int] = {}

@@ -83,7 +83,7 @@ def _detach(run_dir: RunDir, wait: float) -> int:
         if said.isdigit():
             sys.stdout.write(said + "\n")
         else:
-            sys.stderr.write(said[1:] or f"it ended at once; see {LOG_NAME}")
+            sys.stderr.write(said[1:] or f"it exited immediately; see {LOG_NAME}")
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0 if said.isdigit() else HELD if said.startswith("!") else 1)

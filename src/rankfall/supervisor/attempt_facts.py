@@ -32,7 +32,7 @@ WAITS: Final = frozenset({"unschedulable", "image_pull", "container_config"})
 
 
 class StorageWatch:
-    """Reports repeatedly that the run's disk is full and output is lost."""
+    """Reports repeatedly that the run's disk is full and output of slots is lost."""
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
@@ -52,17 +52,17 @@ class StorageWatch:
             full, self._since = self._since, None
             if full is None:
                 return None
-            return f"storing goes on after {now - full[0]:.0f} s; what was printed meanwhile is lost"
+            return f"storing continues after {now - full[0]:.0f} s; the output of that time is lost"
         if self._since is not None and now - self._since[1] < _AGAIN_S:
             return None
         began = now if self._since is None else self._since[0]
         self._since = (began, now)
         lasts = f" for {now - began:.0f} s now" if now > began else ""
-        return f"{trouble}{lasts}: what ranks print is lost until there is room"
+        return f"{trouble}{lasts}: output of ranks is lost until there is free space"
 
 
 def start_failure(text: str, *, attempt: int) -> Evidence:
-    """Returns evidence that a slot could not be started."""
+    """Returns the supervisor's evidence that a slot could not be started."""
     slug = "disk_full" if "No space left" in text else "container_config"
     return Evidence(
         id=f"start:{attempt}",
@@ -167,7 +167,7 @@ class AttemptEvents:
 
 def _how(facts: RankFacts | SlotFacts) -> str:
     if facts.state == "lost":
-        return "is lost: its wrapper is gone without a word" if facts.started_at else "never came up"
+        return "is lost: its wrapper vanished without a record" if facts.started_at else "never started"
     if facts.signal is not None:
         try:
             return f"ended by {signal.Signals(facts.signal).name}"
@@ -193,7 +193,7 @@ class SlotStates:
         return tuple(facts for facts in self.everyone() if facts.slot not in gone)
 
     def replan(self, plan: Plan) -> None:
-        """Uses this plan's slots."""
+        """Uses the slots of this plan after some joined or left."""
         self._plan = plan
 
     def everyone(self) -> tuple[SlotFacts, ...]:
@@ -211,7 +211,7 @@ class SlotStates:
         return tuple(found)
 
     def start_again(self, plan: Plan, slot: int) -> None:
-        """Switches to the slot's instance in this plan."""
+        """Switches to the slot's instance in this plan and forgets the previous one."""
         self._plan = plan
         self._dead.discard(slot)
         self._unwritten.discard(slot)
@@ -221,7 +221,7 @@ class SlotStates:
         self._dead |= {s.slot for s in self._plan.slots if self._backend.life(self._plan, s.slot) == "absent"}
 
     def never_came(self) -> list[int]:
-        """Returns lost slots whose wrapper never started."""
+        """Returns lost slots whose wrapper left no sign of a start."""
         return [s.slot for s in self.slots() if s.state == "lost" and s.slot in self._dead]
 
     def _unrecorded(self, facts: SlotFacts) -> SlotFacts:
@@ -282,11 +282,11 @@ class AttemptWriter:
         self._printed = self._printed or bool(delta.bytes)
 
     def add(self, piece: Evidence) -> None:
-        """Adds the supervisor's own evidence."""
+        """Adds evidence from the supervisor itself."""
         self._unstored[piece.id] = piece
 
     def store(self, *, force: bool = False) -> None:
-        """Writes due data, or everything with ``force``."""
+        """Writes data that is due; ``force`` writes everything."""
         if self._unstored:
             self._run_store.add_evidence(self._attempt, self._unstored.values())
             self._unstored.clear()

@@ -34,12 +34,12 @@ class Attempts:
 
     @property
     def newest(self) -> int:
-        """Number of the newest attempt, or 0."""
+        """Number of the newest attempt; 0 before the first."""
         return max(self._rows, default=0)
 
     @property
     def first_at(self) -> int | None:
-        """First attempt's start, nanoseconds since the epoch, or None."""
+        """Start of the first attempt in nanoseconds since the epoch."""
         return min((row.started for row in self._rows.values() if row.started is not None), default=None)
 
     @property
@@ -48,7 +48,7 @@ class Attempts:
         return self._verdicts
 
     def row(self, number: int) -> AttemptRow | None:
-        """Returns one attempt, or None."""
+        """Returns one attempt; None if it does not exist."""
         return self._rows.get(number)
 
     def known(self, number: int) -> AttemptRow:
@@ -57,7 +57,7 @@ class Attempts:
 
     @property
     def open_plan(self) -> Plan | None:
-        """Plan of the newest attempt unless it has ended."""
+        """Plan of the newest attempt if it has not ended."""
         row = self._rows.get(self.newest)
         return self.plan(row.attempt) if row is not None and row.ended is None else None
 
@@ -97,7 +97,7 @@ class Attempts:
             self._events.say("launcher", note, at=at, attempt=number, launcher=plan.launcher)
 
     def replan(self, number: int, plan: Plan) -> None:
-        """Updates a running attempt's plan, which is already stored."""
+        """Updates the plan of a running attempt, which the caller has already stored."""
         self._rows[number] = msgspec.structs.replace(self._rows[number], plan=plan.row())
 
     def conclude(self, number: int, diagnosis: Diagnosis) -> None:
@@ -124,7 +124,7 @@ class Attempts:
 
 
 def announce_verdict(events: EventLog, verdict: Verdict, *, attempt: int) -> None:
-    """Reports a failed attempt's verdict once."""
+    """Reports the verdict on a failed attempt, unless already reported."""
     if not events.is_new(attempt, (verdict.cause.slug, verdict.cause.confidence, verdict.rank, verdict.node)):
         return
     who = "all ranks" if verdict.scope == "all" else "no rank" if verdict.rank is None else f"rank {verdict.rank}"

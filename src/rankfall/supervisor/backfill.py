@@ -36,13 +36,13 @@ def backfill_from_store(run_dir: RunDir, *, attempts: frozenset[int] | None, say
     where = run_dir.spec.kubernetes.log_store
     if where is None:
         raise Refused(
-            f"--log-source: run {run_dir.id} has no log store, and its record has what the API gave",
-            hint="leave it out",
+            f"--log-source: run {run_dir.id} has no log store; its run directory has the lines from the API server",
+            hint="leave --log-source out",
         )
     source = source_of(run_dir.spec)
     if source is None or not source.visible:
         raise Refused(
-            f"--log-source: this machine does not see the log store {where}",
+            f"--log-source: this machine cannot reach the log store {where}",
             hint=how_to_see(run_dir.spec),
         )
     with run_dir.lease() as writer:
@@ -63,11 +63,11 @@ def _attempt(logs: Path, source: Source, say: Callable[[str], None]) -> int:
                 copied += new
         except OSError as error:
             raise StoreError(
-                f"what the log store has in {copy.name} cannot be copied: {error.strerror or error}",
-                hint="make room, or the store readable; the same command goes on where it stopped",
+                f"cannot copy {copy.name} from the log store: {error.strerror or error}",
+                hint="free space or make the store readable, then run the command again: it resumes",
             ) from None
         if not copy.complete:
-            say(f"{copy.name} in the log store has no end yet that its writer wrote: lines may be missing")
+            say(f"{copy.name} in the log store is not complete yet: lines may be missing")
     return copied
 
 
@@ -84,8 +84,8 @@ def backfill_from_loki(
     """
     if run_dir.spec.backend == "local":
         raise Refused(
-            f"--log-source: run {run_dir.id} ran on this machine, and its record has all of its lines",
-            hint="leave it out",
+            f"--log-source: run {run_dir.id} ran on this machine; its run directory has all of its lines",
+            hint="leave --log-source out",
         )
     from rankfall.collect.loki.attempt_lines import keys_of  # noqa: PLC0415 - loads the HTTP client
     from rankfall.loki.client import Loki  # noqa: PLC0415 - as above
@@ -142,8 +142,8 @@ def take_of(
 def cannot_store(run_dir: RunDir, error: OSError) -> StoreError:
     """Returns the error for an unwritable run directory."""
     return StoreError(
-        f"what Loki has of run {run_dir.id} cannot be stored: {error.strerror or error}",
-        hint="make room, or the directory writable; the same command goes on where it stopped",
+        f"cannot store lines from Loki for run {run_dir.id}: {error.strerror or error}",
+        hint="free space or make the run directory writable, then run the command again: it resumes",
     )
 
 
@@ -236,28 +236,27 @@ class LokiFollow:
 
 
 def slots_of(row: AttemptRow, spec: JobSpec) -> list[int]:
-    """Returns the slots of an attempt, including joined ones."""
+    """Returns the slots of an attempt, including those that joined."""
     return [one.slot for one in Plan.of_row(row.plan, spec).slots]
 
 
 def _refuse(run_dir: RunDir) -> None:
     if run_dir.spec.backend == "local":
         raise Refused(
-            f"--log-source: run {run_dir.id} ran on this machine, and its record has all of its lines",
-            hint="leave it out",
+            f"--log-source: run {run_dir.id} ran on this machine; its run directory has all of its lines",
+            hint="leave --log-source out",
         )
     if run_dir.foreign is not None:
         label = run_dir.foreign.target.label
         raise Refused(
-            f"--log-source: {label} was not started by Rankfall, and only a look at the cluster tells which pods are its: its lines are not "
-            "followed out of Loki",
-            hint=f"rankfall logs -f {label} follows them by the API; rankfall logs {label} --log-source loki takes in once what Loki has of pods "
-            "that were seen and are gone",
+            f"--log-source: cannot follow {label} in Loki: only the API server knows its pods, because Rankfall did not start it",
+            hint=f"follow it with rankfall logs -f {label}; for lines of known pods that were deleted, run "
+            f"rankfall logs {label} --log-source loki",
         )
     if run_dir.spec.unattended:
         raise Refused(
-            f"--log-source: Kubernetes alone starts the pods of run {run_dir.id} again, and only a look at the cluster tells which start a pod is of: "
-            "its lines are not followed out of Loki",
-            hint=f"rankfall attach {run_dir.id} follows them by the API; rankfall logs {run_dir.id} --log-source loki takes in once what Loki has of pods "
-            "that are gone",
+            f"--log-source: cannot follow run {run_dir.id} in Loki: Kubernetes restarts its pods, and only the API server knows "
+            "the start of each pod",
+            hint=f"follow it with rankfall attach {run_dir.id}; for lines of deleted pods, run "
+            f"rankfall logs {run_dir.id} --log-source loki",
         )

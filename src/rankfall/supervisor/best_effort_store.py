@@ -24,7 +24,7 @@ class BestEffortStore:
         self._backlog: dict[tuple[str, int], Callable[[], object]] = {}
 
     def set_run(self, state: RunState, *, reason: str | None, at: int) -> None:
-        """Stores the run's state, replacing an unwritten one."""
+        """Stores the run's state; a later state replaces an unwritten one."""
         self._keep(("run", 0), lambda: self.writer.set_run(state, reason=reason, at=at), "the run's state")
 
     def begin_attempt(self, attempt: int, *, at: int, plan: dict[str, Any]) -> None:
@@ -80,7 +80,7 @@ class BestEffortStore:
         return self._try(lambda: self.writer.add_decision(attempt, decision), f"the decision about attempt {attempt}")
 
     def decision_done(self, row: DecisionRow | SlotFailureRow, *, at: int) -> None:
-        """Marks a decision as carried out."""
+        """Stores that a decision was carried out."""
         if row.id > 0:
             self._keep(
                 ("done", row.id),
@@ -124,7 +124,7 @@ class BestEffortStore:
     def _lost(self, what: str, error: StoreError) -> None:
         if what not in self._said:
             self._said.add(what)
-            self.note(f"{what} could not be written when it happened: {error.message}"[:500])
+            self.note(f"{what} could not be stored at its time: {error.message}"[:500])
 
     def _tell(self, text: str) -> None:
         self._on_gap(text)

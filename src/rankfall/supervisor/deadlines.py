@@ -44,10 +44,10 @@ class DeadlineWatch:
         found = []
         limits = self._deadlines
         if limits.total_s is not None and self._total_at is not None:
-            words = f"the total deadline of {limits.total_s:g} s is over"
+            words = f"the total deadline of {limits.total_s:g} s has passed"
             found.append(Passed(which="total", at=self._total_at, text=words))
         if limits.attempt_s is not None:
-            words = f"the attempt's deadline of {limits.attempt_s:g} s is over"
+            words = f"the attempt's deadline of {limits.attempt_s:g} s has passed"
             found.append(Passed(which="attempt", at=self._started + round(limits.attempt_s * _NS), text=words))
         if limits.startup_s is not None and absent:
             words = f"{absent} {'rank was' if absent == 1 else 'ranks were'} not there {limits.startup_s:g} s after the start"
@@ -57,12 +57,12 @@ class DeadlineWatch:
 
 
 def total_end(deadlines: Deadlines, *, first: int, paused: int) -> int | None:
-    """Returns the total deadline in nanoseconds since the epoch, or None."""
+    """Returns the total deadline in nanoseconds since the epoch; None without one."""
     return None if deadlines.total_s is None else first + round(deadlines.total_s * _NS) + paused
 
 
 def deadline_evidence(passed: Passed, *, attempt: int) -> Evidence:
-    """Returns the evidence of an expired deadline."""
+    """Returns the supervisor's evidence of an expired deadline."""
     return Evidence(
         id=f"deadline:{passed.which}:{attempt}",
         source="event",

@@ -17,7 +17,7 @@ from rankfall.rundir.cluster.marks import read_stop
 from rankfall.supervisor.attempt_facts import BadEnd
 from rankfall.supervisor.requests import SuspensionRequest, append_suspension_request
 
-WHO: Final = "a queue or somebody else in the cluster"
+WHO: Final = "a queue or a user in the cluster"
 # Seconds between checks: failing pods, waiting workload.
 _FAILING_POLL_S: Final = 1.0
 _WAIT_S: Final = 5.0
@@ -38,7 +38,7 @@ class ExternalSuspension:
     def began(
         self, slots: Iterable[SlotFacts], ranks: Iterable[RankFacts], *, bad: Collection[BadEnd], last: bool
     ) -> SuspensionRequest | None:
-        """Stores and returns the suspension that ends the attempt, or None.
+        """Stores and returns the suspension that ends the attempt; None if there is none.
 
         The ``last`` check ignores the poll interval.
         """
@@ -64,7 +64,7 @@ class ExternalSuspension:
         return made
 
     def waits(self) -> str | None:
-        """Returns the party that an attempt without pods waits for, or None."""
+        """Returns the queue or party that an attempt without pods waits for; None if unknown or just checked."""
         if self._plan.cluster is None or time.monotonic() < self._waits_due:
             return None
         self._waits_due = time.monotonic() + _WAIT_S
@@ -73,8 +73,8 @@ class ExternalSuspension:
 
 
 def waiting_for(held: SuspensionState) -> str:
-    """Returns the text about a suspended workload."""
-    return f"waits for queue {held.queue} to admit it" if held.queue else f"is held back by {WHO}"
+    """Returns the text about a suspended workload's wait."""
+    return f"waits for queue {held.queue} to admit it" if held.queue else f"is suspended by {WHO}"
 
 
 class ExternalRelease:

@@ -51,7 +51,7 @@ def outcome_of(
 
 
 def released(run_dir: RunDir, *, attempts: int) -> Outcome:
-    """Returns the outcome of a released run."""
+    """Returns the outcome of a supervisor that released a continuing run."""
     return Outcome(run=run_dir.id, state="running", code=SUCCESS, exit_origin="rankfall", attempts=attempts)
 
 
@@ -67,7 +67,7 @@ Left = Literal["files", "rest"]
 
 
 def pending_cleanup(run_dir: RunDir) -> Left | None:
-    """Returns the next cleanup step, or None."""
+    """Returns the next cleanup step; None if none remains."""
     try:
         with run_dir.end_lock_path.open("rb") as file:
             return "rest" if file.read(16).startswith(b"rest") else "files"
@@ -76,7 +76,7 @@ def pending_cleanup(run_dir: RunDir) -> Left | None:
 
 
 def begin(run_dir: RunDir) -> None:
-    """Marks that a final state follows."""
+    """Marks that a final state is stored next."""
     # On a full disk the run ends nevertheless.
     with contextlib.suppress(OSError):
         write_file(run_dir.end_lock_path, b"files\n")
@@ -134,7 +134,7 @@ def last_words(
     at: int,
     diagnosis: Diagnosis | None = None,
 ) -> Outcome:
-    """Reports a run's stored end and writes its derived files."""
+    """Reports the end of a run whose final state is stored, and writes its derived files."""
     run_store.flush()
     outcome = outcome_of(run_dir, run_store.writer, state=state, diagnosis=diagnosis)
     events.say("ended", f"run {run_dir.id} {state}", at=at, state=state, code=outcome.code, origin=outcome.exit_origin)

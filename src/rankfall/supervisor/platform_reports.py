@@ -55,7 +55,7 @@ class NodeReporter:
         self._reported: dict[int, bool] = {}
 
     def tell(self, plan: Plan, diagnosis: Diagnosis | None) -> None:
-        """Reports a failed attempt once to the verdict's node."""
+        """Reports a failed attempt once to the node that the verdict names."""
         word = _word(diagnosis)
         if word is None or plan.attempt in self._reported or not isinstance(self._backend, NodeReportingBackend):
             return
@@ -67,21 +67,23 @@ class NodeReporter:
             self._events.say("gap", problem, at=now)
         else:
             self._events.say(
-                "blamed", f"node {node} was told that it felled attempt {plan.attempt}: {verdict.cause}", at=now
+                "blamed",
+                f"reported node {node} as the cause that attempt {plan.attempt} failed: {verdict.cause}",
+                at=now,
             )
 
     def report_slot_failure(self, plan: Plan, diagnosis: Diagnosis, *, slot: int, instance: int) -> None:
-        """Reports a single failed slot to its node without waiting."""
+        """Reports a single failed slot to its node; the slot's platform does not wait."""
         word = _word(diagnosis, start=(slot, instance))
         if word is None or not isinstance(self._backend, NodeReportingBackend):
             return
         node, verdict = word
         problem = self._backend.report_node(plan, node, verdict)
-        text = f"node {node} was told that it felled slot {slot} of attempt {plan.attempt}: {verdict.cause}"
+        text = f"reported node {node} as the cause that slot {slot} of attempt {plan.attempt} failed: {verdict.cause}"
         self._events.say("gap" if problem is not None else "blamed", problem or text, at=time.time_ns())
 
     def heard(self, plan: Plan, diagnosis: Diagnosis | None) -> None:
-        """Waits until the controller tainted the node or gave a reason.
+        """Waits until the controller handled this attempt's report: it tainted the node or gave a reason against it.
 
         Returns without a controller, if ``over``, or after the longest wait.
         """
@@ -101,11 +103,11 @@ class NodeReporter:
             now = time.time_ns()
             if not said:
                 said = True
-                text = f"attempt {plan.attempt + 1} waits until the controller of node health took up that node {node} felled attempt {plan.attempt}"
+                text = f"attempt {plan.attempt + 1} waits until the controller of node health handles the report that node {node} caused the failure of attempt {plan.attempt}"
                 self._events.say("waiting", text, at=now)
                 self._run_store.set_run("restarting", reason=text, at=now)
             if time.monotonic() >= until:
-                text = f"the controller of node health said nothing of node {node} within {self._answer_s:g} s; attempt {plan.attempt + 1} goes on"
+                text = f"the controller of node health did not answer about node {node} within {self._answer_s:g} s; attempt {plan.attempt + 1} starts anyway"
                 self._events.say("gap", text, at=now)
                 return
             self._control.wait(_LOOK_S)
@@ -114,9 +116,9 @@ class NodeReporter:
         if answer.state == "none":
             return
         words = {
-            "tainted": "keeps the scheduler away from it",
-            "held": "would keep the scheduler away from it and may not",
-            "noted": "wrote it down",
+            "tainted": "keeps new pods off it",
+            "held": "would keep new pods off it, but its limits forbid that",
+            "noted": "recorded the report",
         }
         text = f"node {node}: the controller of node health {words[answer.state]}: {answer.text}"
         self._events.say("blamed", text, at=time.time_ns(), node=node, answer=answer.state)

@@ -44,7 +44,7 @@ ReleaseRequest = Literal["release", "hand_over"]
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """User, reason and time (nanoseconds since the epoch)."""
+    """User, reason and time (nanoseconds since the epoch) of a cancel."""
 
     reason: str = ""
     by: str = ""
@@ -72,14 +72,14 @@ def request_cancel(folder: Path, *, reason: str = "") -> CancelRequest:
         write_new(folder / CANCEL_NAME, msgspec.json.encode(made))
     except OSError as error:
         raise StoreError(
-            f"cannot ask for the end of {folder.name}: {error.strerror or error}",
+            f"cannot request the end of {folder.name}: {error.strerror or error}",
             hint="free space in the run directory, or end its supervisor with SIGTERM",
         ) from error
     return read_cancel(folder) or made
 
 
 def read_cancel(folder: Path) -> CancelRequest | None:
-    """Returns the cancel request, also a damaged one, or None."""
+    """Returns the cancel request of a run, or None. A damaged request counts."""
     try:
         with (folder / CANCEL_NAME).open("rb") as file:
             data = file.read(_MAX_REQUEST)
@@ -88,7 +88,7 @@ def read_cancel(folder: Path) -> CancelRequest | None:
     try:
         return _REQUESTS.decode(data)
     except msgspec.MsgspecError:
-        return CancelRequest(reason="the request itself cannot be read")
+        return CancelRequest(reason="the stored request cannot be read")
 
 
 class Control:
@@ -125,19 +125,19 @@ class Control:
         self._wake_waiter()
 
     def lose(self, why: str) -> None:
-        """Releases the run to another process."""
+        """Releases the run, because another process supervises it."""
         self.lost = self.lost or why
         self._release_request = "release"
         self._wake_waiter()
 
     def signalled(self, number: int) -> None:
-        """Queues a signal to report."""
+        """Queues a signal that the supervisor reports to its viewer."""
         self._signals.append(number)
         self._wake_waiter()
 
     @property
     def cancelled(self) -> str | None:
-        """Reason of a cancel, or None."""
+        """Reason of a cancel; None without one."""
         return self._cancel
 
     @property
@@ -158,7 +158,7 @@ class Control:
         return taken
 
     def stir(self) -> None:
-        """Wakes a thread that waits for new data. Not for signal handlers."""
+        """Reports new data to a thread that waits for it. Not for signal handlers."""
         # The caller may outlive the supervisor and its descriptor.
         with self._handover_lock:
             _write(self._stirred)
@@ -198,7 +198,7 @@ def _write(event: int) -> None:
 
 @contextlib.contextmanager
 def signals_to(control: Control) -> Iterator[None]:
-    """Makes SIGHUP hand the run over, and SIGINT and SIGTERM ``signal`` events.
+    """Inside the context, SIGHUP hands the run over; SIGINT and SIGTERM become ``signal`` events for the viewer.
 
     Does nothing outside the main thread.
     """
@@ -225,7 +225,7 @@ SUSPEND_NAME: Final = "suspend"
 
 
 class SuspensionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """User, reason and time of a suspend or resume request.
+    """User, reason and time (nanoseconds since the epoch) of a suspend or resume request.
 
     ``outside``: by a queue or person in the cluster.
     """
@@ -244,7 +244,7 @@ class SuspensionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suspension(msgspec.Struct, frozen=True, kw_only=True):
-    """All suspend and resume requests, oldest first.
+    """All suspend and resume requests of a run, oldest first.
 
     Attributes:
         initially: True if the run starts suspended.
@@ -255,7 +255,7 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def suspended(self) -> bool:
-        """True if the run is suspended now."""
+        """True if the run is to be suspended now."""
         return self.requests[-1].what == "suspend" if self.requests else self.initially
 
     @property
@@ -269,7 +269,7 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True):
         return self.requests[-1].text if self.requests else "suspended by its job spec"
 
     def asked(self, since: int) -> int | None:
-        """Returns the time of the suspend request that ends an attempt begun at ``since``.
+        """Returns the time of the suspend request that ends an attempt begun at ``since``, or None.
 
         Resumed ones count: the slots may have been signaled.
         """
@@ -279,7 +279,7 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True):
     def stops(
         self, started: int, slots: Iterable[SlotFacts], ranks: Iterable[RankFacts], *, bad: Collection[BadEnd]
     ) -> bool:
-        """True if a suspend request precedes the attempt's own end."""
+        """True if a suspend request precedes the attempt's own end, so that the attempt must stop."""
         asked = self.asked(started)
         return asked is not None and requested_before_end(asked, slots, ranks, bad=bad)
 
@@ -297,7 +297,7 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True):
 def requested_before_end(
     asked: int, slots: Iterable[SlotFacts], ranks: Iterable[RankFacts], *, bad: Collection[BadEnd]
 ) -> bool:
-    """True if a request precedes the attempt's own end."""
+    """True if a request precedes the attempt's own end; arguments as of :meth:`Suspension.stops`."""
     slots = tuple(slots)
     ends = {("slot", s.slot, None): s.ended_at for s in slots} | {("rank", r.rank, r.pid): r.ended_at for r in ranks}
     if any((at := ends.get(end)) is not None and at < asked for end in bad):
@@ -347,7 +347,7 @@ def request_resize(run_dir: RunDir, *, role: str, nodes: int, reason: str = "") 
 
 
 def unmet(run_dir: RunDir, sizes: Mapping[str, int]) -> ResizeRequest | None:
-    """Returns the newest unfulfilled request, or None."""
+    """Returns the newest request that these sizes do not fulfill, or None."""
     wished = requested_sizes(run_dir.path, run_dir.spec)
     open_ones = [one for role, one in read_resizes(run_dir.path).items() if sizes.get(role) != wished.get(role)]
     return max(open_ones, key=lambda one: one.at, default=None)
@@ -374,7 +374,7 @@ def changes(
 
 
 def resized_diagnosis(request: ResizeRequest, *, run: str, attempt: int) -> Diagnosis:
-    """Returns the diagnosis of an attempt stopped for a resize."""
+    """Returns the diagnosis of an attempt stopped for a resize: nothing failed, and the run continues immediately."""
     return stopped_on_request(request.text, how="resized", run=run, attempt=attempt, role=request.role)
 
 
@@ -389,6 +389,6 @@ def refuse_foreign(run_dir: RunDir, verb: str) -> None:
         return
     label = foreign.target.label
     raise Refused(
-        f"rankfall {verb} is for runs that Rankfall started; {label} is only looked at",
-        hint=f"rankfall logs -f {label} follows it; kubectl, or the tool that made it, changes it",
+        f"rankfall {verb} is for runs that Rankfall started; {label} is not one, so Rankfall only reads it",
+        hint=f"use rankfall logs -f {label} to follow it; to change it, use kubectl or the tool that created it",
     )

@@ -99,7 +99,7 @@ class EventLog:
             self._on_event(event if written else msgspec.structs.replace(event, data={**data, "unwritten": True}))
 
     def _write(self) -> bool:
-        """Writes all or none."""
+        """Writes all waiting events, or none."""
         try:
             with append_to(self._path) as file:
                 size = file.tell()

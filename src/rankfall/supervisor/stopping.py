@@ -28,7 +28,7 @@ _STEP_S: Final = 0.05
 
 
 class Followed(msgspec.Struct, frozen=True, kw_only=True):
-    """Attempt with open logs, and its reader's process."""
+    """Attempt whose logs are open, and the process that reads them."""
 
     attempt: int
     by: Holder
@@ -46,7 +46,7 @@ def mark_logs_open(run_dir: RunDir, attempt: int) -> None:
 
 
 def logs_are_open(run_dir: RunDir) -> bool:
-    """True if a process has the newest attempt's logs open."""
+    """True if a process records the run's newest attempt and has its logs open."""
     try:
         mark = decoding.decode(_path(run_dir).read_bytes(), kind=Followed)
     except (OSError, msgspec.MsgspecError):
@@ -74,14 +74,14 @@ REASON = "a JobSet ends its other roles when one has failed"
 
 
 def mark_jobset_stop(folder: Path, plan: Plan, slots: Iterable[SlotFacts]) -> None:
-    """Records the set's own stop, unless one is recorded."""
+    """Records the set's own stop, unless a stop is recorded already."""
     stop = jobset_stop(plan, slots)
     if stop is not None and read_stop(folder, plan.attempt) is None:
         mark_stop(folder, plan.attempt, stop)
 
 
 def jobset_stop(plan: Plan, slots: Iterable[SlotFacts]) -> Stop | None:
-    """Returns the set's own stop, from the failed role's last end, or None."""
+    """Returns the set's own stop, from the last end of the failed role; None without one."""
     roles: dict[str, list[SlotFacts]] = {}
     for facts in slots:
         roles.setdefault(facts.role or "", []).append(facts)
@@ -92,7 +92,7 @@ def jobset_stop(plan: Plan, slots: Iterable[SlotFacts]) -> Stop | None:
 
 
 def _failed_at(slots: list[SlotFacts]) -> int | None:
-    """Returns the failed role's last end in nanoseconds by the slot's clock."""
+    """Returns the last end of a completely ended, failed role in nanoseconds since the epoch by the slot's clock."""
     ends = [facts.ended_at for facts in slots if facts.ended_at is not None]
     over = all(facts.state in {"ended", "lost"} for facts in slots)
     fell = any(
@@ -133,7 +133,7 @@ class Stopping:
 
     @property
     def asked(self) -> bool:
-        """True if the slots have been signaled."""
+        """True if the slots have been signaled to stop."""
         return self._asked is not None
 
     def step(self, running: Collection[int], *, now: float) -> None:
@@ -162,7 +162,7 @@ _WORTH_S: Final = 0.5
 
 
 class Wait(Protocol):
-    """Receives a wait's kind and user text."""
+    """Receives the kind of a wait and a text for users."""
 
     def __call__(self, what: str, text: str, *, now: int) -> None:
         """Reports it."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def compress_ended_runs(run_dir: RunDir) -> None:
-    """Compresses this run's streams, then unfinished ones of other runs."""
+    """Compresses the streams of a run held by this process, then unfinished ones of other runs."""
     for problem in compress_run(run_dir):
         EventLog(run_dir.path, None).say("raw", problem, at=time.time_ns())
     for path in unfinished_compressions(run_dir.path.parent.parent, but=run_dir):
@@ -36,7 +36,7 @@ def compress_ended_runs(run_dir: RunDir) -> None:
 
 
 def _finish(path: Path) -> None:
-    """Completes a half-compressed, unheld run."""
+    """Completes a half-compressed run if no process holds it."""
     other = RunDir(path)
     # Its owner handles a held, damaged or unwritable run.
     with contextlib.suppress(RankfallError, OSError), other.lease() as writer:
@@ -53,7 +53,7 @@ _JOIN_S: Final = 10.0
 
 @contextlib.contextmanager
 def mirror_to_log_dir(run_dir: RunDir) -> Iterator[None]:
-    """Copies the run's lines to its ``log_dir`` inside the context, if any."""
+    """Copies lines of the run to its ``log_dir`` inside the context; does nothing without one."""
     folder = run_dir.spec.log_dir
     if folder is None:
         yield
@@ -80,7 +80,7 @@ def _keep(run_dir: RunDir, files: LogDir, over: threading.Event) -> None:
         problem = files.advance()
         pause = max(_PAUSE_S, _SHARE * (time.monotonic() - began))
         if problem is not None and problem != last:
-            text = f"log_dir: {problem}; its lines are kept and come there when it can be written"
+            text = f"log_dir: {problem}; its lines are stored and are copied there when it is writable"
             EventLog(run_dir.path, None).say("gap", text, at=time.time_ns())
         last = problem
 
@@ -137,7 +137,7 @@ def supervise(
 
 
 def finish(run_dir: RunDir) -> None:
-    """Completes pending cleanup, unless another process holds the run."""
+    """Completes pending cleanup as the supervisor would, unless another process holds the run."""
     if pending_cleanup(run_dir) is None or run_dir.lease_holder() is not None:
         return
     with run_dir.reader() as reader:

@@ -105,7 +105,7 @@ class Bucket:
             answer = link.getresponse()
             return answer.status, answer.read(limit)
         except http.client.HTTPException as error:
-            raise OSError(f"the store's answer is none: {type(error).__name__}") from error
+            raise OSError(f"the store's answer is invalid: {type(error).__name__}") from error
         finally:
             link.close()
 

@@ -129,7 +129,7 @@ def _target(url: str, run: str, environ: Mapping[str, str]) -> Callable[[str, by
         parts = [part for part in (*prefix.split("/"), run, FOLDER) if part]
         store = Bucket(bucket, environ)
         return lambda name, data: store.put("/".join([*parts, name]), data)
-    raise RefusedError(f"{scheme}:// cannot be written with the standard library")
+    raise RefusedError(f"{scheme}:// is not supported: only the standard library is available")
 
 
 def _put_file(folder: str, name: str, data: bytes) -> None:

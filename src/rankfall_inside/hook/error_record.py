@@ -86,7 +86,7 @@ def text_of(error: BaseException) -> str:
     try:
         return str(error)
     except BaseException as second:
-        return f"<{type_name(type(error))} whose text cannot be had: {type_name(type(second))}>"
+        return f"<{type_name(type(error))} without readable text: {type_name(type(second))}>"
 
 
 def walk(error: BaseException) -> list[BaseException]:

@@ -187,7 +187,7 @@ def _move_streams(ordinal: int) -> bool:
     moved = 0
     for fd, inode, kind in ((1, out, "out"), (2, err, "out" if err == out else "err")):
         if inode not in slot:
-            state.notes.append(f"fd {fd} was redirected before and stays")
+            state.notes.append(f"fd {fd} was redirected earlier and remains so")
             continue
         for stream in (sys.stdout, sys.stderr):
             try:

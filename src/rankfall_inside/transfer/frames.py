@@ -74,14 +74,14 @@ class Channel:
     def _head(self) -> tuple[bytes, int]:
         kind, length = _HEAD.unpack(self._exactly(_HEAD.size))
         if kind not in _KINDS or length > MAX_BODY:
-            msg = f"the other side of the transfer does not speak its language: {kind!r}"
+            msg = f"the other side of the transfer uses another protocol: {kind!r}"
             raise TransferError(msg)
         return kind, length
 
     def _exactly(self, size: int) -> bytes:
         data = self._read(size) if size else b""
         if len(data) < size:
-            raise TransferInterruptedError("the connection ended before all was there")
+            raise TransferInterruptedError("the connection ended before the transfer was complete")
         return data
 
 

@@ -86,12 +86,12 @@ class Receiver:
             if kind == frames.MANIFEST:
                 break
             if kind != frames.ENTRY or len(self._entries) >= _MAX_ENTRIES:
-                raise TransferError("the sender does not speak the language of a transfer")
+                raise TransferError("the sender uses another protocol")
             self._entries.append(Entry.decode(body))
         trees.check(self._entries)
         if self._entries[0].kind == FILE and os.path.isdir(self._dest):
             if body in (b"", b".", b"..") or b"/" in body or b"\0" in body:
-                msg = f"{printable(body)}: no name of a file"
+                msg = f"{printable(body)}: not a name of a file"
                 raise TransferError(msg)
             self._dest = os.path.join(self._dest, body)
 
@@ -110,10 +110,10 @@ class Receiver:
                 if mode is None:
                     os.mkdir(place, self._folder_mode)
                 elif not stat.S_ISDIR(mode):
-                    msg = f"{printable(place)}: is in the way of a folder and no folder itself"
+                    msg = f"{printable(place)}: cannot become a folder, because a file has this name"
                     raise TransferError(msg)
             elif mode is not None and stat.S_ISDIR(mode):
-                msg = f"{printable(place)}: a folder is in the way of a file"
+                msg = f"{printable(place)}: cannot become a file, because a folder has this name"
                 raise TransferError(msg)
 
     def _tell(self) -> None:
@@ -185,13 +185,13 @@ class Receiver:
                 index, half = SAME.unpack(body)
                 self._keep(self._expected(index), half=half)
             else:
-                raise TransferError("the sender does not speak the language of a transfer")
+                raise TransferError("the sender uses another protocol")
         if len(self._done) != sum(entry.kind == FILE for entry in self._entries):
-            raise TransferError("the sender has not sent all that it announced")
+            raise TransferError("the sender has not sent all announced files")
 
     def _expected(self, index: int) -> int:
         if index >= len(self._entries) or self._entries[index].kind != FILE or index in self._done:
-            raise TransferError("the sender sends what it has not announced")
+            raise TransferError("the sender sends a file that it did not announce")
         self._done.add(index)
         return index
 
@@ -206,7 +206,7 @@ class Receiver:
                 raise TransferError(msg)
         try:
             if offset not in (0, part.size):
-                raise TransferError("the sender goes on where nothing ends")
+                raise TransferError("the sender resumes at a wrong offset")
             if offset == 0:
                 part.digest = hashlib.sha256()
             os.ftruncate(part.fd, offset)
@@ -225,7 +225,7 @@ class Receiver:
             if kind == frames.SUM:
                 break
             if kind != frames.DATA or at + len(body) > entry.size:
-                raise TransferError("the sender sends more than it has announced")
+                raise TransferError("the sender sends more than announced")
             part.digest.update(body)
             at += len(body)
             view = memoryview(body)
@@ -243,7 +243,7 @@ class Receiver:
         place = path_of(self._dest, entry.path)
         part = self._parts.pop(index, None)
         if part is None if half else index not in self._whole_ones:
-            raise TransferError("the sender leaves out what is not here")
+            raise TransferError("the sender omits a file that the receiver does not have")
         if part is not None:
             if half:
                 os.fsync(part.fd)

@@ -71,7 +71,7 @@ def send(tree: Tree, channel: Channel, *, ask: bool = True) -> Counts:
     if ask:
         kind, body = channel.get()
         if kind != frames.DONE or COUNTS.unpack(body)[0] != files:
-            raise TransferError("the receiver has not got all of it")
+            raise TransferError("the receiver did not get all of it")
     return Counts(files, sent, same)
 
 
@@ -91,7 +91,7 @@ def _held(channel: Channel) -> dict[int, list[Held]]:
         if kind == frames.READY:
             return found
         if kind != frames.HAVE:
-            raise TransferError("the receiver does not speak the language of a transfer")
+            raise TransferError("the receiver uses another protocol")
         index, size, half, digest = HAVE.unpack(body)
         found.setdefault(index, []).append(Held(size, half, digest))
 
@@ -121,7 +121,7 @@ def _send_file(index: int, tree: Tree, channel: Channel, held: list[Held]) -> in
             raise
         raise TransferError(f"{printable(place)}: {error.strerror}") from None
     if offset + sent != entry.size:
-        raise TransferError(f"{printable(place)}: changed while it was copied; copy it when nobody writes it")
+        raise TransferError(f"{printable(place)}: changed during the copy; copy it again when no process writes to it")
     channel.put(frames.SUM, digest.digest())
     return sent
 

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         0 success, 1 failure (sent to the other side), 2 wrong usage.
     """
     if len(argv) < _WORDS or argv[0] not in ("send", "receive"):
-        sys.stderr.write("rankfall: carry: send|receive OWNER BASE PATH BEAT [EXCLUDE...]\n")
+        sys.stderr.write("usage: send|receive OWNER BASE PATH KEEP_ALIVE [EXCLUDE...]\n")
         return _USAGE
     verb, owner, base, below, keep_alive = argv[:_WORDS]
     channel = Channel(sys.stdin.buffer.read, _write, tick=KeepAlive(keep_alive), answers=True)
@@ -76,7 +76,7 @@ def inside(base: bytes, below: bytes) -> bytes:
         TransferError: Its text or links lead out.
     """
     if b"\0" in below or below.startswith(b"/") or b".." in below.split(b"/"):
-        msg = f"{printable(below)}: no path below {printable(base)}"
+        msg = f"{printable(below)}: not a path below {printable(base)}"
         raise TransferError(msg)
     place = os.path.normpath(os.path.join(base, below))
     root = os.path.realpath(base)

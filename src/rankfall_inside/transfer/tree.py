@@ -142,7 +142,7 @@ def merged(trees: Sequence[Tree]) -> Tree:
         for entry, place in zip(tree.entries, tree.places):
             old = found.get(entry.path)
             if old is not None and (old[0].kind == FOLDER) != (entry.kind == FOLDER):
-                msg = f"{printable(old[1])} and {printable(place)}: one is a folder and the other is none"
+                msg = f"{printable(old[1])} and {printable(place)}: one is a folder, the other is not"
                 raise TransferError(msg)
             found[entry.path] = (entry, place)
     # A folder sorts before its content.
@@ -171,17 +171,17 @@ def check(entries: Sequence[Entry]) -> None:
             msg = f"{printable(path)}: the list of files is damaged"
             raise TransferError(msg)
         if path and not _plain(path):
-            msg = f"{printable(path)}: no path below a folder"
+            msg = f"{printable(path)}: not a path below a folder"
             raise TransferError(msg)
         if path and kinds.get(path.rpartition(b"/")[0]) != FOLDER:
-            msg = f"{printable(path)}: does not lie in a folder of this transfer"
+            msg = f"{printable(path)}: is not in a folder of this transfer"
             raise TransferError(msg)
         kinds[path] = entry.kind
         if entry.kind == LINK:
             links[path] = entry.target
     for path, target in links.items():
         if not _inside(path, target, links):
-            msg = f"{printable(path)} -> {printable(target)}: the link points out of what is copied; make it relative and inside, or exclude it"
+            msg = f"{printable(path)} -> {printable(target)}: the link points outside the copied files; make it relative and inside, or exclude it"
             raise TransferError(msg)
 
 

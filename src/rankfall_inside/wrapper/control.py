@@ -112,7 +112,7 @@ class Orders:
                 signum = untrusted.whole(words[1])
                 if signum is not None and 0 < signum < signal.NSIG:
                     for pid in self._commands.living():
-                        self._commands.send(pid, signum, "asked for by the supervisor")
+                        self._commands.send(pid, signum, "requested by the supervisor")
 
     def _stop(self, words: list[str]) -> None:
         said = untrusted.real(words[1]) if len(words) > 1 else None

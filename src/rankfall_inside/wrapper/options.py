@@ -23,19 +23,19 @@ USAGE = """\
 usage: python INSIDE wrap (--stream-dir DIR | --console) [options] -- COMMAND ARGS...
        python INSIDE tell "stop GRACE REASON" | "signal NUMBER" | stacks
 
-  --stream-dir DIR   where the streams of this slot are stored; without it they go to stdout only
-  --console          write whole lines to stdout, those of a rank with the prefix [rank N]
+  --stream-dir DIR   folder for the streams of this slot; without it they go to stdout only
+  --console          write whole lines to stdout; lines of a rank get the prefix [rank N]
   --launcher NAME    exec: start COMMAND once (default); plain: start it as N ranks;
                      torchrun: start the words in RANKFALL_TORCHRUN (a JSON list) once; auto: torchrun where its Python has torch, else plain
   --nproc N          ranks of this slot (default 1)
-  --grace SECONDS    between SIGTERM and SIGKILL for what the command leaves behind (default 5)
+  --grace SECONDS    time from SIGTERM to SIGKILL for processes that the command leaves (default 5)
   --wait-for HOST    start the command when this name resolves; may be repeated
-  --code SHA256      unpack the code of this name beside INSIDE into the slot directory; the command never starts without it
+  --code SHA256      unpack the code of this name, from the folder of INSIDE, into the slot directory; without it the command does not start
   --chdir DIR        the command's folder
-  --log-store DIR    store the streams of ranks below DIR, a volume that others see, or in s3://BUCKET/PREFIX, and not on stdout
-  --exit-code NAME   command: the command's own code (default); cause: 200-219 where the cause of a failure is sure
+  --log-store DIR    store the streams of ranks below DIR, a shared volume, or in s3://BUCKET/PREFIX, and not on stdout
+  --exit-code NAME   command: the command's own code (default); cause: 200-219 if the cause of a failure is certain
 
-tell writes to the wrapper of RANKFALL_SLOT_DIR: 0 told, 3 nobody listens, 2 wrong usage.
+`tell` sends a command to the wrapper of RANKFALL_SLOT_DIR. Exit codes: 0 sent, 3 no wrapper listens, 2 wrong usage.
 """
 LAUNCHERS = ("exec", "plain", "torchrun", "auto")
 EXIT_CODES = ("command", "cause")
@@ -92,7 +92,7 @@ def parse(argv: Sequence[str]) -> Options:
     """
     words = list(argv)
     if words[:1] != ["wrap"]:
-        raise ValueError("the first argument must be: wrap, or tell")
+        raise ValueError("the first argument must be `wrap` or `tell`")
     options = Options()
     position = 1
     while position < len(words):

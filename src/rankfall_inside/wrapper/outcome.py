@@ -163,13 +163,15 @@ def notes(
 
     ``gaps`` are losses; ``left`` processes did not die; ``unwritten`` and ``unsent`` count records.
     """
-    found = gaps[:_MAX_NOTES] + [f"process {one.pid} ({one.comm}) did not die" for one in left[:_MAX_NOTES]]
+    found = gaps[:_MAX_NOTES] + [
+        f"process {one.pid} ({one.comm}) did not exit after SIGKILL" for one in left[:_MAX_NOTES]
+    ]
     if not started:
-        found.append(refused or "the command was not started: the slot was told to end before")
+        found.append(refused or "the command was not started: the slot got a stop request before")
     if trouble:
         found.append(trouble)
     if unwritten:
         found.append(f"{unwritten} records could not be written")
     if unsent:
-        found.append(f"{unsent} records found no room on the log channel")
+        found.append(f"{unsent} records did not fit on the log channel")
     return found

@@ -159,7 +159,7 @@ def opened(root: str, environ: Mapping[str, str], notes: list[str]) -> LogStore 
     store = LogStore(root, folder_name(environ), environ)
     refusal = store.refusal()
     if refusal:
-        notes.append(f"lines of ranks stay on stdout: nothing can be stored in {root}: {refusal}")
+        notes.append(f"lines of ranks remain on stdout: cannot write to {root}: {refusal}")
         say(notes[-1])
         return None
     return store
@@ -187,7 +187,7 @@ class LogStoreSession:
             return
         if store.trouble and not self._reported_trouble:
             self._reported_trouble = True
-            say(f"the log store {store.path} takes nothing: {store.trouble}; it is tried again")
+            say(f"the log store {store.path} cannot be written: {store.trouble}; trying again")
         if store.lost and not self._reported_lost:
             self._reported_lost = True
             text = f"the log store {store.path} is too slow: lines of ranks are lost"

@@ -186,7 +186,7 @@ class Startup:
 
         argv = question(words, self._environ)
         if argv is None:
-            return False, f"{words[0]} is no Python that can be asked for torch"
+            return False, f"{words[0]} is not a Python that can be checked for torch"
         # With RANK the hook would take the child for a rank.
         child = preflight.ask(
             argv, {name: value for name, value in self._environ.items() if name != "RANKFALL_WRAPPER"}
@@ -194,7 +194,7 @@ class Startup:
         due = time.monotonic() + TIMEOUT_S
         self._wait(child, lambda: child.status is not None or time.monotonic() >= due)
         if child.status is None:
-            return False, f"{words[0]} did not say within {TIMEOUT_S:.0f} s whether it has torch"
+            return False, f"{words[0]} did not answer within {TIMEOUT_S:.0f} s if it has torch"
         return child.status == 0, f"{words[0]} finds no torch"
 
     def wait_for_names(self, say: Callable[[str], None]) -> None:

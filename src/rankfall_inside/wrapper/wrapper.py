@@ -128,7 +128,7 @@ class Wrapper:
                 self._step()
             except OSError as error:
                 # No descriptors or memory: the job continues.
-                self._trouble = f"the wrapper met {error!r}"
+                self._trouble = f"the wrapper got an error: {error!r}"
         self._finish()
         self._flush()
         falls = self._falls if self._options.exit_code == "cause" else None
@@ -208,7 +208,7 @@ class Wrapper:
             if status is None and (left is None or left > 0):
                 return False
             reason = self._orders.stop_reason or (
-                "asked to end, and the time is over" if status is None else "the command has ended"
+                "a stop was requested, and the grace time has passed" if status is None else "the command has ended"
             )
             grace = 0.0 if status is None else self._options.grace
             self._ender = processes.DescendantKiller(self._pid, grace=grace, reason=reason, mark=self._commands.mark)

@@ -92,7 +92,7 @@ def test_an_object_of_somebody_else_is_left_alone() -> None:
     async def story(api: Api, kube: Kube, uid: str) -> None:
         problem = await notes.annotate(kube, PLACE, uid="another", verdict=VERDICT, at=AT)
         assert problem is not None
-        assert "could not be put on job train-1a2b3c-a2" in problem
+        assert "cannot write the verdict to job train-1a2b3c-a2" in problem
         job = api.get("jobs", PLACE.object)
         assert job is not None
         assert notes.ANNOTATION not in job["metadata"]["annotations"]
@@ -116,7 +116,7 @@ def test_without_the_right_to_make_events_the_annotation_stands_and_that_is_said
         api._create = refusing  # type: ignore[method-assign]
         problem = await notes.annotate(kube, PLACE, uid=uid, verdict=VERDICT, at=AT)
         assert problem is not None
-        assert "no Event could be made" in problem
+        assert "its Event could not be created" in problem
         assert note(api)["rank"] == 5
 
     told(story)

@@ -105,7 +105,9 @@ def test_code_on_a_workspace_is_in_no_config_map(tree: Tree) -> None:
     job = spec(code="src", kubernetes={"workspace": {"claim": "team", "folder": "f"}})
     made = compiled(job, code=tree)
     assert set(config_map(made)) == {"inside.pyz"}
-    assert made.notes[-1].endswith("copied to claim team before the start; pods see it in /workspace/f/job-0a1b2c/code")
+    assert made.notes[-1].endswith(
+        "copied to claim team before the start; its path in pods: /workspace/f/job-0a1b2c/code"
+    )
     pod = template(made)["spec"]
     assert {"name": "rankfall-workspace", "persistentVolumeClaim": {"claimName": "team"}} in pod["volumes"]
     assert {"name": "rankfall-workspace", "mountPath": "/workspace"} in container(made)["volumeMounts"]
@@ -157,11 +159,11 @@ def test_code_that_nobody_could_unpack_or_that_is_too_large_is_refused_with_size
     with pytest.raises(Refused, match="inside: off"):
         compiled(spec(code="src", inside="off"), code=tree)
     (tmp_path / "noise").write_bytes(random.Random(1).randbytes(codes.MOST_PACKED + 1))
-    with pytest.raises(Refused, match=r"717301 bytes: \d+ packed, and 716800 fit") as caught:
+    with pytest.raises(Refused, match=r"717301 bytes: \d+ packed, but only 716800 fit") as caught:
         compiled(spec(code="src"), code=_named(tmp_path / "noise", 500))
     assert "kubernetes.workspace" in str(caught.value)
     tree.entries[1].size = 40 << 20
-    with pytest.raises(Refused, match="more than the 32 MiB"):
+    with pytest.raises(Refused, match="more than 32 MiB"):
         compiled(spec(code="src"), code=tree)
 
 
@@ -222,7 +224,7 @@ def test_without_python_code_is_never_left_out_silently(tmp_path: Path) -> None:
         (tools / name).symlink_to(f"/bin/{name}")
     done = _start(tmp_path, "--code", "abc", "--chdir", "/tmp", "--", "pwd", python=str(tools))
     assert done.returncode == 211
-    assert "which unpacks the job's code" in done.stderr
+    assert "one must unpack the job's code" in done.stderr
     there = _start(tmp_path, "--chdir", str(tools), "--", "pwd", python=str(tools))
     assert (there.returncode, there.stdout.strip()) == (0, str(tools))
     none = _start(tmp_path, "--chdir", str(tmp_path / "none"), "--", "pwd", python=str(tools))

@@ -64,7 +64,7 @@ def test_another_version_is_read_anew_and_not_for_ever() -> None:
     kube = Kube(conflicts=2)
     resize(kube, 3)
     assert [version for _, _, version in kube.patches] == ["v0", "v1", "v2"]
-    with pytest.raises(InfrastructureError, match="changes all the time"):
+    with pytest.raises(InfrastructureError, match="changes too often"):
         resize(Kube(conflicts=99), 3)
 
 

@@ -88,7 +88,7 @@ def test_a_copy_that_is_behind_is_refused_also_when_nobody_holds_the_run(tried):
         await first.step(w.kube, attempts=0)
         job = w.api.put("jobs", {"metadata": {"name": "j"}, "spec": {"suspend": True}})["metadata"]["uid"]
         await first.write(w.kube, notes={NOTE_ATTEMPT: "2"}, owners=[{"uid": job, "kind": "Job", "name": "j"}])
-        with pytest.raises(EvidenceLost, match="ends with attempt 1, and the run is at attempt 2, by "):
+        with pytest.raises(EvidenceLost, match="ends with attempt 1, but the run is at attempt 2, by "):
             await w.hold(w.there).step(w.kube, attempts=1)
         await first.let_go(w.kube, over=True)
         with pytest.raises(EvidenceLost, match="is an old copy"):

@@ -105,7 +105,7 @@ def test_launch_s2_an_alive_one_of_the_run_is_refused_with_owner_and_age():
                 await launched(kube)
         assert api.get("jobs", NAME)["metadata"]["uid"] == before["metadata"]["uid"]
         assert not [method for method, _ in api.seen if method in {"DELETE", "PATCH"}]
-        assert "runs already" in caught.value.message
+        assert "already runs" in caught.value.message
         assert f"run {RUN}, attempt 1, launched by alice@laptop\\x1b[31m" in caught.value.message
         assert "days old" in caught.value.message
         assert "--replace" in str(caught.value.hint)
@@ -138,7 +138,7 @@ def test_a_foreign_one_is_left_alone(run, replace):
         async with api.kube() as kube:
             with pytest.raises(NameTaken, match="not of this run") as caught:
                 await launched(kube, replace=replace)
-        assert ("made by kubectl-create" if run is None else f"run {run}") in caught.value.message
+        assert ("created by kubectl-create" if run is None else f"run {run}") in caught.value.message
         assert {method for method, _ in api.seen} == {"POST", "GET"}
         assert len(api.made) == 1 + 2
 
@@ -168,8 +168,8 @@ def test_launch_s3_one_that_does_not_go_is_named_with_its_finalizer():
             for _ in range(2):
                 with pytest.raises(StillThere, match=r"job here/\S+ waits for finalizer example.com/hold") as caught:
                     await launched(kube, said, wait_s=0.5)
-        assert "the program that set it" in str(caught.value.hint)
-        assert any("waiting for the earlier job" in line for line in said)
+        assert "the program that set the finalizer" in str(caught.value.hint)
+        assert any("waiting for the removal of the earlier job" in line for line in said)
         assert api.count_made("jobs") == 1
 
     tell(story)
@@ -183,7 +183,9 @@ def test_launch_s3_one_that_does_not_go_is_named_with_its_pod_and_node():
         api.ends("jobs", NAME, "Failed")
         api.dead_nodes.add("n2")
         async with api.kube() as kube:
-            with pytest.raises(StillThere, match=r"pod here/\S+ on node n2 should have ended .* not ready") as caught:
+            with pytest.raises(
+                StillThere, match=r"pod here/\S+ on node n2 should have ended .* not been ready"
+            ) as caught:
                 await launched(kube, wait_s=0.5)
         assert "bring node n2 back" in str(caught.value.hint)
         assert api.count_made("jobs") == 1
@@ -242,7 +244,7 @@ def test_what_cannot_be_taken_back_is_told():
         async with api.kube() as kube:
             with pytest.raises(Forbidden, match="no services"):
                 await launched(kube, said)
-        assert said[-1].endswith(f"job here/{NAME} is left behind")
+        assert said[-1].endswith(f"job here/{NAME} remains in the cluster")
 
     tell(story)
 
@@ -263,7 +265,7 @@ def test_a_foreign_companion_is_left_alone():
     async def story(api: Api) -> None:
         theirs = api.put("services", {"metadata": {"name": NAME}, "spec": {}})
         async with api.kube() as kube:
-            with pytest.raises(NameTaken, match=r"service here/\S+ is there and not of this run"):
+            with pytest.raises(NameTaken, match=r"service here/\S+ exists and is not of this run"):
                 await launched(kube)
         assert list(api.objects.values()) == [theirs]
 
@@ -290,7 +292,7 @@ def test_one_that_is_deleted_while_it_is_launched_is_not_made_again():
 
         api.fault = fault
         async with api.kube() as kube:
-            with pytest.raises(Vanished, match="deleted by somebody else"):
+            with pytest.raises(Vanished, match="deleted by another client"):
                 await launched(kube)
         assert not api.objects
 
@@ -477,7 +479,7 @@ def test_what_somebody_else_made_in_the_place_of_a_removed_one_stays():
         api.put("jobs", old())
         api.fault = fault
         async with api.kube() as kube:
-            with pytest.raises(NameTaken, match="somebody else made one of this name meanwhile"):
+            with pytest.raises(NameTaken, match="another client created one of this name meanwhile"):
                 await launched(kube, replace=True)
         assert api.count_made("jobs") == 2
         assert len(api.all("jobs")) == 1

@@ -178,7 +178,7 @@ def test_a_server_that_stays_away_is_waited_for_as_long_as_was_said():
         async with api.kube() as kube:
             with pytest.raises(Unreachable):
                 await launched(kube, said, wait_s=0.5)
-        assert "looking whether it was done all the same" in said[0]
+        assert "checking whether the request took effect" in said[0]
 
     tell(story)
 

@@ -81,7 +81,7 @@ def test_cuts_are_gone_on_with_in_the_same_pod(play, tmp_path):
     counts = play(story)
     assert picture(tmp_path / "volume" / "x") == picture(tmp_path / "source")
     assert counts.sent < 2_000_000
-    assert len([line for line in said if "goes on" in line]) == 3
+    assert len([line for line in said if "was cut and resumes" in line]) == 3
 
 
 def test_a_cut_that_the_api_server_calls_a_success_is_a_cut(play, tmp_path):
@@ -98,7 +98,7 @@ def test_a_cut_that_the_api_server_calls_a_success_is_a_cut(play, tmp_path):
 
     play(story)
     assert picture(tmp_path / "volume" / "x") == picture(tmp_path / "source")
-    assert len([line for line in said if "goes on" in line]) == 3
+    assert len([line for line in said if "was cut and resumes" in line]) == 3
 
 
 def test_a_pod_that_is_lost_is_replaced_by_another(play, tmp_path):
@@ -122,7 +122,7 @@ def test_cuts_without_progress_end(play, tmp_path):
         made.cuts = [10] * 10
         with pytest.raises(InfrastructureError, match="cut 6 times in a row") as caught:
             await put(made, kube, tmp_path / "x", b"x")
-        assert "goes on where it stopped" in str(caught.value)
+        assert "run the same command again: it resumes" in str(caught.value)
 
     play(story)
 
@@ -141,7 +141,7 @@ def test_what_the_other_side_cannot_do_is_said_in_its_words(play, tmp_path):
         tree = scan(os.fsencode(source))
         (tmp_path / "source" / "word").write_text("12")
         async with copy_pod_of(kube, made.volume, say=print) as one:
-            with pytest.raises(InfrastructureError, match="changed while it was copied"):
+            with pytest.raises(InfrastructureError, match="changed during the copy"):
                 await one.put(tree, b"z")
         assert made.sessions == 3
 
@@ -210,7 +210,7 @@ ATTACH = {"reason": "FailedAttachVolume", "message": "Multi-Attach error for vol
         ),
         ([waiting("ErrImageNeverPull")], [], "ErrImageNeverPull"),
         ([waiting("StartError", 'exec: "sh": executable file not found in $PATH')], [], "image i has no sh"),
-        ([UNSCHEDULABLE], [], "no node takes it: 0/2 nodes"),
+        ([UNSCHEDULABLE], [], "no node accepts it: 0/2 nodes"),
         ([waiting("ContainerCreating")], [ATTACH], "Multi-Attach"),
         ([{"phase": "Failed", "reason": "OutOfcpu", "message": "no cpu"}], [], "OutOfcpu: no cpu"),
         ([{"phase": "Succeeded"}], [], "Succeeded"),
@@ -236,7 +236,7 @@ def test_a_start_that_takes_its_time_is_told_once(play, monkeypatch):
             pass
         made.states = [waiting("ContainerCreating")]
         monkeypatch.setattr(copy_pod, "_STARTING_S", 0.05)
-        with pytest.raises(InfrastructureError, match="has not started in"):
+        with pytest.raises(InfrastructureError, match="did not start within"):
             async with running(kube, made.volume, say=said.append):
                 pass
 

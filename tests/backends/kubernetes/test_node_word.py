@@ -113,7 +113,7 @@ def test_what_the_server_refuses_is_said_and_what_others_change_meanwhile_stays(
             assert "no right" in refused
             gone = await report_to_node(world.kube, "n9", verdict)
             assert gone is not None
-            assert "is gone" in gone
+            assert "no longer exists" in gone
 
     tried(story())
 

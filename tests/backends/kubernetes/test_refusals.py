@@ -111,7 +111,7 @@ def test_jobapi_s27_refusal_07_a_deadline_on_an_unattended_trainjob(runtime):
 @pytest.mark.parametrize("runtime", [{}, {"runtime": "torch-distributed"}])
 def test_jobapi_s27_refusal_07_a_ttl_on_an_unattended_trainjob(runtime):
     message, hint = refusal(spec(backend="trainjob", kubernetes=runtime, ttl_s=60, **ALONE))
-    assert "$.ttl_s: a TrainJob of no version has a time to live" in message
+    assert "$.ttl_s: no version of a TrainJob has a time to live" in message
     assert "use backend jobset" in hint
     compiled(spec(backend="trainjob", kubernetes=runtime, ttl_s=60))
 
@@ -122,7 +122,7 @@ def test_jobapi_s27_refusal_08_a_fraction_whose_count_changes_with_the_size():
 
 
 def test_jobapi_s27_refusal_10_rank_0_where_its_slot_may_leave():
-    with pytest.raises(SpecError, match=r"\$\.success\.policy: rank0 cannot be kept with MIN:MAX") as caught:
+    with pytest.raises(SpecError, match=r"\$\.success\.policy: rank0 does not work with MIN:MAX") as caught:
         spec(nnodes=2, nnodes_max=4, success={"policy": "rank0"})
     assert "fixed number" in (caught.value.hint or "")
 
@@ -230,7 +230,7 @@ def test_all_problems_are_told_at_once():
 def test_jobapi_s27_refusal_03_of_one_role():
     eval_ = {"name": "eval", "launcher": "exec", "restart_scope": "replica"}
     message, _ = refusal(spec(backend="jobset", roles=[{"name": "train"}, eval_]))
-    assert "$.roles[1].restart_scope: one replica alone cannot be started again" in message
+    assert "$.roles[1].restart_scope: one replica alone cannot be restarted" in message
     assert "JobSet 0.12" in message
 
 
@@ -244,13 +244,13 @@ def test_jobapi_s27_refusal_03_of_one_role():
 def test_a_replica_of_a_job_is_not_kept_off_a_node(rule, field):
     job = {"restart_scope": "replica", "launcher": "exec", "nnodes": 2, "rules": [{"exit_codes": [7], **rule}]}
     message, hint = refusal(spec(**job))
-    assert f"$.rules[0].{field}: a pod that is replaced alone may come to the same node again" in message
+    assert f"$.rules[0].{field}: a pod that is replaced alone may be placed on the same node again" in message
     assert "restart_scope: gang" in hint
 
 
 def test_a_gang_of_a_job_is_not_restarted_by_kubernetes():
     message, hint = refusal(spec(unattended=True))
-    assert "$.policies.max_restarts: a Job cannot start its whole gang again by itself (backend job)" in message
+    assert "$.policies.max_restarts: a Job cannot restart its whole gang by itself (backend job)" in message
     assert "backend: jobset" in hint
 
 
@@ -272,7 +272,7 @@ def test_what_only_a_supervisor_can_keep_is_refused_without_one(backend, fields,
 
 def test_a_relative_folder_is_refused():
     message, _ = refusal(spec(cwd="code"))
-    assert "$.cwd: 'code' is no absolute path" in message
+    assert "$.cwd: 'code' is not an absolute path" in message
 
 
 @pytest.mark.parametrize("launcher", ["auto", "plain"])
@@ -310,7 +310,9 @@ def test_labels_that_somebody_else_writes_are_refused(backend, key):
 def test_a_log_store_that_nobody_in_the_pod_would_write_to(backend):
     section = {"workspace": {"claim": "team"}, "log_store": "volume:/workspace/logs"}
     message, hint = refusal(spec(backend=backend, kubernetes=section, inside="off", launcher="exec"))
-    assert message.startswith("$.kubernetes.log_store: with inside: off nobody in the pod could write there")
+    assert message.startswith(
+        "$.kubernetes.log_store: with inside: off, no code of Rankfall in the pod could write there"
+    )
     assert "inside: auto" in hint
 
 

@@ -52,7 +52,7 @@ def test_launch_s42_a_pod_on_a_dead_node_is_still_going_and_named():
             assert await removed(kube, said, uid=done.uid, wait_s=0.4) == "going"
         [pod] = api.all("pods")
         assert f"pod here/{pod['metadata']['name']} on node n2 should have ended" in said[-1]
-        assert "the node is not ready since" in said[-1]
+        assert "the node has not been ready since" in said[-1]
         assert "bring node n2 back, or, once it is certain that the machine is off: kubectl delete pod" in said[-1]
 
     tell(story)
@@ -65,7 +65,7 @@ def test_a_node_that_is_gone_is_told():
             done = await launched(kube)
             api.dead_nodes.add("n1")
             assert await removed(kube, said, uid=done.uid, wait_s=0) == "going"
-        assert "(the node is gone)" in said[-1]
+        assert "(the node no longer exists)" in said[-1]
 
     tell(story)
 
@@ -97,10 +97,10 @@ def test_launch_s42_a_server_that_cannot_be_asked_leaves_it_unknown():
             done = await launched(kube)
             api.fault = lambda request: 503
             assert await removed(kube, said, uid=done.uid, wait_s=0.3) == "unknown"
-            assert "is not known" in said[-1]
+            assert "cannot find out whether" in said[-1]
             api.fault = lambda request: 503 if request.method == "GET" else None
             assert await removed(kube, said, uid=done.uid, wait_s=0.3) == "unknown"
-            assert "is not known" in said[-1]
+            assert "cannot find out whether" in said[-1]
         assert api.get("jobs", NAME) is None
 
     tell(story)
@@ -114,7 +114,7 @@ def test_a_server_that_fails_during_the_wait_leaves_it_unknown():
             api.dead_nodes.add("n2")
             api.fault = lambda request: "before" if said.first.is_set() else None
             assert await removed(kube, said, uid=done.uid, wait_s=1.0) == "unknown"
-        assert "is not known" in said[-1]
+        assert "cannot find out whether" in said[-1]
 
     tell(story)
 
@@ -173,7 +173,7 @@ def test_who_may_not_see_the_children_goes_on_without(plural):
             done = await launched(kube, kind="JobSet", companions=())
             api.refusals["GET", plural] = Refusal(403, f"may not list {plural}")
             assert await removed(kube, said, kind="JobSet", uid=done.uid) == "gone"
-        assert said == [line for line in said if "going on without seeing them" in line]
+        assert said == [line for line in said if "continuing without this information" in line]
         assert said
 
     tell(story)
@@ -271,7 +271,7 @@ def test_who_may_list_the_children_and_not_watch_them_goes_on_without():
             api.dead_nodes.add("n2")
             api.fault = lambda request: 403 if request.query.get("watch") and request.path.endswith("/jobs") else None
             assert await removed(kube, said, kind="JobSet", uid=done.uid, wait_s=0.5) == "going"
-        assert any("going on without seeing them" in line for line in said)
+        assert any("continuing without this information" in line for line in said)
 
     tell(story)
 

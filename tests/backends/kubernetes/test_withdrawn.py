@@ -19,7 +19,7 @@ from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact
 from rankfall.rundir.cluster.workload_state import NativeState, WorkloadFact, workload_path
 
 GOING, FELL = NativeState(phase="going"), NativeState(phase="failed")
-MAYBE = "somebody deleted it, or it had ended and its time to live of 600 s was over"
+MAYBE = "it was deleted, or its time to live of 600 s after its end has passed"
 
 
 @pytest.fixture(autouse=True)

@@ -83,7 +83,7 @@ def test_a_loki_that_is_away_for_minutes_is_said_once_and_nothing_is_lost(world)
     script = job(world, away=((5, 400),))
     world.live(script)
     assert (rank(world, 0), rank(world, 1)) == (list(range(0, 20, 2)), list(range(1, 20, 2)))
-    assert world.said == ["away; asked again", "Loki answers again"]
+    assert world.said == ["away; trying again", "Loki answers again"]
 
 
 def test_a_loki_that_refuses_is_asked_again_once_it_had_answered_and_given_up_when_it_never_had(world):
@@ -112,7 +112,7 @@ def test_a_full_disk_is_said_and_what_could_not_be_stored_comes_when_there_is_ro
     monkeypatch.setattr(LokiState, "intend", intend)
     world.live(job(world))
     assert (rank(world, 0), rank(world, 1)) == (list(range(0, 20, 2)), list(range(1, 20, 2)))
-    assert world.said == ["lines of Loki cannot be stored: No space left on device; tried again"]
+    assert world.said == ["cannot store lines from Loki: No space left on device; trying again"]
 
 
 def test_a_log_of_the_api_is_continued_and_a_log_that_loki_began_is_left_by_the_apis_follower(world):
@@ -172,7 +172,7 @@ def test_lines_without_a_proof_wait_for_it_and_are_not_lost(world):
     world.live(tick)
     assert rank(world, 0) == [1, 2]
     assert len(world.said) == 1
-    assert "cannot be joined" in world.said[0]
+    assert "could be lost or repeated when joined" in world.said[0]
 
 
 class KilledError(Exception):

@@ -200,7 +200,7 @@ def test_what_is_refused_is_written_down_and_asked_for_again(scene):
     asyncio.run(story())
     assert {note.text for note in scene.held(Unseen)} == {
         "the states of the nodes: the right to list and watch nodes is missing",
-        "what Kubernetes said of the pods (Events): the server is away",
+        "Kubernetes Events of the pods: the server is away",
     }
     scene.server.refused = {NODES: Forbidden("no", status=403, reason="Forbidden")}
     asyncio.run(scene.push.take())

@@ -482,7 +482,7 @@ def test_a_container_that_was_restarted_very_often_costs_few_records(tmp_path):
         await fed.holds(pod, b"start 49\n", instance=20)
         await fed.holds(pod, b"now\n", instance=21)
         await until(lambda: len(fed.records("gap-*.json")) == 20, "a gap for each of the newest")
-        assert any("most of them unseen" in text for text in fed.troubles)
+        assert any("most of them unrecorded" in text for text in fed.troubles)
 
     play(tmp_path, story)
 
@@ -885,12 +885,12 @@ def test_a_full_disk_is_told_once_and_nothing_is_lost(tmp_path, monkeypatch):
             made.end(pod)
         await until(lambda: all(len(pod.requests) >= 4 for pod in pods), "tries on a full disk")
         assert "No space left" in fed.troubles[0]
-        assert len([text for text in fed.troubles if "cannot be stored" in text]) == 1
+        assert len([text for text in fed.troubles if "cannot store data from the cluster" in text]) == 1
         full = False
         for pod in pods:
             assert (await fed.closed(pod)).log == "complete"
             assert fed.streams(pod) == {"slot.out": b"one\nthree\n", "r0.out": b"two\nfour\n"}
-        await until(lambda: any("storing goes on" in text for text in fed.troubles), "word that there is room again")
+        await until(lambda: any("storing continues" in text for text in fed.troubles), "word that there is room again")
         assert fed.journal.problems == []
 
     play(tmp_path, story)

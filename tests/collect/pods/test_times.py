@@ -158,7 +158,7 @@ def holds(case: Case, both: tuple[Log, Log]) -> None:
     if stated is not None:
         assert uncertainty is not None
         assert abs(nanoseconds(stated) - (first, second)[verdict.slot]) <= round(uncertainty * NS)
-    if any("fell later" in one.rejected for one in verdict.alternatives):
+    if any("failed later" in one.rejected for one in verdict.alternatives):
         assert first < second if verdict.slot == 0 else second < first
 
 
@@ -217,7 +217,7 @@ def test_i19_p1_a_pod_that_failed_first_is_named_although_its_log_begins_later(t
     verdict = diagnose(case).verdict
     assert verdict.slot == 0
     assert verdict.time.uncertainty_s == pytest.approx(0.05)
-    assert [one.rejected for one in verdict.alternatives] == ["fell later, by more than the clocks' uncertainty"]
+    assert [one.rejected for one in verdict.alternatives] == ["failed later, by more than the clocks' uncertainty"]
 
 
 def test_i19_p1_a_line_without_a_stamp_came_between_its_neighbours(tmp_path):

@@ -85,7 +85,7 @@ def test_a_store_that_this_machine_does_not_see_is_said_and_the_log_is_not_all_h
         world.write(pod, start_line(fed, "run/attempt-1/worker-0/u-1"))
         world.end(pod)
         assert (await fed.closed(pod)).log == "lost"
-        assert any("which this machine does not see" in text for text in fed.troubles)
+        assert any("which this machine cannot reach" in text for text in fed.troubles)
 
     play(tmp_path / "home", story, place="volume:/workspace/logs")
 
@@ -104,7 +104,7 @@ def test_a_folder_without_an_end_is_given_up_after_a_while(tmp_path, monkeypatch
         world.write(pod, start_line(fed, name))
         world.end(pod)
         assert (await fed.closed(pod)).log == "lost"
-        assert any("has no end that its writer wrote" in text for text in fed.troubles)
+        assert any("has no end mark of its writer" in text for text in fed.troubles)
         assert fed.streams(pod)["0.out"] == b"half\n"
 
     play(tmp_path / "home", story, place="volume:/workspace/logs")
@@ -160,7 +160,7 @@ def test_lines_of_ranks_come_from_a_bucket_also_after_it_was_away(tmp_path, buck
         world.write(pod, start_line(fed, made.name), b"of the launcher")
         sink = made.sink("0.out")
         sink.write(b"one\n")
-        await until(lambda: any("does not give" in text for text in fed.troubles), "the trouble")
+        await until(lambda: any("does not return" in text for text in fed.troubles), "the trouble")
         bucket.clear()
         await fed.holds(pod, b"one\n", stream="0.out")
         await fed.restart()

@@ -233,7 +233,7 @@ def test_errors_k12_who_suspended_and_that_somebody_deletes_is_told_unless_it_wa
     )
     assert scene.found(stopped=True) == []
     (piece,) = scene.found(msgspec.structs.replace(work, deleting=LATER))
-    assert piece.line == "Job job is being deleted: somebody asked for it"
+    assert piece.line == "Job job is being deleted by a request"
 
 
 def test_the_training_operators_event_holds_the_only_exit_code_that_is_left(scene):
@@ -376,7 +376,7 @@ def test_health_s31_an_xid_three_seconds_before_the_fall_names_node_gpu_and_time
     (piece,) = scene.found(node(annotations=health(LATER_NS)), ranks=[rank(5), rank(4, killed_by="agent", signal=15)])
     assert (piece.slug, piece.role, piece.rank, piece.node) == ("gpu_fallen_off_bus", "primary", 5, "n1")
     assert piece.gpu == "0000:4e:00"
-    assert piece.line.startswith("xid/79 on gpu 0000:4e:00, 3.0 s before rank 5 fell: NVRM: Xid")
+    assert piece.line.startswith("xid/79 on gpu 0000:4e:00, 3.0 s before rank 5 failed: NVRM: Xid")
 
 
 def test_i19_p5_a_fault_before_rankfalls_own_stop_is_not_said_to_come_before_a_fall(scene):
@@ -445,5 +445,5 @@ def test_events_of_more_than_an_hour_ago_are_said_to_be_gone(scene):
     scene.writer.add(node(seen=MADE_NS + 4000 * 1_000_000_000))
     scene.view.poll()
     (text,) = scene.view.missing([pod()])
-    assert "it keeps Events for an hour" in text
+    assert "Kubernetes stores Events for an hour" in text
     assert scene.view.problems == []

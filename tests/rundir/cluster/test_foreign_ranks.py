@@ -377,14 +377,14 @@ def test_after_an_answer_that_was_cut_the_container_is_looked_into_again(tmp_pat
 def test_a_missing_right_is_told_and_not_asked_for_again(tmp_path, monkeypatch):
     identifier, said = looker(monkeypatch, Forbidden("no exec for you", status=403))
     watched(identifier, tmp_path, "[default1]:x", looks=5)
-    assert said == ["ranks that only a look into their pods would tell stay unknown: no exec for you"]
+    assert said == ["ranks that can be found only inside their pods remain unknown: no exec for you"]
     assert read_rank_map(tmp_path).settled
 
 
 def test_a_container_that_cannot_be_looked_into_is_told(tmp_path, monkeypatch):
     identifier, said = looker(monkeypatch, ObjectNotFound("no such pod", status=404))
     asyncio.run(identifier.look("p", container="m", log=log(tmp_path), folder=tmp_path))
-    assert said == ["which ranks run in p cannot be seen: no such pod"]
+    assert said == ["cannot find the ranks in p: no such pod"]
 
 
 def test_what_is_damaged_or_missing_tells_nothing(tmp_path):

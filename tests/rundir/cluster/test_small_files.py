@@ -169,10 +169,10 @@ def test_i19_p4_a_full_disk_is_told_again_while_it_lasts_and_so_is_its_end():
     made.stored()
     made.stored()
     first, again, twice, over = told
-    assert first == "what comes from the cluster cannot be stored: No space left on device; it is tried again"
-    assert again.startswith("nothing can be stored for 15 s now, so no line is shown: No space left on device")
-    assert "for 30 s now" in twice
-    assert over == "storing goes on after 31 s: what the cluster still has is fetched"
+    assert first == "cannot store data from the cluster: No space left on device; trying again"
+    assert again.startswith("nothing could be stored for 15 s, so new lines do not appear: No space left on device")
+    assert "for 30 s, so new lines do not appear" in twice
+    assert over == "storing continues after 31 s: Rankfall fetches what the cluster still has"
 
 
 def test_each_name_is_told_and_their_number_is_bounded():

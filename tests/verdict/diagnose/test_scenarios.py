@@ -100,7 +100,7 @@ def test_errors_s25_where_only_stops_and_controllers_speak_the_cause_is_unknown_
     verdict = diagnose(case([], [piece(slug, None, role="secondary", source="log", trust="launcher")])).verdict
     assert (verdict.cause.slug, verdict.cause.confidence, verdict.rank) == ("unknown", "unknown", None)
     assert [one.slug for one in verdict.evidence] == [slug]
-    assert verdict.missing[0].startswith("a word of the part that fell first")
+    assert verdict.missing[0].startswith("a message of the part that failed first")
     # Beside the word of a rank that lost its partner it changes nothing.
     both = [
         piece(slug, None, role="secondary", source="log", trust="launcher"),
@@ -526,7 +526,7 @@ def test_a_rank_that_ended_with_code_1_and_without_a_word_is_a_victim_of_a_lost_
     verdict = diagnose(case(ranks, [], slots=wrappers)).verdict
     assert (verdict.cause.slug, verdict.slot, verdict.rank) == ("killed_unknown", 1, None)
     assert victims(verdict)[:2] == [0, 1]
-    assert any("without a word" in one.rejected for one in verdict.alternatives)
+    assert any("without a message, as a rank does that loses its peer" in one.rejected for one in verdict.alternatives)
 
 
 @pytest.mark.parametrize(
@@ -554,7 +554,7 @@ def test_ends_of_slots_in_whole_seconds_are_in_order_only_where_their_second_lea
         for n, seconds in enumerate(stamps)
     )
     verdict = diagnose(case([], [], slots=ends)).verdict
-    assert ("fell later, by more than the clocks' uncertainty" in [a.rejected for a in verdict.alternatives]) is sure
+    assert ("failed later, by more than the clocks' uncertainty" in [a.rejected for a in verdict.alternatives]) is sure
     assert verdict.time.uncertainty_s == uncertainty
 
 
@@ -577,7 +577,7 @@ def test_errors_s22_without_torchruns_lines_a_rank_that_it_stopped_is_not_blamed
     assert verdict.rank == blamed
     if blamed is None:
         assert verdict.cause.confidence in {"suspected", "unknown"}
-        assert any("torchrun ends a rank so" in one.rejected for one in verdict.alternatives)
+        assert any("torchrun ends a rank like this" in one.rejected for one in verdict.alternatives)
 
 
 def test_errors_s22_without_torchruns_lines_nobody_is_blamed_whose_neighbour_ended_as_a_rank_elsewhere_did():
@@ -585,7 +585,7 @@ def test_errors_s22_without_torchruns_lines_nobody_is_blamed_whose_neighbour_end
     verdict = diagnose(case(ranks, [], slots=slots(2, launcher="torchrun"))).verdict
     assert verdict.rank is None
     assert verdict.cause.confidence in {"suspected", "unknown"}
-    stopped = [one.rank for one in verdict.alternatives if "torchrun ends a rank so" in one.rejected]
+    stopped = [one.rank for one in verdict.alternatives if "torchrun ends a rank like this" in one.rejected]
     assert sorted(stopped) == [0, 3]
 
 

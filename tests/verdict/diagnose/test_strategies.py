@@ -57,14 +57,14 @@ def test_earliest_without_any_time_leaves_the_answer_to_causal():
     evidence = [piece("user_code_exception", 0, seconds=None)]
     found = diagnose(case([left(0, 1), left(1, 1)], evidence), strategy=EARLIEST).verdict
     assert found.rank == 0
-    assert "a record that strategy earliest could choose; causal answered" in found.missing
+    assert "a record that strategy earliest could choose; the strategy causal was used" in found.missing
 
 
 @pytest.mark.parametrize("strategy", [EARLIEST, FIRST_LISTED], ids=lambda s: s.name)
 def test_a_death_without_any_record_is_explained_by_causal(strategy):
     found = diagnose(case([left(0, 0), died(1, 9)], []), strategy=strategy).verdict
     assert (found.rank, found.cause.slug) == (1, "killed_unknown")
-    assert "causal answered" in found.missing[0]
+    assert "the strategy causal was used" in found.missing[0]
 
 
 def test_two_clocks_that_cannot_tell_make_earliest_a_suspicion():
@@ -140,7 +140,7 @@ def crashes(told):
     [
         (crashes, "it failed with KeyError: 'nothing'"),
         (fails, "it failed with Mute: (no text)"),
-        (lambda _: "rank 1", "it gave a str and no Diagnosis"),
+        (lambda _: "rank 1", "it gave a str instead of a Diagnosis"),
         (lambda _: None, "a record that strategy ours could choose"),
     ],
 )
@@ -148,7 +148,7 @@ def test_a_strategy_that_gives_no_answer_takes_none_away(pick, words):
     found = words_of(pick)
     assert (found.rank, found.cause.slug) == (1, "user_code_exception")
     assert words in found.missing[0]
-    assert "causal answered" in found.missing[0]
+    assert "the strategy causal was used" in found.missing[0]
 
 
 def test_a_strategy_cannot_make_a_fall_a_success():

@@ -247,7 +247,7 @@ def test_i18_p8_an_error_of_the_work_beats_one_of_the_teardown():
     pieces = [piece("user_code_exception", 0, seconds=2), piece("disk_full", 1, seconds=1, teardown=True)]
     verdict = diagnose(case(ranks, pieces)).verdict
     assert (verdict.rank, verdict.cause.slug, verdict.phase) == (0, "user_code_exception", msgspec.UNSET)
-    assert any(a.rank == 1 and a.rejected == "the work of its rank was done" for a in verdict.alternatives)
+    assert any(a.rank == 1 and a.rejected == "its rank had finished its work" for a in verdict.alternatives)
 
 
 # -- a traceback that a rank printed and caught, seen on the test bed: its last words are of a lost partner, or it was stopped

@@ -32,15 +32,15 @@ def test_a_good_file_is_read() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"slug": '"gpu_ooom"'}, "slug: no cause is named 'gpu_ooom'"),
+        ({"slug": '"gpu_ooom"'}, "slug: there is no cause 'gpu_ooom'"),
         ({"slug": '"host_oom"'}, "id: must begin with the slug"),
         ({"id": '"Gpu OOM"'}, "$.id"),
         ({"role": '"main"'}, "$.role"),
         ({"where": "[]"}, "$.where"),
         ({"where": '["console"]'}, "$.where"),
         ({"specificity": "101"}, "$.specificity"),
-        ({"pattern": "'(?=x)y'"}, "pattern: RE2 refuses it"),
-        ({"pattern": "'a(b'"}, "pattern: RE2 refuses it"),
+        ({"pattern": "'(?=x)y'"}, "pattern: RE2 rejects it"),
+        ({"pattern": "'a(b'"}, "pattern: RE2 rejects it"),
         ({"pattern": "'(?P<colour>out) of cards on'"}, "pattern: unknown group 'colour'"),
         ({"pattern": "'(?:cards)?'"}, "pattern: matches the empty line"),
         ({"pattern": "'cards'"}, "miss[0].text: is matched by the pattern"),

@@ -97,7 +97,7 @@ class ForeignBackend:
         nnodes: int | None = None,
         exclude: Collection[str] = (),
     ) -> Plan:
-        """Returns the pods' location without any request."""
+        """Returns the location of the job's pods without any request."""
         del nnodes, exclude
         foreign = _foreign(run_dir)
         firsts = [0, *accumulate(foreign.slots.values())]
@@ -155,7 +155,7 @@ class ForeignBackend:
             self._loop_thread = None
 
     def life(self, plan: Plan, slot: int) -> Life:
-        """Returns ``absent``: the job has no records."""
+        """Returns ``absent``: the job has no records that could show more."""
         del plan, slot
         return "absent"
 
@@ -170,7 +170,7 @@ class ForeignBackend:
         return None
 
     def adopt(self, plan: Plan) -> None:
-        """Does nothing."""
+        """Does nothing: there is nothing to take over."""
 
     def deleted_externally(self, plan: Plan, *, surely: bool = False) -> str | None:
         """Returns None: the recorder detects it."""
@@ -183,7 +183,7 @@ class ForeignBackend:
         return None
 
     def resizes(self, plan: Plan) -> bool:
-        """Returns False."""
+        """Returns False: Rankfall never resizes a foreign job."""
         del plan
         return False
 
@@ -193,7 +193,7 @@ class ForeignBackend:
         _refuse(run_dir, "held")
 
     def let_go(self, *, over: bool) -> None:
-        """Does nothing."""
+        """Does nothing: the job has no supervisor."""
 
     def submit(self, plan: Plan, *, cancellation: Cancellation | None = None) -> tuple[int, ...]:
         """Refuses to start the job."""
@@ -234,8 +234,8 @@ def _foreign(run_dir: RunDir) -> Foreign:
     found = run_dir.foreign
     if found is None:
         raise Refused(
-            f"{run_dir.id} is no record of a foreign job: foreign.json is missing",
-            hint="rankfall logs KIND/NAME makes a new record",
+            f"{run_dir.id} is not the run directory of a foreign job: foreign.json is missing",
+            hint="run rankfall logs KIND/NAME to record the job again",
         )
     return found
 
@@ -243,5 +243,5 @@ def _foreign(run_dir: RunDir) -> Foreign:
 def _refuse(run_dir: RunDir, what: str) -> NoReturn:
     label = _foreign(run_dir).target.label
     raise Refused(
-        f"{label} cannot be {what}: Rankfall did not start it", hint=f"kubectl, or the tool that made {label}"
+        f"{label} cannot be {what}: Rankfall did not start it", hint=f"use kubectl or the tool that created {label}"
     )

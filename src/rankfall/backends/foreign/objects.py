@@ -172,7 +172,7 @@ def _containers(templates: Mapping[str, Mapping[str, Any]], *, usual: str | None
 
 
 def _launcher(templates: Iterable[Mapping[str, Any]]) -> str:
-    """Returns ``torchrun`` if any command word contains it, else ``exec``."""
+    """Returns ``torchrun`` if any command word, also in a shell script, contains it; else ``exec``."""
     for template in templates:
         for container in mappings(mapping(template, "spec"), "containers"):
             words = [*_words(container.get("command")), *_words(container.get("args"))]

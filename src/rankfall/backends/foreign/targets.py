@@ -70,7 +70,7 @@ async def locate(kube: Kube, target: Target, *, kubeconfig: str | None) -> Locat
 
 
 async def made_set(kube: Kube, item: Mapping[str, Any], *, namespace: str) -> dict[str, Any] | None:
-    """Returns the JobSet that a TrainJob owns, or None.
+    """Returns the JobSet that a TrainJob owns under its name, or None.
 
     Raises:
         Forbidden: Names the missing right.
@@ -91,14 +91,12 @@ def _missing(error: ObjectNotFound, target: Target, namespace: str) -> NotFound:
     if error.details.get("name") == target.name:
         return NotFound(
             f"there is no {target.label} in namespace {namespace}",
-            hint=f"kubectl get {RESOURCES[target.kind].plural} -A finds it; name its namespace with -n",
+            hint=f"find it with kubectl get {RESOURCES[target.kind].plural} -A; name its namespace with -n",
         )
     needed = _NEEDED.get(target.kind)
     return NotFound(
         f"the cluster serves no {RESOURCES[target.kind].plural} ({RESOURCES[target.kind].api_version})",
-        hint=f"that kind comes with {needed}; is this the cluster that you mean? --context names another"
-        if needed
-        else None,
+        hint=f"check the cluster, or name another with --context: that kind comes with {needed}" if needed else None,
     )
 
 
@@ -108,7 +106,7 @@ def _denied(error: Forbidden, plural: str, group: str, *, also: str = "") -> For
         status=error.status,
         reason=error.reason,
         details=error.details,
-        hint=f"it needs get, list and watch of {plural}{f' ({group})' if group else ''} in this namespace{also}",
+        hint=f"request the rights get, list and watch of {plural}{f' ({group})' if group else ''} in this namespace{also}",
     )
 
 
@@ -133,7 +131,7 @@ def spec_of(foreign: Foreign) -> JobSpec:
 
 
 def record_of(foreign: Foreign, *, home: Path) -> RunDir:
-    """Returns the existing or a new run directory.
+    """Returns the existing or a new run directory of this object.
 
     Raises:
         StoreError: Cannot be created.
@@ -142,12 +140,12 @@ def record_of(foreign: Foreign, *, home: Path) -> RunDir:
 
 
 def may_exec(run_dir: RunDir) -> bool:
-    """True if the recorder may find ranks by exec."""
+    """True if the recorder may use exec to find ranks in the pods."""
     return not (run_dir.path / _NO_EXEC).exists()
 
 
 def set_may_exec(run_dir: RunDir, *, look: bool) -> None:
-    """Sets the exec permission for later recorders.
+    """Sets the exec permission for recorders that start later.
 
     Raises:
         StoreError: Cannot be written.
@@ -194,7 +192,7 @@ def open_target(
         held = _recorded(home, target, access)
         if held is None:
             raise
-        return Opened(run=held, note=f"as it was seen last: {error.message}")
+        return Opened(run=held, note=f"this is its last recorded state: {error.message}")
     if found.run is None:
         run = record_of(found.foreign, home=home)
         set_may_exec(run, look=look_inside)
@@ -203,10 +201,10 @@ def open_target(
         own = RunDir.open(home, found.run)
     except RankfallError:
         raise NotFound(
-            f"{target.label} is of Rankfall's own run {found.run[:100]!r}, whose record is not in {home}",
-            hint="ask where that run was started, or set RANKFALL_HOME to a copy of its directory",
+            f"{target.label} belongs to Rankfall's run {found.run[:100]!r}, which has no run directory in {home}",
+            hint="run the command where that run was started, or set RANKFALL_HOME to a copy of its directory",
         ) from None
-    return Opened(run=own, note=f"{target.label} is of run {own.id}")
+    return Opened(run=own, note=f"{target.label} belongs to run {own.id}")
 
 
 def _located(access: Access, target: Target, kubeconfig: str | None) -> Located:

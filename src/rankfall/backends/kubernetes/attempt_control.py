@@ -46,7 +46,7 @@ class MessageRelay:
         self._lines: deque[str] = deque(maxlen=_MOST)
 
     def say(self, text: str) -> None:
-        """Queues a message, in any thread."""
+        """Queues a message; may be called from any thread."""
         self.last = text
         self._lines.append(text)
 
@@ -188,8 +188,8 @@ async def clear(kube: Kube, plan: Plan, *, hold: RunLease | None, relay: Message
     answer = await _removed(kube, place, uid=uid, say=relay.say)
     if answer != "gone":
         raise InfrastructureError(
-            f"attempt {plan.attempt} of {run_dir.id} is still going: {relay.last or place.object}",
-            hint=f"look at it: kubectl get pods -n {place.namespace} -l {place.selector}",
+            f"attempt {plan.attempt} of {run_dir.id} still runs: {relay.last or place.object}",
+            hint=f"check its pods: kubectl get pods -n {place.namespace} -l {place.selector}",
         )
 
 

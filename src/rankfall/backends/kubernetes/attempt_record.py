@@ -29,7 +29,8 @@ def cluster_of(plan: Plan) -> ClusterPlan:
     """
     if plan.cluster is None:
         raise InfrastructureError(
-            "the plan of this attempt names no cluster", hint="it was made by another backend; rankfall doctor"
+            "the plan of this attempt names no cluster",
+            hint="check with rankfall doctor; another backend created the attempt",
         )
     return plan.cluster
 
@@ -40,7 +41,7 @@ def run_of(plan: Plan) -> RunDir:
 
 
 def is_submitted(run_dir: RunDir, attempt: int) -> bool:
-    """True if all objects were created, by any process."""
+    """True if any process created all of the attempt's objects."""
     return _mark(run_dir, attempt).exists()
 
 
@@ -67,7 +68,7 @@ def mark_submitted(run_dir: RunDir, attempt: int, *, uid: str, workload: str) ->
 
 
 def mark_cleared(run_dir: RunDir, attempt: int) -> None:
-    """Records that Rankfall removes the attempt's objects.
+    """Records that Rankfall itself removes the attempt's objects.
 
     Raises:
         OSError: The mark cannot be written.
@@ -78,7 +79,7 @@ def mark_cleared(run_dir: RunDir, attempt: int) -> None:
 
 
 def is_cleared(run_dir: RunDir, attempt: int) -> bool:
-    """True if Rankfall removed the objects, or started to."""
+    """True if Rankfall removed the attempt's objects, or started to."""
     return _mark(run_dir, attempt, "cleared").exists()
 
 
@@ -91,14 +92,14 @@ _FRESH_S: Final = 0.01
 
 
 class SlotPods:
-    """Pods of a run's attempts, from incrementally read journals."""
+    """Pods of a run's attempts; each journal is read incrementally."""
 
     def __init__(self) -> None:
         self._views: dict[int, PodView] = {}
         self._read_at: dict[int, float] = {}
 
     def of(self, plan: Plan, slot: int) -> PodFact | None:
-        """Returns the pod of this slot's start, or None.
+        """Returns the pod of this start of the slot, or None.
 
         Raises:
             KeyError: No such slot.

@@ -81,10 +81,10 @@ async def report_to_node(kube: Kube, node: str, verdict: RunVerdict) -> str | No
                 continue
             return None
     except ObjectNotFound:
-        return f"node {node} is gone; nobody needs to be told that it felled this run"
+        return f"node {node} no longer exists, so it was not reported as the cause of this run's failure"
     except KubeError as error:
-        return f"node {node} could not be told that it felled this run: {error.message}"
-    return f"node {node} could not be told that it felled this run: others changed it {_TRIES} times meanwhile"
+        return f"cannot report node {node} as the cause of this run's failure: {error.message}"
+    return f"cannot report node {node} as the cause of this run's failure: other clients changed it {_TRIES} times meanwhile"
 
 
 async def node_report_answer(kube: Kube, node: str, verdict: RunVerdict, *, namespace: str) -> NodeAnswer:
@@ -96,7 +96,7 @@ async def node_report_answer(kube: Kube, node: str, verdict: RunVerdict, *, name
     try:
         item = await kube.get(NODES, node)
     except ObjectNotFound:
-        return NodeAnswer(state="noted", text=f"node {node} is gone")
+        return NodeAnswer(state="noted", text=f"node {node} no longer exists")
     found = answer_of(_record(item), verdict, condition=_condition(item))
     if found.state == "waiting" and not await _controlled(kube, namespace):
         return NodeAnswer(state="none")
@@ -104,7 +104,7 @@ async def node_report_answer(kube: Kube, node: str, verdict: RunVerdict, *, name
 
 
 async def _controlled(kube: Kube, namespace: str) -> bool:
-    """True if a controller holds its lease, so ran a moment ago."""
+    """True if a controller holds its lease: it runs, or ran until a moment ago."""
     try:
         lease = await kube.get(LEASES, LEASE, namespace=namespace)
     except (ObjectNotFound, Forbidden):
@@ -275,11 +275,11 @@ class ClusterBackend:
         return 0
 
     def resizes(self, plan: Plan) -> bool:
-        """True for an Indexed Job whose torchruns survive pod changes."""
+        """True for an Indexed Job whose torchruns start a new round after pod changes."""
         return cluster_of(plan).backend == "job" and plan.rdzv == "c10d"
 
     def resize(self, plan: Plan) -> bool:
-        """Patches the Job to the plan's size.
+        """Patches the Job to the plan's size; its controller creates and deletes pods.
 
         Raises:
             InfrastructureError: No answer or refusal.
@@ -295,7 +295,7 @@ class ClusterBackend:
         return (Source(kind="pods", path=str(run_of(plan).path), pods=cluster_of(plan)),)
 
     def workload(self, plan: Plan) -> Workload | None:
-        """Returns the launched object, or None."""
+        """Returns the launched object that Kubernetes controls, or None."""
         place = cluster_of(plan)
         uid = submitted_uid(run_of(plan), place.named or plan.attempt)
         return None if uid is None else Workload(self._connected(place), place=place, uid=uid)
@@ -331,14 +331,14 @@ class ClusterBackend:
         try:
             return self._call(plan, lambda kube: annotate(kube, place, uid=uid, verdict=verdict, at=time.time_ns()))
         except KubeError as error:
-            return f"the verdict could not be put on {place.backend} {place.object}: {error.message}"
+            return f"cannot write the verdict to {place.backend} {place.object}: {error.message}"
 
     def report_node(self, plan: Plan, node: str, verdict: RunVerdict) -> str | None:
         """Writes a verdict onto its Node; returns a message on failure."""
         try:
             return self._call(plan, lambda kube: report_to_node(kube, node, verdict))
         except KubeError as error:
-            return f"node {node} could not be told that it felled this run: {error.message}"
+            return f"cannot report node {node} as the cause of this run's failure: {error.message}"
 
     def answered(self, plan: Plan, node: str, verdict: RunVerdict) -> NodeAnswer:
         """Returns the answer of the node health controller.
@@ -361,7 +361,7 @@ class ClusterBackend:
             return None
 
     def clear(self, plan: Plan, *, cancellation: Cancellation | None = None) -> None:
-        """Deletes the attempt's objects and waits for its pods' end.
+        """Deletes the attempt's objects and waits for its pods' end: gangs never overlap.
 
         Raises:
             Abandoned: The caller canceled.

@@ -46,7 +46,7 @@ _MAX_LISTED: Final = 10
 
 
 async def ask(kube: Kube, spec: JobSpec, *, cache: Path | None) -> Served:
-    """Queries version, index, and uncached schemas.
+    """Queries version, index, and uncached schemas of the backend's kinds.
 
     Raises:
         KubeError: The query failed.
@@ -69,7 +69,7 @@ def served_facts(served: Served, spec: JobSpec) -> ServedFacts:
 
 
 def check_fields(served: Served, objects: Iterable[Mapping[str, Any]], *, backend: str) -> None:
-    """Refuses fields that the server would drop silently.
+    """Refuses manifests with fields that the server would drop silently.
 
     Raises:
         Refused: Names up to ten fields.
@@ -99,7 +99,7 @@ def _offers(served: Served, resource: Resource, *fields: str) -> bool:
 
 
 def pinned(spec: JobSpec) -> JobSpec:
-    """Fixes context, namespace and runs' folder in the spec.
+    """Fixes context, namespace and runs' folder in the spec against later changes.
 
     Raises:
         KubeConfigError: No usable context.
@@ -110,7 +110,7 @@ def pinned(spec: JobSpec) -> JobSpec:
 
 
 def place_for(spec: JobSpec, access: Access, *, exclude: Collection[str]) -> ClusterPlan:
-    """Returns a new attempt's place with a new token."""
+    """Returns a new attempt's place with a new token; compiling adds names."""
     return ClusterPlan(
         backend=spec.backend,
         namespace=access.namespace,
@@ -126,7 +126,7 @@ def place_for(spec: JobSpec, access: Access, *, exclude: Collection[str]) -> Clu
 
 
 def offer_to(loop_thread: EventLoopThread, spec: JobSpec, run_dir: RunDir) -> Served:
-    """Returns the server's capabilities, cached next to the runs.
+    """Returns the server's capabilities, cached next to the runs if that folder exists.
 
     Raises:
         KubeError: The query failed.
@@ -170,7 +170,7 @@ def compiled_for(
 
 
 def _verdict_notes(spec: JobSpec, name: str) -> tuple[str, ...]:
-    note = f"a verdict is put on {spec.backend} {name}: annotation {ANNOTATION}, and an Event {REASON}"
+    note = f"a verdict is written to {spec.backend} {name}: annotation {ANNOTATION}, and an Event {REASON}"
     return (note,) if spec.kubernetes.annotate else ()
 
 

@@ -63,12 +63,12 @@ class Right(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.on.plural}/{self.subresource}" if self.subresource else self.on.plural
 
 
-_OWN: Final = "the workload: created suspended, released, stopped by `suspend`, looked at, removed by its UID, and waited for until it is gone"
+_OWN: Final = "the workload: created suspended, released, stopped by `suspend`, read, and removed by its UID with a wait for its end"
 _CHILD: Final = (
-    "a removal waits until these children are gone too; without it they are not waited for, which is said. "
-    "Who records an `unattended` run looks at them, and needs it"
+    "a removal also waits for the end of these children; without the right it prints a message and does not wait. "
+    "The recorder of an `unattended` run needs the right, because it reads them"
 )
-_COPIES: Final = "the throw-away pod that carries files to and from a workspace. Only with `kubernetes.workspace`, or `rankfall cp --claim`"
+_COPIES: Final = "the temporary pod that copies files to and from a workspace. Only with `kubernetes.workspace`, or `rankfall cp --claim`"
 
 RIGHTS: Final = (
     Right(on=JOBS, verbs=_WORKLOAD, backends=("job",), why=_OWN),
@@ -80,62 +80,62 @@ RIGHTS: Final = (
         on=TRAINING_RUNTIMES,
         verbs=_WORKLOAD,
         backends=("trainjob",),
-        why="the runtime of one TrainJob: created before it, given its owner by `patch`; the others for one that an earlier launch left. "
+        why="the runtime of one TrainJob: created before it; `patch` sets its owner; the other verbs are for one of an earlier launch. "
         "Not needed with `kubernetes.runtime`",
     ),
     Right(
         on=CONFIG_MAPS,
         verbs=_COMPANION,
-        why="the recorder: created; the others for one that an earlier launch left, `delete` also for taking back a launch that was refused. "
+        why="the recorder: created; the other verbs are for one of an earlier launch, `delete` also for undoing a refused launch. "
         "Not needed with `inside: off`",
     ),
     Right(
         on=SECRETS,
         verbs=("create", "delete"),
-        why="secret values of the job's variables and arguments: created, owned by the workload and removed with it; `delete` for taking back a launch "
-        "that was refused. No Secret is ever read. Only where a job brings such values; without it those are refused, and `kubernetes.env_from` remains",
+        why="secret values of the job's variables and arguments: created, owned by the workload and removed with it; `delete` for undoing a refused "
+        "launch. Rankfall reads no Secret. Only for jobs with such values; without the right they are refused, and `kubernetes.env_from` remains",
     ),
     Right(
         on=SERVICES,
         verbs=_COMPANION,
         backends=("job",),
-        why="names of the slots: created; the others as for a ConfigMap",
+        why="names of the slots: created; the other verbs as for a ConfigMap",
     ),
     Right(on=SERVICES, verbs=_SEEN, backends=("jobset", "trainjob"), why=_CHILD),
     Right(
         on=PODS,
         verbs=("get", "list", "watch"),
-        why="what each slot does and how it ended; a removal waits for its pods",
+        why="state and end of each slot; a removal waits for its pods",
     ),
     Right(
         on=LEASES,
         verbs=("create", "get", "patch", "delete"),
-        why="one supervisor a run, among all machines: a Lease named after the run, renewed every 10 s, removed with the run's last object",
+        why="one supervisor per run on all machines: a Lease named after the run, renewed every 10 s, removed with the run's last object",
     ),
     Right(on=PODS, subresource="log", verbs=("get",), why="lines and records of the ranks"),
     Right(
         on=PODS,
         subresource="exec",
         verbs=("get", "create"),
-        why="asks the ranks of a hung job for their stacks; without it a hang is found all the same, without stacks. Carries files to and from a "
-        "workspace. Servers ask for `create` too from Kubernetes 1.35 on",
+        why="requests stacks from the ranks of a hung job (without the right Rankfall still finds the hang, but no stacks), and copies files to and from "
+        "a workspace. Since Kubernetes 1.35 servers also require `create`",
     ),
     Right(on=PODS, verbs=("create", "delete"), why=_COPIES),
     Right(
         on=PVCS,
         verbs=("get",),
-        why="the claim of a workspace: whether it is there, and who else may use it. Only with `kubernetes.workspace`",
+        why="the claim of a workspace: its existence, and its other users. Only with `kubernetes.workspace`",
     ),
     Right(
         on=EVENTS,
         verbs=_SEEN,
-        why="why a slot does not start or was taken away (no room, a volume that does not mount, a probe), and why the pod that copies does not; "
-        "without it that is told as far as the pods say it themselves, and the verdict says what is missing",
+        why="why a slot did not start or was removed (no free node, a volume that does not mount, a probe), and the same for the pod that copies. "
+        "Without the right only the pods' states explain it, and the verdict lists the missing evidence",
     ),
     Right(
         on=EVENTS,
         verbs=("create",),
-        why="shows the verdict on the workload, beside an annotation. Only with `kubernetes.annotate`; without it that is said",
+        why="shows the verdict on the workload, in addition to an annotation. Only with `kubernetes.annotate`; without the right Rankfall prints a message",
     ),
 )
 
@@ -170,8 +170,8 @@ BEGIN: Final = "<!-- rights: made by `python -m rankfall.backends.kubernetes.rig
 END: Final = "<!-- /rights -->\n"
 
 _HEAD: Final = """
-Every run that the tests make on a cluster is made by an account with exactly these rights in the namespace of its jobs, and none elsewhere: those of all
-backends, or of the one backend that the test is about. `rankfall config rights` prints this Role; `--backend job` leaves out what that backend does not ask for:
+All runs of the cluster tests use an account with exactly these rights in the namespace of the jobs and no others. These are the rights of all
+backends, or only those of the tested backend. `rankfall config rights` prints this Role; `--backend job` prints only the rights of that backend:
 
 ```yaml
 """
@@ -181,11 +181,11 @@ _TABLE: Final = """```
 | --- | --- | --- | --- |
 """
 _TAIL: Final = """
-- Which kinds are served is asked by discovery, which every authenticated user may. The image's own service account needs no right.
-- Nodes are no part of a namespace, so they need a ClusterRole: `get`, `list` and `watch` of `nodes`. With it verdicts know when a node was away or booted anew, and what `rankfall agent` recorded of its devices; who may
-  only `get` them is told when a pod does not go because its node is not ready. `list` and `watch` of `events` in the namespace `default` adds what kubelets say of their nodes. Without them a verdict names that as missing.
-  `get` of `leases` in the namespace `kube-node-lease` bounds the clocks of nodes more closely; without it the stamps of pods and lines do, and nothing is said.
-- To tell a Node that it felled the run, and to begin the next attempt after the taint: [node-health.md](node-health.md#joined-with-jobs).
+- Rankfall finds the served kinds by discovery, which every authenticated user may use. The service account of the job's image needs no right.
+- Nodes are outside namespaces, so they need a ClusterRole: `get`, `list` and `watch` of `nodes`. With it verdicts include reboots and absences of nodes, and the faults of devices that `rankfall agent` recorded. With
+  only `get`, a message reports that a pod does not end because its node is not ready. `list` and `watch` of `events` in the namespace `default` adds the kubelets' reports on their nodes. Without them a verdict lists this evidence as missing.
+  `get` of `leases` in the namespace `kube-node-lease` bounds the clocks of nodes more closely; without it Rankfall uses the stamps of pods and lines and prints no message.
+- Rights to report to a Node that it caused a failure, and to start the next attempt after the taint: [node-health.md](node-health.md#joined-with-jobs).
 
 """
 _BARE: Final = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][a-z0-9./-]*")

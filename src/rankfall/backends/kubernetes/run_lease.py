@@ -68,7 +68,7 @@ class RunLease:
         )
 
     def firm(self) -> bool:
-        """True if no other process can supervise now."""
+        """True if no other process can supervise the run now."""
         return self._lock.firm()
 
     async def step(self, kube: Kube, *, attempts: int) -> HeldBy | None:
@@ -91,7 +91,7 @@ class RunLease:
         return HeldBy(who=excerpt(found.holder), since=age(found.acquired), alive=self._holder_idle.moved)
 
     async def keep(self, kube: Kube) -> None:
-        """Renews the lease until canceled, lost, or refused too long."""
+        """Renews the lease until canceled, lost, or credentials are refused for too long."""
         rng = random.Random()  # noqa: S311 - for pauses, not for secrets
         pause, refused = RENEW_S, None
         while True:
@@ -100,7 +100,7 @@ class RunLease:
                 await self._lock.renew(kube)
                 pause, refused = RENEW_S, None
             except LeaseLost as error:
-                self._lost(f"this run is supervised elsewhere now: {error.message}")
+                self._lost(f"another process supervises this run now: {error.message}")
                 return
             except KubeError as error:
                 # The pod watch reports the reason.
@@ -108,7 +108,7 @@ class RunLease:
                 refused = (now if refused is None else refused) if error.exit_code == _NO_PERMISSION else None
                 if refused is not None and now - refused >= _REFUSED_S:
                     self._lost(
-                        f"our credentials have been refused for {span(now - refused)}: supervision lets go of the run, which runs on; log in, then "
+                        f"the cluster has refused the credentials for {span(now - refused)}: the supervisor releases the run, which continues; log in, then run "
                         f"rankfall attach {self._run}"
                     )
                     return
@@ -125,7 +125,7 @@ class RunLease:
         try:
             await self._lock.renew(kube, notes=notes, owners=owners)
         except LeaseLost as error:
-            self._lost(f"this run is supervised elsewhere now: {error.message}")
+            self._lost(f"another process supervises this run now: {error.message}")
             raise
 
     async def write_with_retries(
@@ -169,14 +169,14 @@ class RunLease:
         if found.notes.get(NOTE_CREATED) == self._created:
             if newest > attempts:
                 raise EvidenceLost(
-                    f"this directory of run {self._run} is an old copy: it ends with attempt {attempts}, and the run is at attempt {newest}{by}",
-                    hint="what it would do next has been done; look at the run where it is supervised, or copy its directory anew",
+                    f"this directory of run {self._run} is an old copy: it ends with attempt {attempts}, but the run is at attempt {newest}{by}",
+                    hint="use the run where its supervisor is, or copy its directory again; this copy would repeat finished steps",
                 )
         elif newest > 1:
             # The launch finds attempt 1 by name and would start a concurrent one.
             raise EvidenceLost(
-                f"run {self._run} was asked for before with the same token, from another directory, and is at attempt {newest}{by}",
-                hint=f"look at its objects (label {LABEL_RUN}={self._run}) and remove them, or use another request token",
+                f"run {self._run} was requested earlier with the same token, from another directory, and is at attempt {newest}{by}",
+                hint=f"check and remove its objects (label {LABEL_RUN}={self._run}), or use another request token",
             )
 
 

@@ -26,7 +26,7 @@ MAX_LINE: Final = 500
 
 
 def annotation_of(verdict: Verdict) -> str:
-    """Returns ASCII JSON for other tools, under 4 KiB."""
+    """Returns ASCII JSON with the fields for other tools; always under 4 KiB."""
     decisive = verdict.decisive
     said: dict[str, Any] = {
         "schema": verdict.schema,
@@ -58,7 +58,7 @@ def message_of(verdict: Verdict) -> str:
 
 
 def plain(text: str, limit: int) -> str:
-    """Returns job text as one bounded line of ASCII."""
+    """Returns job text as one bounded line of ASCII; truncation ends with three dots."""
     # Each character yields at least one.
     seen = text[: 2 * limit].encode("ascii", "backslashreplace").decode()
     clean = "".join(c if c.isprintable() and unicodedata.category(c) != "Cf" else f"\\x{ord(c):02x}" for c in seen)
@@ -85,19 +85,19 @@ async def annotate(kube: Kube, place: ClusterPlan, *, uid: str, verdict: Verdict
     try:
         await kube.patch(resource, place.object, steps, namespace=place.namespace, kind="json")
     except KubeError as error:
-        return f"the verdict could not be put on {place.backend} {place.object}: {error.message}"
+        return f"cannot write the verdict to {place.backend} {place.object}: {error.message}"
     try:
         await kube.create(EVENTS, event_of(place, uid=uid, verdict=verdict, at=at), namespace=place.namespace)
     except Conflict:
         # An earlier call created it.
         return None
     except KubeError as error:
-        return f"the verdict stands on {place.backend} {place.object}, but no Event could be made: {error.message}"
+        return f"the verdict was written to {place.backend} {place.object}, but its Event could not be created: {error.message}"
     return None
 
 
 def event_of(place: ClusterPlan, *, uid: str, verdict: Verdict, at: int) -> dict[str, Any]:
-    """Returns a verdict's Event, named by its version."""
+    """Returns a verdict's Event, named by its version, so it is created once."""
     resource = WORKLOADS[place.backend]
     # Events have whole seconds.
     stamp = (rfc3339(at) or "").partition(".")[0] + "Z"

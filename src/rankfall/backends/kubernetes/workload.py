@@ -106,7 +106,7 @@ async def deleted_workload(kube: Kube, place: ClusterPlan, *, uid: str, gang: st
 
 
 def gang_of(run_dir: RunDir, attempt: int) -> str:
-    """Returns the UID of a TrainJob's JobSet, or empty."""
+    """Returns the UID of a TrainJob's JobSet with this attempt's pods, or empty."""
     return first_gang(workload_facts(run_dir.path, attempt))
 
 
@@ -132,9 +132,7 @@ def how_expired(run_dir: RunDir, attempt: int, *, uid: str, label: str, surely: 
         return f"{label} was deleted in the cluster"
     if surely:
         return None
-    return (
-        f"{label} is not there any more: somebody deleted it, or it had ended and its time to live of {ttl} s was over"
-    )
+    return f"{label} no longer exists: it was deleted, or its time to live of {ttl} s after its end has passed"
 
 
 async def attempt_suspension(kube: Kube, place: ClusterPlan, *, uid: str) -> SuspensionState:
@@ -187,8 +185,8 @@ async def set_size(kube: Kube, *, name: str, namespace: str, uid: str | None, si
             continue
         return
     raise InfrastructureError(
-        f"Job {name} changes all the time and could not be resized",
-        hint="look at who else writes to it: kubectl get -w",
+        f"Job {name} changes too often to be resized",
+        hint="find the other client that writes to it: kubectl get -w",
     )
 
 

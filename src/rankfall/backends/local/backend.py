@@ -21,7 +21,7 @@ from rankfall.verdict.diagnose import CAUSAL
 
 
 class LocalBackend:
-    """The embedded backend, for one run's successive attempts."""
+    """The embedded backend. One object handles one run's successive attempts."""
 
     strategy = CAUSAL.name
     avoids_nodes = False
@@ -66,7 +66,7 @@ class LocalBackend:
         """Does nothing: there is no other lease."""
 
     def submit(self, plan: Plan, *, cancellation: Cancellation | None = None) -> tuple[int, ...]:
-        """Starts the never started slots, in order.
+        """Starts the slots that were never started, in order.
 
         Raises:
             InfrastructureError: A slot cannot start; earlier ones run.
@@ -78,7 +78,7 @@ class LocalBackend:
             payload.unpack(Path(plan.slots[0].slot_dir).parents[4])
         except OSError as error:
             raise InfrastructureError(
-                f"what travels into the slots cannot be unpacked: {error.strerror or error}",
+                f"cannot unpack Rankfall's code for the slots: {error.strerror or error}",
                 hint="check space and permissions of Rankfall's home",
             ) from error
         # A later supervisor may run inside another job.
@@ -98,7 +98,7 @@ class LocalBackend:
         return tuple(started)
 
     def start_again(self, plan: Plan, slot: int) -> None:
-        """Starts one slot unless it has started.
+        """Starts one slot as planned if it has not started yet.
 
         Raises:
             InfrastructureError: The slot cannot be started.
@@ -106,7 +106,7 @@ class LocalBackend:
         self.submit(msgspec.structs.replace(plan, slots=(slot_plan(plan, slot),)))
 
     def adopt(self, plan: Plan) -> None:
-        """Reserves an adopted plan's port, unless in use."""
+        """Reserves an adopted plan's port, unless its owner already listens."""
         try:
             self._reserve(plan.port or 0)
         except InfrastructureError:
@@ -149,7 +149,7 @@ class LocalBackend:
         return count
 
     def resizes(self, plan: Plan) -> bool:
-        """True if torchrun starts new rounds after membership changes."""
+        """True if torchrun starts new rounds for joining and departing slots."""
         return plan.launcher == "torchrun" and plan.rdzv == "c10d"
 
     def resize(self, plan: Plan) -> bool:
@@ -161,10 +161,10 @@ class LocalBackend:
         self.submit(plan)
         departing = [one.slot for one in plan.left if one.why == "resize" and self.alive(plan, one.slot)]
         grace = float(RunDir(Path(plan.slots[0].slot_dir).parents[2]).spec.policies.grace_s)
-        return set(self.stop(plan, departing, grace=grace, reason="fewer nodes are wished")) >= set(departing)
+        return set(self.stop(plan, departing, grace=grace, reason="fewer nodes are requested")) >= set(departing)
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
-        """Returns all records, then each slot's directory and streams."""
+        """Returns all slots' records, then each one's directory and streams."""
         if not plan.slots:
             return ()
         shared = Source(kind="records", path=plan.slots[0].env["RANKFALL_RECORD_DIR"])
@@ -207,7 +207,7 @@ class LocalBackend:
             self._port = Reservation(port)
         except OSError as error:
             raise InfrastructureError(
-                f"no TCP port can be kept for the job: {error.strerror or error}", hint="end programs that hold ports"
+                f"cannot reserve a TCP port for the job: {error.strerror or error}", hint="end programs that use ports"
             ) from error
         return self._port
 

@@ -33,7 +33,7 @@ from rankfall.rundir import RunDir
 
 
 def unused(spec: JobSpec) -> tuple[str, ...]:
-    """Returns notes about unused fields.
+    """Returns notes about fields that the local backend does not use.
 
     Raises:
         Refused: A field is impossible locally.
@@ -49,7 +49,7 @@ def unused(spec: JobSpec) -> tuple[str, ...]:
     if given:
         notes.append(f"kubernetes: not used by the local backend ({', '.join(given)})")
     if spec.ttl_s is not None:
-        notes.append("ttl_s: not used by the local backend; the run's directory stays until you remove it")
+        notes.append("ttl_s: not used by the local backend; the run directory remains until you remove it")
     return tuple(notes)
 
 
@@ -113,7 +113,7 @@ def planned(
 
 
 def choose_launcher(spec: JobSpec, command: Command, python: Interpreter) -> tuple[Launcher, str]:
-    """Returns the launcher and the reason.
+    """Returns the launcher and the reason as text.
 
     Raises:
         SpecError: Required torch is missing.
@@ -125,14 +125,14 @@ def choose_launcher(spec: JobSpec, command: Command, python: Interpreter) -> tup
         if python.torch is None:
             raise SpecError(
                 "$.launcher",
-                f"torchrun is needed{' for MIN:MAX nodes' if spec.elastic else ''}, and {python.path} has no torch",
+                f"torchrun is needed{' for MIN:MAX nodes' if spec.elastic else ''}, but {python.path} has no torch",
                 hint="install torch there, or name another Python in $.python (--python)",
             )
         return "torchrun", f"launcher: torchrun ({with_torch})"
     if spec.launcher in {"plain", "exec"}:
-        return spec.launcher, f"launcher: {spec.launcher} (asked for)"
+        return spec.launcher, f"launcher: {spec.launcher} (requested)"
     if command.kind == "program":
-        return "plain", "launcher: plain (the command is a program of its own; it is started once for each rank)"
+        return "plain", "launcher: plain (the command is not a Python script; it is started once for each rank)"
     if python.torch is None:
         return "plain", f"launcher: plain (no torch in {python.path})"
     return "torchrun", f"launcher: torchrun ({with_torch})"
@@ -248,7 +248,7 @@ def _source(spec: JobSpec) -> Path:
 def _checked(cwd: Path, spec: JobSpec) -> Path:
     field = "$.code" if spec.code_folders and spec.cwd is None else "$.cwd"
     if not cwd.is_dir():
-        raise SpecError(field, f"{str(cwd)!r} is no folder", hint="give a folder that exists")
+        raise SpecError(field, f"{str(cwd)!r} is not a folder", hint="give a folder that exists")
     if not os.access(cwd, os.X_OK):
-        raise SpecError(field, f"{str(cwd)!r} cannot be entered", hint="check its permissions")
+        raise SpecError(field, f"{str(cwd)!r} cannot be opened", hint="check its permissions")
     return cwd

@@ -147,7 +147,7 @@ def tell(slot_dir: Path, line: str) -> bool:
 
 
 def members(slot_dir: Path) -> list[int]:
-    """Returns the processes whose environment names this slot."""
+    """Returns the processes whose environment names this slot; unreadable ones do not count."""
     wanted = b"RANKFALL_SLOT_DIR=" + os.fsencode(slot_dir)
     found = []
     me = os.getpid()

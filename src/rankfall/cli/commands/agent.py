@@ -20,7 +20,7 @@ _PATH: Final = click.Path(path_type=Path)
 
 
 @click.command("agent")
-@click.option("--node", envvar="NODE_NAME", metavar="NAME", help="The Node that this machine is; default: $NODE_NAME.")
+@click.option("--node", envvar="NODE_NAME", metavar="NAME", help="Name of this machine's Node; default: $NODE_NAME.")
 @click.option("--kmsg", type=_PATH, default=Path("/dev/kmsg"), show_default=True, help="The kernel's log.")
 @click.option(
     "--kmsg-socket",
@@ -32,18 +32,18 @@ _PATH: Final = click.Path(path_type=Path)
     type=_PATH,
     envvar="RANKFALL_AGENT_STATE",
     metavar="FOLDER",
-    help="Where the cursor is kept over restarts; default: nowhere.",
+    help="File that stores the cursor for restarts; default: none.",
 )
 @click.option("--all", "all_", is_flag=True, help="Print every record, not only those that concern the node.")
-@click.option("--once", is_flag=True, help="Read what is there, and end.")
-@click.option("--publish/--no-publish", default=True, show_default=True, help="Show what was found on the Node.")
+@click.option("--once", is_flag=True, help="Read the existing records, then exit.")
+@click.option("--publish/--no-publish", default=True, show_default=True, help="Write the findings to the Node.")
 @click.option(
     "--accept-injected-kmsg",
     is_flag=True,
-    help="TEST MODE: what any process writes into the kernel's log counts as the kernel's.",
+    help="TEST MODE: lines that any process writes into the kernel log count as lines of the kernel.",
 )
-@click.option("--probe-address", metavar="HOST:PORT", help="Answer a liveness probe over HTTP there.")
-@click.option("--context", metavar="NAME", help="Of the kubeconfig; default: its current one.")
+@click.option("--probe-address", metavar="HOST:PORT", help="Address that answers a liveness probe over HTTP.")
+@click.option("--context", metavar="NAME", help="Context of the kubeconfig; default: the current one.")
 @click.option("--kubeconfig", metavar="FILE", help="Default: as kubectl finds it, else the pod's service account.")
 def agent(
     *,
@@ -65,7 +65,7 @@ def agent(
 
     if node is None or not _NODE.fullmatch(node):
         raise UsageError(
-            "the agent must know which Node it speaks for",
+            "the agent does not know the name of its Node",
             hint="give --node NAME, or NODE_NAME in the environment (spec.nodeName of the downward API)",
         )
     access = None
@@ -74,7 +74,9 @@ def agent(
 
         access = load_access(kubeconfig=kubeconfig, context=context)
     if accept_injected_kmsg:
-        console.say("rankfall agent: TEST MODE: what any process writes into the kernel's log counts as the kernel's")
+        console.say(
+            "rankfall agent: TEST MODE: lines that any process writes into the kernel log count as lines of the kernel"
+        )
     settings = agent_start.Settings(
         node=node,
         device=kmsg,

@@ -43,7 +43,7 @@ _CANCELLED: Final = 130
     metavar="N",
     help="Begin with the last N lines.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Only how it ended.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only the outcome.")
 def attach(
     *, run: str | None, rank: tuple[str, ...], everything: bool, max_bytes: int | None, tail: int, quiet: bool
 ) -> int:
@@ -85,7 +85,7 @@ def wait(*, run: str | None, timeout: str | None, output: Output) -> int:
         console.say(f"rankfall-exit: rankfall {reading.code}")
         return reading.code
     if outcome is None:
-        console.say(f"rankfall: {directory.id} is not over after {timeout}")
+        console.say(f"rankfall: {directory.id} has not ended after {timeout}")
         console.say(f"rankfall-exit: rankfall {_TIMED_OUT}")
         return _TIMED_OUT
     _tell(outcome, output)
@@ -94,8 +94,8 @@ def wait(*, run: str | None, timeout: str | None, output: Output) -> int:
 
 @click.command("cancel")
 @run_argument
-@click.option("--reason", default="", help="Kept with the run.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--reason", default="", help="Text that is stored with the run.")
+@click.option("-y", "--yes", is_flag=True, help="Skip the confirmation.")
 @output_option("Format of the outcome.")
 def cancel(*, run: str | None, reason: str, yes: bool, output: Output) -> int:
     """Stop a run and all its processes; returns after the last one ended."""
@@ -106,7 +106,7 @@ def cancel(*, run: str | None, reason: str, yes: bool, output: Output) -> int:
     with directory.reader() as reader:
         state = reader.run().state
     if state in FINAL_STATES:
-        console.say(f"rankfall: {directory.id} is over already: {state}")
+        console.say(f"rankfall: {directory.id} has already ended: {state}")
         return 0
     if directory.spec.unattended:
         return _cancel_unattended(directory, reason, output)
@@ -129,10 +129,10 @@ def _cancel_unattended(directory: RunDir, reason: str, output: Output) -> int:
     said: list[str] = []
     answer = control.cancel(directory, reason=reason, say=said.append)
     if answer != "gone":
-        what = "is still going" if answer == "going" else "may be gone or not: it cannot be seen"
+        what = "it still runs" if answer == "going" else "its state in the cluster cannot be read"
         raise InfrastructureError(
-            f"{directory.id} was asked to end and {what}{f': {said[-1]}' if said else ''}",
-            hint=f"ask again: rankfall cancel {directory.id}",
+            f"{directory.id} was cancelled, but {what}{f': {said[-1]}' if said else ''}",
+            hint=f"run it again: rankfall cancel {directory.id}",
         )
     outcome = session.stay()
     if outcome is None:
@@ -184,8 +184,8 @@ def _wait(directory: RunDir, *, limit: float | None) -> Outcome | None:
             alone = now
         elif now - alone > _ALONE_S:
             raise EvidenceLost(
-                f"nobody supervises {directory.id} (state {state}): its end will not be noticed",
-                hint=f"rankfall attach {directory.id} takes it over",
+                f"{directory.id} (state {state}) has no supervisor: nothing will record its end",
+                hint=f"run rankfall attach {directory.id} to supervise it",
             )
         if limit is not None and now - begun >= limit:
             return None

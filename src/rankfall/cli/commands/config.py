@@ -64,9 +64,9 @@ def causes() -> None:
     "backends",
     multiple=True,
     metavar="job|jobset|trainjob",
-    help="Only what this backend asks for; may be given again.",
+    help="Only the rights that this backend needs; repeatable.",
 )
-@click.option("-n", "--namespace", default="default", show_default=True, help="Of the jobs.")
+@click.option("-n", "--namespace", default="default", show_default=True, help="Namespace of the jobs.")
 def rights(*, backends: tuple[str, ...], namespace: str) -> None:
     """Print the Role for an account in its jobs' namespace, as YAML.
 

@@ -17,7 +17,7 @@ from rankfall.rundir import RunDir
 _HELP: Final = """Copy files to a run's folder and back.
 
 PATH is where the run's command sees it: relative to its code directory, or absolute on its volume. It becomes the copy's name; ending with a
-slash it is a folder to copy into. What is there already is not sent again, and a copy that was cut goes on where it stopped.
+slash it is a folder to copy into. Files that already exist there are not sent again, and an interrupted copy resumes.
 
 \b
   rankfall cp data.csv configs/ train-608d43:inputs/
@@ -29,11 +29,11 @@ slash it is a folder to copy into. What is there already is not sent again, and 
 @click.command("cp", help=_HELP)
 @click.argument("paths", nargs=-1, required=True, metavar="SRC... DEST")
 @click.option("--claim", metavar="NAME", help="A PersistentVolumeClaim; paths on it are written :PATH.")
-@click.option("--image", metavar="NAME", help="Of the pod that copies: one with sh and Python; default: the run's.")
-@click.option("-n", "--namespace", metavar="NAME", help="Of the claim; default: that of the context.")
-@click.option("--context", metavar="NAME", help="Of the kubeconfig; default: its current one.")
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave out names or paths like this.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing when all goes well.")
+@click.option("--image", metavar="NAME", help="Image of the pod that copies, with sh and Python; default: the run's.")
+@click.option("-n", "--namespace", metavar="NAME", help="Namespace of the claim; default: that of the context.")
+@click.option("--context", metavar="NAME", help="Context of the kubeconfig; default: the current one.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Skip names or paths that match.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing on success.")
 def cp(
     *,
     paths: tuple[str, ...],
@@ -50,7 +50,7 @@ def cp(
     remote = [one for one in there if one is not None]
     if len(remote) != 1 or (there[-1] is None and len(sources) > 1) or not sources:
         raise UsageError(
-            "cp needs one side here and one side there",
+            "cp needs one local side and one side in a run",
             hint="rankfall cp SRC... RUN:PATH, or rankfall cp RUN:PATH LOCAL; a file with a colon in its name: ./a:b",
         )
     run, path = remote[0]
@@ -87,8 +87,8 @@ def _place(
             raise UsageError(f"--claim and the run {run!r} contradict each other", hint=f"write :{'PATH'} with --claim")
         if image is None:
             raise UsageError(
-                "--claim needs --image: files are copied by a pod",
-                hint="any image with sh and Python 3.8, as --image python:3.12-slim",
+                "--claim needs --image: a pod copies the files",
+                hint="name any image with sh and Python 3.8, as --image python:3.12-slim",
             )
         from rankfall.backends.kubernetes.copy.workspace import place_of_claim  # noqa: PLC0415 - loads Kubernetes
 
@@ -97,9 +97,14 @@ def _place(
         )
         return place_of_claim(section, say=say)
     if not run:
-        raise UsageError("no run is named before the colon", hint="rankfall cp SRC... RUN:PATH, or --claim NAME")
+        raise UsageError(
+            "the name of the run before the colon is missing", hint="rankfall cp SRC... RUN:PATH, or --claim NAME"
+        )
     if namespace is not None or context is not None:
-        raise UsageError("a run knows its namespace and context", hint="leave -n and --context out, or use --claim")
+        raise UsageError(
+            "-n and --context are only for --claim: a run knows its namespace and context",
+            hint="leave -n and --context out, or use --claim",
+        )
     directory = RunDir.open(read_home(), run)
     found = place_of(directory, say=say, image=image)
     if found is None:

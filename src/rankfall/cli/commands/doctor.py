@@ -93,9 +93,9 @@ def home_folder() -> Check:
             name="home",
             state="fail",
             text=f"{path} cannot be written: {error.strerror or error}",
-            next="set RANKFALL_HOME to a folder that you can write",
+            next="set RANKFALL_HOME to a folder that you can write to",
         )
-    return Check(name="home", state="pass", text=f"runs are kept in {path}")
+    return Check(name="home", state="pass", text=f"runs are stored in {path}")
 
 
 def modes() -> Check:
@@ -106,12 +106,12 @@ def modes() -> Check:
     except OSError:
         others = 0
     if not others:
-        return Check(name="modes", state="pass", text="runs are for this user alone")
+        return Check(name="modes", state="pass", text="only this user can read the runs")
     return Check(
         name="modes",
         state="warn",
-        text=f"other users can open {folder}, which is not ours to close",
-        next=f"its owner can: chmod -R go= {folder}",
+        text=f"other users can open {folder}, and this user may not change its mode",
+        next=f"its owner must run: chmod -R go= {folder}",
     )
 
 
@@ -124,7 +124,7 @@ def journal() -> Check:
     return Check(
         name="journal",
         state="warn",
-        text=f"{text}; shared over a network, which is slower",
+        text=f"{text}; a network file system, which is slower",
         next="set RANKFALL_HOME to a local disk if only this machine reads the runs",
     )
 
@@ -136,7 +136,7 @@ def space() -> Check:
         free = shutil.disk_usage(path).free
         stat = os.statvfs(path)
     except OSError as error:
-        return Check(name="space", state="warn", text=f"free space is not known: {error.strerror or error}")
+        return Check(name="space", state="warn", text=f"cannot read the free space: {error.strerror or error}")
     text = f"{free / _GIB:.1f} GiB free for runs"
     hint = "free space there, or set RANKFALL_HOME to a larger disk"
     if free < _NOTHING:
@@ -179,10 +179,12 @@ _FEW_PROCESSES: Final = 512
 def proc() -> Check:
     """Checks that processes are visible, without races."""
     if not Path("/proc/self/stat").exists():
-        return Check(name="proc", state="fail", text="/proc is not mounted", next="mount it: ranks are found there")
+        return Check(
+            name="proc", state="fail", text="/proc is not mounted", next="mount it: Rankfall finds ranks there"
+        )
     if not hasattr(os, "pidfd_open"):
         return Check(
-            name="proc", state="warn", text="/proc is there, this Python knows no pidfd", next="use Linux >= 5.3"
+            name="proc", state="warn", text="/proc is mounted, but this Python has no pidfd", next="use Linux >= 5.3"
         )
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -190,8 +192,8 @@ def proc() -> Check:
         return Check(
             name="proc",
             state="warn",
-            text=f"/proc is there, pidfd_open is not: {error.strerror}",
-            next="ends of processes are read from /proc instead; allow the system call to see every exit code",
+            text=f"/proc is mounted, but pidfd_open fails: {error.strerror}",
+            next="allow the system call; without it /proc shows the ends of processes, but not every exit code",
         )
     return Check(name="proc", state="pass", text="/proc and pidfd work")
 
@@ -205,7 +207,7 @@ def oom_counter() -> Check:
             name="oom-counter",
             state="warn",
             text=f"cgroup v{version}: no OOM counter of this group can be read",
-            next="a killed rank is then called out of memory only when the kernel log says so",
+            next="make the kernel log readable: without the counter only it proves that a rank was killed for memory",
         )
     return Check(name="oom-counter", state="pass", text=f"cgroup v{version}: OOM counter {path}")
 
@@ -219,7 +221,7 @@ def kernel_log() -> Check:
             name="kernel-log",
             state="warn",
             text=f"/dev/kmsg cannot be read: {error.strerror}",
-            next="as root: sysctl kernel.dmesg_restrict=0; without it device faults are not seen",
+            next="as root: sysctl kernel.dmesg_restrict=0; without the kernel log Rankfall sees no device faults",
         )
     return Check(name="kernel-log", state="pass", text="/dev/kmsg can be read")
 
@@ -233,7 +235,7 @@ def stack_signal() -> Check:
             name="stack-signal",
             state="warn",
             text=f"SIGRTMIN+7 is {what} here, and processes inherit that",
-            next="start Rankfall from a shell that leaves it alone, else hangs come without Python stacks",
+            next="start Rankfall from a shell that does not change it, else hangs have no Python stacks",
         )
     return Check(name="stack-signal", state="pass", text="SIGRTMIN+7 is free: hung ranks can show their stacks")
 
@@ -247,8 +249,8 @@ def ports() -> Check:
         return Check(
             name="ports",
             state="fail",
-            text=f"no port could be kept on 127.0.0.1: {error.strerror or error}",
-            next="bring the loopback interface up; allow binding of unprivileged ports",
+            text=f"cannot reserve a port on 127.0.0.1: {error.strerror or error}",
+            next="bring the loopback interface up; allow processes to bind unprivileged ports",
         )
     try:
         socket.getaddrinfo(socket.gethostname(), None)
@@ -257,9 +259,9 @@ def ports() -> Check:
             name="ports",
             state="warn",
             text=f"ports are free, but this host's own name has no address: {error.strerror or error}",
-            next="add the host's name to /etc/hosts; libraries look it up at start",
+            next="add the host's name to /etc/hosts; libraries resolve it at start",
         )
-    return Check(name="ports", state="pass", text=f"ports can be kept (tried {port})")
+    return Check(name="ports", state="pass", text=f"ports can be reserved (tried {port})")
 
 
 def limits() -> Check:
@@ -314,7 +316,7 @@ def torch(found: Interpreter) -> Check:
             name="torch",
             state="warn",
             text="the job's Python has no torch: Rankfall's own launcher starts the ranks",
-            next="nothing, unless the job needs torch: then install it there, or name the right Python with --python",
+            next="install torch there if the job needs it, or name another Python with --python",
         )
     return Check(name="torch", state="pass", text=f"torch {found.torch}: torchrun starts the ranks")
 
@@ -326,7 +328,10 @@ def hook(found: Interpreter) -> Check:
             return _hook(found, Path(name))
     except (OSError, subprocess.SubprocessError) as error:
         return Check(
-            name="hook", state="fail", text=f"the wrapper did not run: {error}", next="RANKFALL_DEBUG=1 rankfall doctor"
+            name="hook",
+            state="fail",
+            text=f"the wrapper did not run: {error}",
+            next="run RANKFALL_DEBUG=1 rankfall doctor",
         )
 
 
@@ -350,7 +355,9 @@ def _hook(found: Interpreter, folder: Path) -> Check:
     )
     starts = [r for r in _records(folder / "records") if r.kind == "start" and r.writer == "hook" and r.rank == 0]
     if starts:
-        streams = "its streams are kept apart" if starts[0].streams else "its streams stay with the slot's"
+        streams = (
+            "its streams are stored separately" if starts[0].streams else "its streams are part of the slot's stream"
+        )
         state: State = "pass" if starts[0].streams else "warn"
         return Check(name="hook", state=state, text=f"the hook is loaded in a rank; {streams}")
     said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
@@ -358,7 +365,7 @@ def _hook(found: Interpreter, folder: Path) -> Check:
         name="hook",
         state="warn" if done.returncode == 0 else "fail",
         text=f"a rank started without the hook{f': {said}' if said else ''}",
-        next="see whether the job's Python ignores PYTHONPATH (python -I, -E) or replaces sitecustomize",
+        next="check whether the job's Python ignores PYTHONPATH (python -I, -E) or replaces sitecustomize",
     )
 
 
@@ -425,8 +432,8 @@ def _print(checks: tuple[Check, ...], found: State) -> None:
             console.out(f"{'':<{_WIDTH + 6}}{paint.dim(f'next: {clean(check.next)}')}")
     words = {
         "pass": "Everything works here.",
-        "warn": "Jobs run here; what is marked warn limits what can be told.",
-        "fail": "Jobs will not run here until what is marked fail is mended.",
+        "warn": "Jobs run here; each warn limits what Rankfall can find out.",
+        "fail": "Jobs do not run here until each fail is repaired.",
     }
     console.out()
     console.out(words[found])

@@ -55,14 +55,14 @@ def backfill_for(source: str, *, loki_url: str | None, follow: bool) -> Backfill
         UsageError: Contradictory flags or wrong settings.
     """
     if loki_url is not None and source != "loki":
-        raise UsageError("--loki-url says nothing without --log-source loki", hint="give both, or neither")
+        raise UsageError("--loki-url has no effect without --log-source loki", hint="give both, or neither")
     if source == "record":
         return None
     if source == "store":
         if follow:
             raise UsageError(
                 "--follow and --log-source store contradict each other",
-                hint="what else there is, is taken in once; rankfall attach follows a run that goes on, its log store too",
+                hint="leave --follow out: a log store is read once; to follow a running job and its log store, use rankfall attach",
             )
         return _backfill_from_store
     from rankfall.loki.settings import loki_settings  # noqa: PLC0415 - only here
@@ -91,7 +91,7 @@ def _backfill_in_background(directory: RunDir, settings: LokiSettings, attempt: 
     )
     if not found:
         return None
-    _say("lines come from Loki, and the API is not asked: logs that begin so are not followed by rankfall attach later")
+    _say("lines come from Loki, not from the API server: rankfall attach will not follow these logs later")
     return found[0]
 
 
@@ -111,9 +111,9 @@ def _tried(what: str, take: Callable[[], object]) -> None:
     try:
         take()
     except LockHeld:
-        _say(f"{what} is not asked: somebody records the run now, and takes its lines in")
+        _say(f"skipped {what}: another process records the run now and stores its lines")
     except (EvidenceLost, InfrastructureError) as error:
-        _say(f"{what} could not be asked for all; what is shown may lack lines: {error.message}")
+        _say(f"cannot read everything from {what}; lines may be missing below: {error.message}")
 
 
 def _wanted(directory: RunDir, attempt: Attempt) -> frozenset[int] | None:
@@ -138,11 +138,11 @@ _SHARE: Final = 60
 
 @click.command("logs")
 @target_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run is over.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the run ends.")
 @click.option("--rank", multiple=True, metavar="0,8-15|first|last|failed", help="Only these.")
-@click.option("--all", "everything", is_flag=True, help="All ranks and lines of no rank (the default).")
-@click.option("--since", metavar="10m|TIME", help="Only lines that came since.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines, of all together.")
+@click.option("--all", "everything", is_flag=True, help="All ranks, and lines that belong to no rank (the default).")
+@click.option("--since", metavar="10m|TIME", help="Only lines since then.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of all ranks combined.")
 @click.option("-p", "--previous", is_flag=True, help="The attempt before the newest.")
 @click.option("--attempt", metavar="N|all", help="Default: the newest.")
 @click.option("--grep", metavar="RE2", help="Only lines that match.")
@@ -151,25 +151,27 @@ _SHARE: Final = 60
 @click.option(
     "--instance", type=click.IntRange(min=0), metavar="N", help="Only this start of a slot's container, from 0."
 )
-@click.option("--stream", type=click.Choice(["stdout", "stderr"]), help="Only one of the two.")
-@click.option("--timestamps", is_flag=True, help="When each line came (UTC).")
-@click.option("--prefix/--no-prefix", default=None, help="[rank N] before each line; default: unless one rank.")
+@click.option("--stream", type=click.Choice(["stdout", "stderr"]), help="Only this stream.")
+@click.option("--timestamps", is_flag=True, help="Print the time of each line (UTC).")
+@click.option(
+    "--prefix/--no-prefix", default=None, help="Print [rank N] before each line; default: with more than one rank."
+)
 @max_bytes
 @click.option(
     "--log-source",
     type=click.Choice(["record", "loki", "store"]),
     default="record",
     show_default=True,
-    help="First take in more: what loki has of pods that are gone, what the job's log store has.",
+    help="Fetch more lines first: loki, of deleted pods; store, from the job's log store.",
 )
-@click.option("--loki-url", metavar="URL", help="Of Loki; default: RANKFALL_LOKI_URL.")
+@click.option("--loki-url", metavar="URL", help="Address of Loki; default: RANKFALL_LOKI_URL.")
 @click.option(
     "-o",
     "--output",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="json: one object a line.",
+    help="json: one object per line.",
 )
 def logs(
     *,
@@ -309,7 +311,9 @@ def follow_lines(
             and state_of(directory) != "queued"
         ):
             warned = True
-            console.say(f"rankfall: nobody supervises {directory.id} now; rankfall attach {directory.id} takes it over")
+            console.say(
+                f"rankfall: {directory.id} has no supervisor now; to supervise it: rankfall attach {directory.id}"
+            )
         # Waits also after lines: batches are cheaper.
         time.sleep(_TICK_S if anything else max(_TICK_S, _SHARE * (time.thread_time() - before)))
     if not writer.spent:
@@ -360,13 +364,13 @@ def _say_whether_ranks_are_known(directory: RunDir) -> None:
         attempt = reader.newest_attempt()
         if attempt is not None and attempt > 1:
             again = f"its gang was started again: attempt {attempt} is the newest start"
-            console.say(f"rankfall: {again}; rankfall logs {directory.id} --attempt all shows all of them")
+            console.say(f"rankfall: {again}; rankfall logs {directory.id} --attempt all shows all attempts")
         known = attempt is not None and any(row.rank is not None for row in reader.streams(attempt))
     if not known:
         label = directory.foreign.target.label
         console.say(
-            f"rankfall: which rank runs in which pod of {label} is not known: lines stand under their pod's slot "
-            f"(rankfall logs {directory.id} --slot N); torchrun marks each line with its rank when it is started with --tee 3"
+            f"rankfall: cannot match the ranks of {label} to its pods: lines are listed by slot (one slot per pod) "
+            f"(rankfall logs {directory.id} --slot N); torchrun marks each line with its rank if it is started with --tee 3"
         )
 
 
@@ -388,7 +392,7 @@ def _say_where_ranks_are(directory: RunDir, ranks: Ranks, attempt: int | str | N
     if slots:
         numbers = ",".join(map(str, slots))
         console.say(
-            f"rankfall: which lines are theirs is not known; all of their pods: rankfall logs {directory.id} --attempt {number} --slot {numbers}"
+            f"rankfall: cannot match lines to these ranks; for all lines of their pods: rankfall logs {directory.id} --attempt {number} --slot {numbers}"
         )
     return bool(slots)
 
@@ -399,5 +403,5 @@ def _say_why_empty(directory: RunDir, ranks: Ranks, attempt: int | str | None) -
     what = "no line matches" if not ranks.everything else "no line so far"
     where = f"rankfall status {directory.id} shows which ranks there are"
     if directory.foreign is not None and not ranks.everything:
-        where = f"rankfall logs {directory.id} --slot N shows those of a pod"
+        where = f"rankfall logs {directory.id} --slot N shows the lines of one pod"
     console.say(f"rankfall: {what}; {where}")

@@ -17,7 +17,7 @@ from rankfall.rundir import RunDir
 
 @click.command("suspend")
 @run_argument
-@click.option("--reason", default="", help="Kept with the run.")
+@click.option("--reason", default="", help="Text that is stored with the run.")
 def suspend(*, run: str | None, reason: str) -> None:
     """Stop all processes of a run and keep it; returns after the last one ended.
 
@@ -27,12 +27,12 @@ def suspend(*, run: str | None, reason: str) -> None:
     if not SyncRun(Run(directory)).suspend(reason):
         raise _over(directory, "suspend")
     console.out(f"{directory.id} suspended")
-    console.say(f"rankfall: go on with: rankfall resume {directory.id}")
+    console.say(f"rankfall: continue it with: rankfall resume {directory.id}")
 
 
 @click.command("resume")
 @run_argument
-@click.option("--reason", default="", help="Kept with the run.")
+@click.option("--reason", default="", help="Text that is stored with the run.")
 def resume(*, run: str | None, reason: str) -> None:
     """Continue a suspended run in a new attempt, in the background.
 
@@ -55,24 +55,25 @@ def _over(directory: RunDir, verb: str) -> UsageError:
     with directory.reader() as reader:
         state = reader.run().state
     return UsageError(
-        f"{directory.id} is over ({state}): there is nothing to {verb}", hint="rankfall run starts it anew"
+        f"{directory.id} has ended ({state}): there is nothing to {verb}",
+        hint="start it as a new run with rankfall run",
     )
 
 
 _WORDS: Final[dict[How, str]] = {
-    "nothing": "as it is",
-    "in_place": "in place: the others run on",
-    "new_attempt": "in a new attempt that begins now",
-    "next_attempt": "from the next attempt on",
+    "nothing": "unchanged",
+    "in_place": "in place: the other slots continue",
+    "new_attempt": "in a new attempt that starts now",
+    "next_attempt": "from the next attempt",
 }
 
 
 @click.command("resize")
 @click.argument("run", metavar="RUN")
 @click.argument("nodes", metavar="N", type=click.IntRange(min=1))
-@click.option("--role", metavar="NAME", help="Whose nodes; needed only where a job has several roles.")
+@click.option("--role", metavar="NAME", help="Role to resize; needed only if a job has several roles.")
 @click.option("--wait", is_flag=True, help="Return when the run has this size.")
-@click.option("--reason", default="", help="Kept with the run.")
+@click.option("--reason", default="", help="Text that is stored with the run.")
 def resize(*, run: str, nodes: int, role: str | None, wait: bool, reason: str) -> None:
     """Give a run another number of nodes. Uses no budget; the total deadline continues.
 
@@ -82,14 +83,14 @@ def resize(*, run: str, nodes: int, role: str | None, wait: bool, reason: str) -
     answer = SyncRun(Run(directory)).resize(nodes, role=role, reason=reason, wait=wait)
     if answer.over and not answer.holds:
         raise UsageError(
-            f"{answer.run} is over ({answer.state}): there is nothing to resize",
-            hint="rankfall run starts it anew, with --nnodes as you like",
+            f"{answer.run} has ended ({answer.state}): there is nothing to resize",
+            hint="start it as a new run with rankfall run --nnodes",
         )
     console.out(f"{answer.run} {_line(answer)}")
     if wait and not answer.holds:
-        console.say(f"rankfall: not waited for any longer: {_why_not(answer)}")
+        console.say(f"rankfall: stopped waiting: {_why_not(answer)}")
     elif answer.how != "nothing":
-        console.say(f"rankfall: look at it with: rankfall status {answer.run}")
+        console.say(f"rankfall: check it with: rankfall status {answer.run}")
 
 
 def _line(answer: Resized) -> str:
@@ -102,5 +103,5 @@ def _line(answer: Resized) -> str:
 
 def _why_not(answer: Resized) -> str:
     if answer.state == "suspended":
-        return f"the run is suspended and takes its new size when it goes on: rankfall resume {answer.run}"
-    return "somebody wished for another size since"
+        return f"the run is suspended and gets its new size when it continues: rankfall resume {answer.run}"
+    return "another size was requested since then"

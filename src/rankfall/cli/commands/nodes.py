@@ -32,8 +32,8 @@ _T = TypeVar("_T")
 _SELECTOR: Final = click.option(
     "-l", "--selector", metavar="LABELS", help="Only nodes with these labels, as rankfall.dev/pool=h100."
 )
-_DRY_RUN: Final = click.option("--dry-run", is_flag=True, help="Say what would be done and write nothing.")
-_YES: Final = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+_DRY_RUN: Final = click.option("--dry-run", is_flag=True, help="Print the planned changes and write nothing.")
+_YES: Final = click.option("-y", "--yes", is_flag=True, help="Skip the confirmation.")
 
 
 @click.group("nodes")
@@ -66,7 +66,7 @@ def describe(
 
 @nodes.command("taint")
 @click.argument("names", nargs=-1, required=True, metavar="NODE...")
-@click.option("--reason", required=True, help="Why; kept in the node's record and shown in its condition.")
+@click.option("--reason", required=True, help="Reason; stored in the node's record and shown in its condition.")
 @_DRY_RUN
 @cluster_options
 @health_config_option
@@ -88,7 +88,7 @@ def taint(*, names: tuple[str, ...], reason: str, dry_run: bool, where: Where, c
 @nodes.command("clear")
 @click.argument("names", nargs=-1, metavar="[NODE]...")
 @_SELECTOR
-@click.option("--cause", metavar="CODE", help="Only this one, as xid/79 or 'xid/79@gpu 0000:4e:00'.")
+@click.option("--cause", metavar="CODE", help="Only this fault, as xid/79 or 'xid/79@gpu 0000:4e:00'.")
 @_DRY_RUN
 @_YES
 @cluster_options
@@ -110,7 +110,9 @@ def clear(
     from rankfall.nodes import commands  # noqa: PLC0415 - loads Kubernetes
 
     if not names and selector is None:
-        raise UsageError("no node is named", hint="give names or -l LABELS; rankfall nodes reset clears all of them")
+        raise UsageError(
+            "the name of a node is missing", hint="give names or -l LABELS; rankfall nodes reset clears all of them"
+        )
     settings = _settings(config)
 
     async def work(kube: Kube) -> list[Done]:
@@ -125,10 +127,10 @@ def clear(
 
 
 @nodes.command("reset")
-@click.option("--node", "names", multiple=True, metavar="NAME", help="Only this node; may be given again.")
+@click.option("--node", "names", multiple=True, metavar="NAME", help="Only this node; repeatable.")
 @_SELECTOR
 @click.option(
-    "--key", "keys", multiple=True, metavar="KEY", help="Taints of this key instead of ours; may be given again."
+    "--key", "keys", multiple=True, metavar="KEY", help="Taints of this key instead of Rankfall's; repeatable."
 )
 @_DRY_RUN
 @_YES
@@ -157,7 +159,7 @@ def reset(
         found = await commands.find_nodes(kube, names=names, labels=selector, policy=settings.policy)
         having = [node for node in found if any(each.key in wanted for each in node.view.taints)]
         if having and not names:
-            _confirm(f"take {', '.join(sorted(wanted))} away from {len(having)} nodes", yes=yes or dry_run)
+            _confirm(f"remove {', '.join(sorted(wanted))} from {len(having)} nodes", yes=yes or dry_run)
         return await commands.reset(
             kube, having, keys=wanted, rules=settings.rules, policy=settings.policy, dry_run=dry_run
         )
@@ -170,9 +172,11 @@ def reset(
 
 @nodes.command("check")
 @click.argument("name", metavar="NODE")
-@click.option("--check", "only", multiple=True, metavar="NAME", help="Only this check of the file; may be given again.")
-@click.option("--peer", metavar="NODE", help="A healthy node for checks of two.")
-@click.option("-n", "--namespace", default="rankfall", show_default=True, help="Where the checks run as Jobs.")
+@click.option("--check", "only", multiple=True, metavar="NAME", help="Only this check of the file; repeatable.")
+@click.option("--peer", metavar="NODE", help="A healthy node as the partner in checks of two nodes.")
+@click.option(
+    "-n", "--namespace", default="rankfall", show_default=True, help="Namespace in which the checks run as Jobs."
+)
 @cluster_options
 @health_config_option
 def check(
@@ -266,11 +270,11 @@ def _tell(done: Sequence[Done], *, dry_run: bool) -> None:
             console.say(clean_line(f"rankfall: {each.node}: {each.note}"))
     failed = [each for each in done if each.error is not None]
     for each in failed:
-        console.say(clean_line(f"rankfall: {each.node}: not done: {each.error}"))
+        console.say(clean_line(f"rankfall: {each.node}: failed: {each.error}"))
     if failed:
         raise InfrastructureError(
-            f"nothing was done on {len(failed)} of {len(done)} nodes",
-            hint="the lines above say why; the command may be given again",
+            f"{len(failed)} of {len(done)} nodes were not changed",
+            hint="read the reasons in the lines above, then run the command again",
         )
 
 
@@ -278,7 +282,10 @@ def _confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(f"to {question} needs a yes, and nobody can be asked here", hint="give -y, or name the nodes")
+        raise UsageError(
+            f"cannot {question} without a confirmation, and there is no terminal to confirm at",
+            hint="give -y, or name the nodes",
+        )
     click.confirm(f"{question[0].upper()}{question[1:]}?", abort=True, err=True)
 
 

@@ -29,9 +29,9 @@ _SETTINGS: Final[dict[str, Any]] = {"allow_interspersed_args": False}
 _MANY_SLOTS: Final = 8
 _RUN: Final = """Run a job here and stay with it.
 
-Shows the output of rank 0 and the last rank, and of all others what tells of a failure. Ends with 0, with the code of the rank that was
-the root cause (128+N for a signal), 69 (infrastructure, budget spent), 74 (evidence lost) or 130 (cancelled); the last line of stderr
-says whose code it is.
+Shows the output of rank 0 and the last rank; of the other ranks only lines of errors. Exits with 0, the code of the root cause's rank
+(128+N for a signal), 69 (infrastructure, budget spent), 74 (evidence lost) or 130 (cancelled). The last line of stderr names
+the source of the code.
 
 \b
   rankfall run --nnodes 2 --nproc-per-node 2 train.py --lr 1e-3
@@ -48,7 +48,7 @@ _SUBMIT: Final = """Run a job in the background; prints the run's id.
 
 @click.command("run", help=_RUN, context_settings=_SETTINGS)
 @job_options
-@click.option("-d", "--detach", is_flag=True, help="In the background, as submit does.")
+@click.option("-d", "--detach", is_flag=True, help="Run in the background, as submit does.")
 @rank_options
 def run(
     *,
@@ -93,8 +93,8 @@ def _made(job: dict[str, Any], *, dry_run: bool, output: Output) -> RunDir | Non
     spec = make_spec(Flags(**job))
     if replace and (token is None or spec.backend == "local"):
         raise UsageError(
-            "--replace: only a run in a cluster with a --request-token can have something of an earlier request to replace",
-            hint="leave it out: every other run has names of its own",
+            "--replace is only for a run in a cluster with a --request-token: only such a run can replace an earlier one",
+            hint="leave --replace out: without a token each run has unique names",
         )
     plan = first_plan(spec, home=default_home(), elsewhere=True)
     if dry_run:
@@ -112,7 +112,7 @@ def _start_in_background(directory: RunDir, output: Output, *, quiet: bool) -> N
 
         launch(directory)
         console.say(
-            "rankfall: unattended: Kubernetes alone decides; nobody records it until somebody attaches", quiet=quiet
+            "rankfall: unattended: Kubernetes alone restarts it; nothing is recorded until rankfall attach", quiet=quiet
         )
     else:
         # A repeated request has a living supervisor.
@@ -120,7 +120,7 @@ def _start_in_background(directory: RunDir, output: Output, *, quiet: bool) -> N
         pid, host = (held.pid, held.host) if held else (spawn_detached(directory), socket.gethostname())
         document["supervisor"] = {"pid": pid, "host": host}
         console.say(
-            f"rankfall: supervised by process {pid} on {host}; what it says: {directory.path / LOG_NAME}", quiet=quiet
+            f"rankfall: supervised by process {pid} on {host}; its messages: {directory.path / LOG_NAME}", quiet=quiet
         )
     if output is Output.TABLE:
         console.out(directory.id)
@@ -149,7 +149,7 @@ def _print_plan(plan: Plan, spec: JobSpec, output: Output) -> None:
         for key, value in {**slot["env"], **document["env"], **document["role_env"].get(slot["role"], {})}.items():
             console.out(f"    {key}={value}")
     if len(slots) > _MANY_SLOTS:
-        console.out(f"\nand {len(slots) - _MANY_SLOTS} slots more, all of them in -o json")
+        console.out(f"\nand {len(slots) - _MANY_SLOTS} more slots; -o json lists all")
     console.say("nothing was started")
 
 

@@ -20,7 +20,7 @@ _MAX_LISTED = 20
 
 
 @click.command("ps")
-@click.option("-a", "--all", "everything", is_flag=True, help="All runs, also long ended ones.")
+@click.option("-a", "--all", "everything", is_flag=True, help="All runs, also those that ended long ago.")
 @output_option()
 def ps(*, everything: bool, output: Output) -> None:
     """List this machine's runs, newest first.

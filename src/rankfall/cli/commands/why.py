@@ -21,29 +21,29 @@ from rankfall.strategy_registry import find_strategy
 
 @click.command("why")
 @click.argument("target", nargs=-1, metavar="[RUN | KIND/NAME | PATH... | -]")
-@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Of a run: this attempt; default the newest.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Attempt of a run; default: the newest.")
 @click.option(
     "--slot",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Of a run: the last time that this slot fell alone (restart_scope).",
+    help="Slot of a run: the newest failure of this slot alone (restart_scope).",
 )
 @click.option(
     "--fresh",
     is_flag=True,
-    help="Of a run: diagnose anew, with what the cluster says by now, whatever verdict is stored.",
+    help="Diagnose a run again with the cluster's current data, ignoring the stored verdict.",
 )
 @click.option(
     "--signatures",
     multiple=True,
     metavar="FILE",
-    help="Of files: also these signatures (TOML, docs/signatures.md); those in the home's signatures/ folder always count.",
+    help="More signatures for files (TOML, docs/signatures.md); those in the home's signatures/ folder always apply.",
 )
 @click.option(
     "--strategy",
     metavar="NAME",
     callback=lambda ctx, param, value: value and find_strategy(value, field="--strategy").name,  # noqa: ARG005 - click's signature
-    help="Choose the root by this rule instead: causal, earliest, first-listed, or a plug-in's.",
+    help="Rule that chooses the root: causal, earliest, first-listed, or a plug-in's.",
 )
 @place_options
 @output_option("Format; json is rankfall.verdict/1.")
@@ -98,16 +98,16 @@ def _explained(
     if run is not None:
         run = as_it_is(run)
     if run is not None and own:
-        raise UsageError("--signatures is for files", hint=f"for a run put the file into {read_home()}/signatures/")
+        raise UsageError("--signatures is for files", hint=f"put the file for a run into {read_home()}/signatures/")
     if run is not None and slot is not None:
         if fresh or strategy is not None:
-            raise UsageError("--slot shows what was decided then", hint="leave --fresh and --strategy out")
+            raise UsageError("--slot shows a stored diagnosis", hint="leave out --fresh and --strategy")
         return explain_slot_failure(run, slot=slot, attempt=attempt).verdict, run.id, run
     if run is not None:
         return explain_run(run, attempt=attempt, fresh=fresh, strategy=strategy, ask=fresh).verdict, run.id, run
     if attempt is not None or fresh or slot is not None:
         raise UsageError(
-            "--attempt, --slot and --fresh are for runs", hint="files have no attempts: leave the flag out"
+            "--attempt, --slot and --fresh are for runs", hint="leave the flag out: files have no attempts"
         )
     if targets == ["-"]:
         if sys.stdin.isatty():

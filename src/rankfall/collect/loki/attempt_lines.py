@@ -122,15 +122,15 @@ class LokiCollector:
         self._instances.close()
 
     def ended(self, slots: Iterable[int]) -> bool:
-        """True if the last record of every known pod of these slots is stored."""
+        """True if each slot has a pod, and the last record of every known pod of these slots is stored."""
         done = {fact.slot for fact in self._journal.values() if fact.log == "complete"}
         done |= {slot for slot, _ in self._ended.values()}
         return done.issuperset(slots) and all(ended for _, ended in self._ended.values())
 
     def trouble(self, error: LokiError) -> None:
-        """Reports a failed query, once until Loki answers again."""
+        """Reports a failed query; a live follow reports it once until Loki answers again."""
         if not (self._live and self._blind):
-            self._tell(f"{error.message}; asked again")
+            self._tell(f"{error.message}; trying again")
         self._blind = self._live
 
     # -- one pod
@@ -169,7 +169,7 @@ class LokiCollector:
         if not self._live and lines:
             self._say(f"{pod.name}: {lines} lines from Loki, stored as slot {pod.slot}")
         elif not self._live and not take.problems:
-            self._say(f"{pod.name}: Loki has no line of it that is not stored")
+            self._say(f"{pod.name}: all lines of it in Loki are already stored")
         self._refused.discard(pod.uid)
         if take.problems:
             self._refused.add(pod.uid)
@@ -210,7 +210,7 @@ class LokiCollector:
 
     def _pages(self, query: str, cursor: Cursor, *, quick: bool) -> AsyncIterator[list[Entry]]:
         def stuck(at: int) -> None:
-            self._say(f"Loki has more lines of the nanosecond {at} than it gives at once: some of them are lost")
+            self._say(f"Loki has more lines of the nanosecond {at} than one answer can hold: some of them are lost")
 
         # One pod's query must not delay the others.
         patience_s = 0.0 if self._live else PATIENCE_S
@@ -291,7 +291,7 @@ class LokiLive:
                     raise
                 if not full:
                     full = True
-                    self._say(f"lines of Loki cannot be stored: {error.strerror or error}; tried again")
+                    self._say(f"cannot store lines from Loki: {error.strerror or error}; trying again")
                 await self._pause(REFUSED_S)
                 continue
             answered, full = True, False

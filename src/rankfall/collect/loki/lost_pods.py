@@ -59,7 +59,7 @@ class LostPods:
         self._finder = Cursor(State.starting_at(since))
 
     def selector(self, pod: LostPod | None = None) -> str:
-        """Returns the query for one pod's lines, or for all."""
+        """Returns the query for the lines of one pod, or of all for None."""
         names = self._labels
         container = self._source.container if pod is None else pod.container
         wanted = {names["namespace"]: self._source.namespace}
@@ -82,18 +82,18 @@ class LostPods:
         ]
 
     def left_out(self) -> None:
-        """Reports the pods that are not queried because the API may still have them."""
+        """Reports the pods that are not queried: the API may still have them, and a log has only one source."""
         if self._over:
             return
         there = [fact.name for fact in self._journal.values() if not fact.gone and fact.log not in {"complete", "none"}]
         if there:
             self._say(
-                f"Loki is not asked for {', '.join(sorted(there)[:_NAMED])}{' and others' if len(there) > _NAMED else ''}: not known to be gone. "
-                f"rankfall attach {self._run_dir.id} records on by the API, rankfall logs -f with --log-source loki out of Loki"
+                f"Loki is not queried for {', '.join(sorted(there)[:_NAMED])}{' and others' if len(there) > _NAMED else ''}: these pods may still exist. "
+                f"To record them from the API server: rankfall attach {self._run_dir.id}; from Loki: rankfall logs -f --log-source loki"
             )
 
     async def unknown(self, *, quick: bool) -> list[LostPod]:
-        """Returns unobserved pods whose records have this attempt's token."""
+        """Returns unobserved pods whose wrappers wrote records with this attempt's token."""
         if not self._source.container:
             # A foreign job writes no records.
             return []
@@ -113,7 +113,7 @@ class LostPods:
         return self._unmistakable(self._found.values())
 
     def _unmistakable(self, pods: Iterable[LostPod]) -> list[LostPod]:
-        """Kubernetes may have started an attempt several times."""
+        """Returns the pods whose start is certain; Kubernetes may have started an attempt several times."""
         by_slot: dict[int, list[LostPod]] = {}
         for pod in pods:
             by_slot.setdefault(pod.slot, []).append(pod)
@@ -122,8 +122,8 @@ class LostPods:
         for slot, several in sorted(by_slot.items()):
             if self._run_dir.spec.unattended and (len(several) > 1 or slot in seen or self._source.apart):
                 self._say(
-                    f"slot {slot}: Loki has {len(several)} pods of it that nobody saw ({', '.join(pod.name for pod in several)}); of which start of "
-                    "the gang they are is not known: left out"
+                    f"slot {slot}: Loki has {len(several)} pods of it that were never recorded ({', '.join(pod.name for pod in several)}); "
+                    "Rankfall cannot match them to a start of the gang and skips them"
                 )
             else:
                 chosen += several

@@ -168,7 +168,7 @@ class LokiPodCollector:
             log.cursor.commit({})
 
     def after(self, number: int) -> int | None:
-        """Returns the last timestamp of an instance stored before Loki was queried."""
+        """Returns the last timestamp of an instance stored before Loki was queried; None without one."""
         return self._before[number]
 
     # -- source of a line
@@ -182,7 +182,7 @@ class LokiPodCollector:
             return number
         if len(self.pod.numbers) > 1 or self.pod.numbers[:1] > (0,):
             self._say(
-                f"the container of {self.pod.name} was restarted, and Loki's labels do not say which of its lines are of which start: none is stored"
+                f"the container of {self.pod.name} was restarted, and Loki's labels do not separate the lines of its starts: no line is stored"
             )
             return None
         return 0
@@ -209,8 +209,8 @@ class LokiPodCollector:
                     # Already stored; the proof may follow.
                     return []
                 self._say(
-                    f"what is stored of the log of {self.pod.name} ends at {stamp_text(last)}, and Loki has none of its last lines with their stamps: "
-                    "what it has cannot be joined to it without loss or repeat, and is left out"
+                    f"the stored log of {self.pod.name} ends at {stamp_text(last)}, and Loki has none of its last lines with their stamps: "
+                    "lines from Loki could be lost or repeated when joined, so they are skipped"
                 )
                 return None
             self._zones[number] = zone

@@ -150,7 +150,7 @@ class ContextCollector:
         self._settle()
 
     def statements(self) -> dict[str, EventFact | NodeFact]:
-        """Returns facts about nodes and their Events, without observation times."""
+        """Returns the file's facts about nodes and their Events, without the times of observation."""
         return {
             uid: msgspec.structs.replace(fact, seen_ns=0)
             for uid, fact in self._file.newest.items()
@@ -270,7 +270,7 @@ class ContextCollector:
         )
 
     def _settle(self) -> None:
-        """Stores Events of objects and nodes that became relevant."""
+        """Stores Events of objects that became known, and nodes that a pod moved to."""
         pods = {pod.uid for pod in self._pods()} if self._strange else set()
         for uid, fact in tuple(self._strange.items()):
             if fact.about in pods:
@@ -334,7 +334,7 @@ class ContextCollector:
 
 
 _WORDS: Final[Mapping[str, str]] = {
-    "events": "what Kubernetes said of the pods (Events)",
+    "events": "Kubernetes Events of the pods",
     "nodes": "the states of the nodes",
 }
 
@@ -344,6 +344,6 @@ def _given(selectors: Mapping[str, str]) -> dict[str, Any]:
 
 
 def name_only(item: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part of an object that a watch remembers."""
+    """Returns the part of an object that a watch remembers in case it vanishes unobserved."""
     meta = item["metadata"]
     return {"metadata": {name: meta.get(name) for name in ("name", "uid")}}

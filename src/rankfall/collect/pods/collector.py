@@ -111,12 +111,12 @@ class Session:
 
     @property
     def following(self) -> bool:
-        """True if all pods were listed and every running log was tried. Thread-safe."""
+        """True if all pods were listed and each running container's log is open or could not be opened. Thread-safe."""
         return self._listed and self._logs.tried
 
     @property
     def blind(self) -> bool:
-        """True if the pods cannot be watched. Thread-safe."""
+        """True if the pods cannot be watched at present. Thread-safe."""
         return not self._listed or self._watch_failures > 0
 
     async def run(self) -> None:
@@ -142,7 +142,7 @@ class Session:
             await self._close(keepers)
 
     async def take(self) -> None:
-        """Reads all pods and the present content of each log.
+        """Reads the current state: all pods, and the present content of each log.
 
         Raises:
             KubeError: The pods cannot be listed.
@@ -236,7 +236,7 @@ class Session:
                 one.tailer.look()
 
     async def _refresh(self, pod: Followed) -> bool:
-        """Reads a pod because the watch may lag. Returns True if it exists."""
+        """Reads a pod now, because the watch may lag or be broken. Returns True if the server still has it."""
         try:
             found = await self._kube.get(PODS, pod.fact.name, namespace=self._source.namespace)
         except KubeError:
@@ -250,7 +250,7 @@ class Session:
     # -- periodic work
 
     async def _check_overdue_pods(self) -> None:
-        """Reads each again first, because the watch may have been down."""
+        """Finds pods without a reported end. Each is read again first, because the watch may have been down."""
         while True:
             await asyncio.sleep(KEEP_S)
             for uid in [uid for uid, due in self._due.items() if time.monotonic() >= due]:
@@ -318,13 +318,13 @@ class PodCollector:
 
     @property
     def following(self) -> bool:
-        """True if all pods were listed and every running log was tried."""
+        """True if all pods were listed and each running container's log is open or could not be opened."""
         session = self._session
         return session is not None and session.following
 
     @property
     def blind(self) -> bool:
-        """True if the pods cannot be watched."""
+        """True if the pods cannot be watched at present."""
         session = self._session
         return session is None or session.blind
 

@@ -243,7 +243,7 @@ class Instances:
         return log
 
     def prove(self, slot: int, *, uid: str, number: int, fact: PodFact, probes: bool) -> None:
-        """Stores facts that a foreign pod's manifest proves about one instance.
+        """Stores the facts that a foreign pod's manifest proves about one instance and all its lines.
 
         Raises:
             OSError: It cannot be written.
@@ -280,7 +280,7 @@ class Instances:
         )
 
     def settle(self, slot: int, *, uid: str, number: int, changed: bool = False) -> bool | None:
-        """Records lines missing from an open log by the wrapper's counts.
+        """Compares an open log with the wrapper's counts, and records missing lines.
 
         Returns True if all is stored; None if unknown or reported before. With ``changed`` only lines are compared.
 
@@ -386,7 +386,7 @@ class Instances:
 
 
 def write_progress(folder: Path, record: Record) -> None:
-    """Stores the newest step where a local hook's file would be.
+    """Stores the newest step of a rank's process in the place of a local hook's file.
 
     Raises:
         OSError: It cannot be written.

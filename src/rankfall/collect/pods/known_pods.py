@@ -22,7 +22,7 @@ _CLOSED: Final[dict[LogState, End]] = {"complete": "complete", "lost": "lost"}
 
 
 class FollowedInstance:
-    """One container instance and its tailer."""
+    """One container instance: its tailer, and how that ended."""
 
     __slots__ = ("end", "tailer", "task")
 
@@ -33,7 +33,7 @@ class FollowedInstance:
 
     @property
     def tried(self) -> bool:
-        """True if its log was open, or could not be opened for a while."""
+        """True if its log is or was open, or could not be opened for a while."""
         return self.end is not None or (self.tailer is not None and self.tailer.tried)
 
 
@@ -63,7 +63,7 @@ class Followed:
 
 
 def instance_state(fact: PodFact, number: int) -> State:
-    """Returns the state of one instance by the newest snapshot."""
+    """Returns the state of one instance of a pod's training container by the newest snapshot."""
     main = fact.main
     if fact.gone or (main is not None and main.restarts > number + 1):
         return "gone"
@@ -78,7 +78,7 @@ def instance_state(fact: PodFact, number: int) -> State:
 
 
 def instances_of(fact: PodFact) -> tuple[int, ...]:
-    """Returns the instances with a log in this snapshot."""
+    """Returns the instances that have a log in this snapshot."""
     return tuple(sorted({one.restarts for one in (fact.last, fact.main) if one is not None and _ran(one)}))
 
 
@@ -91,7 +91,7 @@ def missed(fact: PodFact, known: Collection[int]) -> tuple[int, ...]:
 
 
 def idle_of(fact: PodFact) -> set[int]:
-    """Returns instances that ended without having run."""
+    """Returns instances that ended without having run, by this snapshot."""
     ends = (one for one in (fact.last, fact.main) if one is not None and one.state == "terminated")
     return {one.restarts for one in ends if not _ran(one)}
 
@@ -128,16 +128,14 @@ class KnownPods:
         return {uid for uid, pod in self.by_uid.items() if not pod.fact.gone}
 
     def take(self, fact: PodFact) -> Followed:
-        """Records a snapshot without writing it."""
+        """Records one snapshot of a pod without writing it."""
         pod = self.by_uid.get(fact.uid)
         if pod is not None:
             pod.fact = later(pod.fact, fact)
             return pod
         pod = self.by_uid[fact.uid] = Followed(self._placed(fact))
         if self._marks is not None and pod.fact.slot is None:
-            self._troubles.say(
-                f"place of {fact.uid}", f"{fact.name} does not say which pod of its job it is: its log is not read"
-            )
+            self._troubles.say(f"place of {fact.uid}", f"{fact.name} has no number within its job: its log is not read")
         return pod
 
     def write(self, pod: Followed) -> None:
@@ -170,7 +168,7 @@ class KnownPods:
         self._journal.add(msgspec.structs.replace(pod.fact, log=pod.log_state))
 
     def _placed(self, fact: PodFact) -> PodFact:
-        """Assigns a pod without a slot a new one, else an ended pod's."""
+        """Assigns a pod without a slot one that no pod has had, else that of an ended pod."""
         marks = self._marks
         if marks is None or marks.index or fact.slot is not None:
             return fact

@@ -25,7 +25,7 @@ _LATE_S: Final = 10.0
 
 
 def get_context(run: Path, attempt: int, source: PodSource, *, into: Path) -> bool:
-    """Appends the cluster's current facts on nodes, Events and workload to ``into``.
+    """Reads the cluster's current facts on nodes, Events and workload of an attempt without collector.
 
     Returns True if a fact about a node is new.
 
@@ -106,7 +106,7 @@ class LazyCollector:
 
     @property
     def done(self) -> bool:
-        """True if it has read the current state, or without pods."""
+        """True if nothing is watched: it has read the current state, or there are no pods."""
         return self._collector is None or self._collector.done
 
     @property
@@ -120,7 +120,7 @@ class LazyCollector:
         return self._collector is not None and self._collector.blind
 
     def troubles(self) -> Iterator[str]:
-        """Yields problems since the last call."""
+        """Yields problem texts since the last call, from the collector's thread."""
         while self._troubles:
             yield self._troubles.popleft()
 

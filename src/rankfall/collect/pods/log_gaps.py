@@ -42,7 +42,7 @@ class LogOf(NamedTuple):
 
     @property
     def head(self) -> str:
-        """Prefix of its gap records' file names."""
+        """Prefix of the file names of its gap records."""
         return f"gap-a{self.attempt}-{self.role}-{self.slot}-"
 
     @property
@@ -63,12 +63,12 @@ def gap_record(log: LogOf, *, after: int | None, before: int | None, why: str | 
 def short_record(log: LogOf, *, stream: str, lines: int, size: int) -> Record:
     """Returns the record of lines that a stream lacks; ``stream`` is ``r<rank>``, ``slot`` or ``all``."""
     rank = numbers.whole(stream[1:])
-    whose = {"slot": f"slot {log.slot} (of no rank)", "all": f"slot {log.slot} and its ranks"}.get(
+    whose = {"slot": f"slot {log.slot} (lines of no rank)", "all": f"slot {log.slot} and its ranks"}.get(
         stream, f"rank {rank}"
     )
     note = (
         f"{lines} lines of {whose}{log.restart} are missing, {size} bytes: its container printed them, "
-        "and the log that came has not got them"
+        "but the log from the cluster does not contain them"
     )
     lost = Lost(number=log.number, stream=stream, lines=lines, bytes=size)
     return _record(log, f"{stream} short", lost=lost, note=note, rank=rank)
@@ -144,7 +144,7 @@ def compare(
 
 
 def returns_of(folder: Path, streams: Mapping[str, object]) -> dict[str, int]:
-    """Counts carriage returns before line feeds in each stream."""
+    """Returns the number of carriage returns right before line feeds in each stream of an instance."""
     return {stream: _returns(folder / f"{stream}.out.log") for stream in streams}
 
 

@@ -28,7 +28,7 @@ KNOWN_S: Final = 60.0
 
 
 class IdleTimeout:
-    """Derives a container's idle timeout from the intervals between its lines."""
+    """Tracks the intervals between lines of one container and derives its idle timeout."""
 
     __slots__ = ("_first", "_longest", "_newest", "_vain")
 
@@ -39,7 +39,7 @@ class IdleTimeout:
         self._vain = 0
 
     def heard(self, now: float) -> None:
-        """Records new lines at this monotonic time."""
+        """Records new lines at this time, in seconds of a monotonic clock."""
         if self._first is None:
             self._first = self._newest = now
         self._longest = max(self._longest, now - self._newest)
@@ -47,7 +47,7 @@ class IdleTimeout:
         self._vain = 0
 
     def doubted(self) -> None:
-        """Records a reopening because of silence."""
+        """Records that the log was reopened because of its silence."""
         self._vain += 1
 
     def limit(self) -> float:
@@ -150,7 +150,7 @@ class LogTailer:
         return self._opened or (self._first is not None and time.monotonic() - self._first >= LIVE_S)
 
     def look(self) -> None:
-        """Notifies of a new pod snapshot."""
+        """Notifies the tailer of a new pod snapshot."""
         self._changed.set()
         self._limit()
 
@@ -201,7 +201,7 @@ class LogTailer:
     # -- one stream
 
     async def _tried(self, state: State) -> bool:
-        """Returns True at the end of the instance's log."""
+        """Reads one stream to its end and reports its errors."""
         began, before = _clock(), self._log.standing()
         self._first = self._first or time.monotonic()
         self._in_order = False
@@ -318,7 +318,7 @@ class LogTailer:
     async def _taken(
         self, chunks: AsyncIterator[bytes], state: State, *, follow: bool = False, joins: bool = False
     ) -> bool:
-        """Returns False if the stream may belong to the next container, or ``joins`` fails."""
+        """Reads a stream. Returns False if it may belong to the next container, or if ``joins`` fails."""
         opened = _clock()
         unsure, self._again = self._again, True
         async for chunk in chunks:
@@ -348,7 +348,7 @@ class LogTailer:
     # -- between streams
 
     async def _given_up(self) -> bool:
-        """True if the final read is not retried."""
+        """True if the final read of an ended container is not retried."""
         if self._hopeless or self._trying_since is None or _clock() - self._trying_since <= PATIENCE_S:
             return self._hopeless
         if not await self._refresh():
@@ -376,7 +376,7 @@ class LogTailer:
             await self._wait(pause * random.uniform(0.5, 1.0), state)  # noqa: S311 - guards nothing
 
     async def _wait(self, seconds: float | None, state: State) -> None:
-        """Waits for a snapshot or the time-out, unless the state has changed."""
+        """Waits for the next pod snapshot or the time-out; not at all if the state has changed."""
         if self._state() != state:
             return
         self._changed.clear()

@@ -74,11 +74,11 @@ class LogTasks:
 
     @property
     def tried(self) -> bool:
-        """True if every running log was tried. Thread-safe."""
+        """True if each running container's log is open or could not be opened. Thread-safe."""
         return all(log.tried for pod in tuple(self._pods.by_uid.values()) for log in tuple(pod.logs.values()))
 
     def storing(self) -> bool:
-        """True if all failed logs continue."""
+        """True if all logs that could not be stored continue."""
         for key, (stored, lines) in list(self._unstored.items()):
             if stored is not None and stored.cursor.lines > lines:
                 del self._unstored[key]
@@ -89,14 +89,14 @@ class LogTasks:
         return [one.task for pod in self._pods.by_uid.values() for one in pod.logs.values() if one.task]
 
     def follow(self, pod: Followed, slot: int) -> None:
-        """Starts a task for each new instance, including gone ones."""
+        """Starts a task for each new instance, including gone ones, whose lines are recorded as missing."""
         pod.idle |= idle_of(pod.fact)
         gone = missed(pod.fact, pod.logs.keys() | pod.idle)
         if len(gone) > _MAX_MISSED:
             self._troubles.say(
                 f"starts of {pod.fact.name}",
-                f"{pod.fact.name} was started again {pod.fact.main.restarts if pod.fact.main else 0} times, most of them unseen: "
-                f"only of the newest {_MAX_MISSED} it is written down that their lines are missing",
+                f"{pod.fact.name} was restarted {pod.fact.main.restarts if pod.fact.main else 0} times, most of them unrecorded: "
+                f"missing lines are noted only for the newest {_MAX_MISSED}",
             )
         for number in (*gone[-_MAX_MISSED:], *instances_of(pod.fact)):
             if number not in pod.logs:
@@ -154,7 +154,7 @@ class LogTasks:
         self._pods.write(pod)
 
     def _past(self, fact: PodFact, stored: InstanceLog) -> bool:
-        """True if the log may be long and none of it is stored."""
+        """True if a log should be read before following: none of it is stored, and it may be long."""
         if stored.cursor.last is not None or len(self._pods.by_uid) > _FEW:
             return False
         started = stamp_ns(fact.main.started) if fact.main is not None else None

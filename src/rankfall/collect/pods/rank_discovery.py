@@ -164,7 +164,7 @@ class RankProber:
     async def watch(
         self, pod: str, *, container: str, log: InstanceLog, folder: Path, running: Callable[[], bool]
     ) -> None:
-        """Probes until the container ends or no probe can succeed."""
+        """Probes until the container has ended or no probe can succeed."""
         pause = _FIRST_S
         while running():
             if self._denied:
@@ -180,7 +180,7 @@ class RankProber:
             pause = min(_EVERY_S, 2 * pause)
 
     async def look(self, pod: str, *, container: str, log: InstanceLog, folder: Path) -> bool:
-        """Probes once and stores the result. Returns True if another probe is useless.
+        """Probes once and stores the result. Returns True if another probe could prove no more.
 
         Raises:
             OSError: It could not be written.
@@ -201,12 +201,12 @@ class RankProber:
         except Forbidden as error:
             self._denied = True
             self._trouble(
-                "ranks denied", f"ranks that only a look into their pods would tell stay unknown: {error.message}"
+                "ranks denied", f"ranks that can be found only inside their pods remain unknown: {error.message}"
             )
             return False
         except KubeError as error:
             # The container does not run, or has no shell.
-            self._trouble("ranks", f"which ranks run in {pod} cannot be seen: {error.message}")
+            self._trouble("ranks", f"cannot find the ranks in {pod}: {error.message}")
             return False
         seen = read_ranks(done.stdout.decode("utf-8", "replace"))
         if not seen or any(one.marked is None for one in seen.values()):
@@ -249,7 +249,7 @@ def update_rank_map(rank_map: RankMap, seen: Mapping[int, Seen], *, sizes: Mappi
 
 
 def _of_process(process: Seen, stream: Path) -> RankMapEntry:
-    """Returns the rank of a stream after its process started."""
+    """Returns the rank of a stream, from the first piece after its process started."""
     since = 0
     if stream.exists():
         found = IndexReader(stream).offset_since(process.started - _SLACK_NS)

@@ -79,7 +79,7 @@ class Overlap:
         self._newest = ""
 
     def held(self) -> Sequence[Run | Chunk]:
-        """Returns all remembered lines."""
+        """Returns all remembered lines, in order."""
         return self._held
 
     def add(self, one: Run | Chunk) -> None:
@@ -99,7 +99,7 @@ class Overlap:
         self.top = one.high if self.top is None else max(self.top, one.high)
 
     def store(self, data: bytes, *, lines: int, high: int, low: int) -> Chunk:
-        """Stores a chunk and remembers it.
+        """Stores a chunk in its file and remembers it.
 
         Raises:
             OSError: It was not completely written.
@@ -124,7 +124,7 @@ class Overlap:
         return chunk
 
     def forget(self, *, before: int, newest: int) -> None:
-        """Forgets lines before a second, except the last ``KEEP``, and any excess.
+        """Forgets lines older than ``before`` outside the last ``KEEP`` lines, and any excess.
 
         The log is never requested from a second after ``newest``.
         """
@@ -146,7 +146,7 @@ class Overlap:
             self._remove_before(next((one.segment for one in held if isinstance(one, Chunk)), self._segment))
 
     def since(self, second: int) -> array[int]:
-        """Returns checksums since this second."""
+        """Returns checksums of the remembered lines of this second and later."""
         found = array("I")
         for one in self._held:
             if isinstance(one, Chunk):
@@ -156,7 +156,7 @@ class Overlap:
         return found
 
     def newest(self, count: int) -> array[int]:
-        """Returns checksums of the last lines."""
+        """Returns checksums of at most this many last lines."""
         found = array("I")
         for one in reversed(self._held):
             if len(found) >= count:

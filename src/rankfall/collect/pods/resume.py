@@ -80,7 +80,7 @@ class Cursor:
 
     @property
     def _stuck(self) -> int:
-        """Streams that ended inside known lines, less those with new lines."""
+        """Number of streams that ended inside known lines, less those with new lines."""
         if self.expecting:
             return self._fruitless + 1
         return max(0, self._fruitless - 1) if self.lines > self._before else self._fruitless
@@ -99,7 +99,7 @@ class Cursor:
 
     @property
     def expecting(self) -> bool:
-        """True if known lines may arrive again."""
+        """True if known lines may still arrive again."""
         return self._at < len(self._expected)
 
     def expects(self, line: bytes) -> bool:
@@ -141,7 +141,7 @@ class Cursor:
     # -- committing
 
     def take(self, lines: Sequence[tuple[int, int]]) -> None:
-        """Remembers (second, checksum) of lines in order."""
+        """Remembers lines in order: (whole second, checksum of the line as from the API)."""
         if not lines:
             return
         self._second = lines[-1][0]
@@ -165,7 +165,7 @@ class Cursor:
         self._overlap.forget(before=(self._overlap.top or 0) - MARGIN_S, newest=second)
 
     def commit(self, sizes: Mapping[str, int]) -> None:
-        """Records the streams' lengths for all remembered lines.
+        """Records that the streams have these lengths and hold all remembered lines.
 
         Raises:
             OSError: A write failed; the next commit retries.
@@ -187,7 +187,7 @@ class Cursor:
             self._fd = -1
 
     def _rows(self, taken: Sequence[Run | Chunk], sizes: Mapping[str, int]) -> bytes:
-        """Returns at least one row."""
+        """Returns at least one row about these lines."""
         groups: list[tuple[Run | None, tuple[Chunk, ...]]] = []
         for chunks, group in groupby(taken, key=lambda one: isinstance(one, Chunk)):
             if chunks:
@@ -236,7 +236,7 @@ class Cursor:
             self._size = len(data)
 
     def _load(self) -> int:
-        """Returns the size of all whole rows."""
+        """Reads all whole rows. Returns their size in bytes."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -268,7 +268,7 @@ def _counted(seconds: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def _cut(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Cuts off uncommitted bytes of a killed process."""
+    """Cuts off uncommitted bytes of a process that was killed between store and commit."""
     for path in folder.iterdir():
         if not _OURS.fullmatch(path.name):
             # Rank streams from a log store have process ordinals as names.

@@ -106,7 +106,7 @@ class WorkloadStates:
             self.listed(resource)
 
     def saw(self, resource: Resource, item: Mapping[str, Any], *, gone: bool = False) -> None:
-        """Records one state of a workload or Job."""
+        """Records one state of a workload, or of a set's Job."""
         uid, owner = _uid(item), _owner(item)
         if resource not in self._resources:
             if resource == JOBS and owner is not None:
@@ -176,7 +176,7 @@ class WorkloadStates:
         self._sets[job] = owner
 
     def _is_of(self, gang: str, meta: Mapping[str, Any]) -> bool:
-        """True if a pod without observed Job was of this gang, by creation time."""
+        """True if a pod whose Job vanished unobserved was of this gang: the next gang was created later."""
         known = list(self._facts)
         later = [self._facts[uid] for uid in known[known.index(gang) + 1 :]] if gang in known else []
         after = next((one.created for one in later if one.kind == JOBSETS.kind and one.created), None)

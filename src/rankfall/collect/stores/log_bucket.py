@@ -100,7 +100,7 @@ class PartsCopy:
         return all(size <= (held.size if (held := self._held.get(stream)) else 0) for stream, size in end.sizes.items())
 
     def _take(self, part: bytes) -> int:
-        """Returns the part's new bytes."""
+        """Appends the new data of a part and returns its bytes."""
         head, data = self._taken_apart(part)
         at = 0
         pieces: dict[str, list[tuple[int, int, bytes]]] = {}
@@ -118,12 +118,12 @@ class PartsCopy:
         try:
             head = decoding.decode(part[: max(cut, 0)], kind=_Head)
         except msgspec.DecodeError:
-            raise self._wrong("is none that a recorder writes") from None
+            raise self._wrong("has a form that no recorder writes") from None
         data = part[cut + 1 :]
         sizes = [size for _, _, size, _ in head.pieces]
         fits = 0 < len(sizes) <= MAX_PIECES and min(sizes) > 0 and sum(sizes) == len(data)
         if not fits or not all(_STREAM.fullmatch(stream) for stream, *_ in head.pieces):
-            raise self._wrong("is none that a recorder writes")
+            raise self._wrong("has a form that no recorder writes")
         return head, data
 
     def _append(self, stream: str, pieces: list[tuple[int, int, bytes]]) -> int:
@@ -133,7 +133,9 @@ class PartsCopy:
             for start, stamp, data in pieces:
                 here = appender.size - start
                 if here < 0:
-                    raise self._wrong(f"begins at byte {start} of {stream}, which is here up to {appender.size}")
+                    raise self._wrong(
+                        f"begins at byte {start} of {stream}, but the local copy ends at byte {appender.size}"
+                    )
                 if here < len(data):
                     appender.write(data[here:], stamp)
         finally:
@@ -142,7 +144,7 @@ class PartsCopy:
         return appender.size - began
 
     def _get(self, key: str, *, limit: int) -> bytes | None:
-        """Returns None if it does not exist."""
+        """Returns an object's bytes, or None if it does not exist."""
         try:
             import obstore  # noqa: PLC0415 - an extra, for jobs that name such a store
 
@@ -154,7 +156,7 @@ class PartsCopy:
         except Exception as error:
             # The library has no error type for transient errors.
             words = str(error).split("\n", 1)[0][:200]
-            raise OSError(errno.EIO, f"the store does not give {key}: {words}", key) from error
+            raise OSError(errno.EIO, f"the store does not return {key}: {words}", key) from error
         if size > limit:
             raise self._wrong(f"has {size} bytes, more than {limit}")
         return data
@@ -178,7 +180,7 @@ class Bucket:
 
     @property
     def visible(self) -> bool:
-        """True if it can be read."""
+        """True if it can be read; errors appear then."""
         return has_reader()
 
     def _open(self) -> S3Store:

@@ -44,7 +44,7 @@ class _Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreCopy:
-    """Copies one store folder into an instance's folder.
+    """Copies one store folder into the folder of an instance.
 
     ``complete``: every stream has the recorded length.
     """
@@ -196,7 +196,7 @@ def how_to_see(spec: JobSpec) -> str:
     """Returns a hint that makes an invisible store visible."""
     if (spec.kubernetes.log_store or "").startswith("s3://"):
         return "install rankfall[obstore]"
-    return f"mount the volume and give {AT}=DIR; or run this where it is mounted"
+    return f"mount the volume and set {AT}=DIR, or run this where it is mounted"
 
 
 class StoreCopies:
@@ -220,7 +220,7 @@ class StoreCopies:
                     self._open(path.parent, mark)
 
     def add(self, target: Path, name: str) -> None:
-        """Records the store folder of an instance's lines.
+        """Records the store folder with an instance's rank lines, as its record names it.
 
         Raises:
             OSError: That cannot be written.
@@ -241,15 +241,15 @@ class StoreCopies:
         self._kept[target] = mark.at
 
     def of(self, target: Path) -> Copy | None:
-        """Returns the copy into this folder, or None."""
+        """Returns the copy into this folder; None if its lines are in no visible store."""
         return self._copies.get(target)
 
     def unseen(self, target: Path) -> bool:
-        """True if its lines are in an invisible store."""
+        """True if lines of this folder are in an invisible store."""
         return target in self._unseen
 
     def poll_one(self, copy: Copy) -> int:
-        """Copies new data of one folder and returns its bytes.
+        """Copies new data of one folder, stores the position, and returns the bytes.
 
         Raises:
             OSError: It cannot be copied.
@@ -270,7 +270,7 @@ class StoreCopies:
 
 
 def is_store_folder_name(name: str) -> bool:
-    """True if a wrapper may have given this name."""
+    """True if a wrapper may have given this folder name."""
     return len(name) <= _MAX_NAME and _NAME.fullmatch(name) is not None
 
 
@@ -315,7 +315,7 @@ class StoreWatch:
                 await asyncio.sleep(max(POLL_INTERVAL_S, source.rest * (time.monotonic() - began)))
 
     async def _look(self, copy: Copy, pool: ThreadPoolExecutor) -> bool:
-        """Returns False if the folder is not available."""
+        """Copies new data of one folder. Returns False if it is not available."""
 
         def look() -> tuple[float, int]:
             return time.monotonic(), self.copies.poll_one(copy)
@@ -323,7 +323,7 @@ class StoreWatch:
         try:
             began, count = await asyncio.get_running_loop().run_in_executor(pool, look)
         except OSError as error:
-            text = f"{copy.name} of the log store cannot be copied: {error_text(error)}; it is tried again"
+            text = f"{copy.name} of the log store cannot be copied: {error_text(error)}; trying again"
             self._troubles.say("log store", text)
             self._deaf.setdefault(copy.target, time.monotonic())
             return False
@@ -334,12 +334,12 @@ class StoreWatch:
         return True
 
     async def ended(self, folder: Path) -> bool:
-        """Waits for the copy of an ended instance. Returns False if incomplete."""
+        """Waits for the copy of an ended container's instance. Returns False if it is incomplete."""
         if self.copies.unseen(folder):
             self._troubles.say(
                 "log store",
-                f"lines of ranks are in {self._where}, which this machine does not see: {self._how}; "
-                "rankfall logs --log-source store takes them in then",
+                f"lines of ranks are in {self._where}, which this machine cannot reach: {self._how}; "
+                "then run rankfall logs --log-source store",
             )
             return False
         copy = self.copies.of(folder)
@@ -354,14 +354,14 @@ class StoreWatch:
             if self._looked.get(copy.target, 0.0) - quiet > patience:
                 self._troubles.say(
                     "log store end",
-                    f"{copy.name} in the log store has no end that its writer wrote: lines of ranks may be missing",
+                    f"{copy.name} in the log store has no end mark of its writer: lines of ranks may be missing",
                 )
                 return False
             deaf = self._deaf.get(copy.target)
             if deaf is not None and time.monotonic() - max(deaf, quiet) > PATIENCE_S:
                 self._troubles.say(
                     "log store end",
-                    f"{copy.name} in the log store cannot be read to its end; rankfall logs --log-source store takes in what it has later",
+                    f"{copy.name} in the log store cannot be read to its end; run rankfall logs --log-source store later to fetch the rest",
                 )
                 return False
             await asyncio.sleep(POLL_INTERVAL_S / 4)

@@ -58,7 +58,7 @@ def names_in(url: str, folder: str, *, until: float) -> Iterator[list[tuple[str,
         if not more:
             return
         if not token or token == query.get("continuation-token"):
-            raise OSError("its list of names goes on, and it does not say where")
+            raise OSError("its list of names is cut, and the answer has no token for the rest")
         query["continuation-token"] = token
 
 
@@ -78,7 +78,7 @@ def _page(answer: bytes) -> tuple[list[tuple[str, int]], bool, str]:
         # Bounded in size; the parser bounds entity expansion.
         root = ET.fromstring(_NO_XML.sub(b"?", answer))  # noqa: S314
     except ET.ParseError as error:
-        raise OSError(f"its list of names is no XML: {error}") from error
+        raise OSError(f"its list of names is not XML: {error}") from error
     encoded = _said(root, "EncodingType") == "url"
     found = [
         (unquote_plus(key, errors="replace") if encoded else key, _number(_said(entry, "Size")))
@@ -127,9 +127,9 @@ class RecordStore:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Texts about missing data."""
+        """Texts about data that is not available."""
         count, first = self._strange
-        strange = f"{count} in {self._url} with no name of a record, not read; the first is {first}"
+        strange = f"{count} in {self._url} without the name of a record were not read; the first is {first}"
         return (*self._named, *([strange] if count else ()), *([self._stopped] if self._stopped else ()))
 
     def fetch(self) -> None:
@@ -152,7 +152,7 @@ class RecordStore:
         self._next = time.monotonic() + _BETWEEN_S
 
     def _late(self) -> bool:
-        """Returns True, with a message, after the time-out."""
+        """Returns True, with a message, if this read has timed out."""
         late = time.monotonic() > self._until
         if late:
             self._stopped = f"the rest of the records in {self._url}: reading them took more than {LIMIT_S:.0f} s"
@@ -217,7 +217,7 @@ class RecordStore:
         try:
             found = obstore.get(store, f"{folder}/{name}")
         except FileNotFoundError:
-            self._problem(f"record {name} in {self._url} is listed and not there")
+            self._problem(f"record {name} in {self._url} is listed but does not exist")
             return None
         if found.meta["size"] > MAX_RECORD:
             # Replaced since the list; nothing is read yet.
@@ -279,7 +279,7 @@ def open_bucket(url: str) -> S3Store:
 
 
 def require_reader(url: str | None, *, field: str = "$.record_store") -> None:
-    """Refuses a store that this machine cannot read.
+    """Refuses a store that cannot be read from this machine.
 
     Raises:
         SpecError: The extra ``obstore`` is missing.
@@ -302,7 +302,7 @@ def has_reader() -> bool:
 
 
 def record_store_of(run_dir: RunDir, spec: JobSpec, *, attempt: int) -> RecordStore | None:
-    """Returns the store for an attempt's records, or None."""
+    """Returns the store for records of an attempt's ranks; None if the job names none."""
     if spec.record_store is None:
         return None
     return RecordStore(spec.record_store, run=run_dir.id, attempt=attempt, into=run_dir.records_dir)

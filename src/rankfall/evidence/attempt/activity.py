@@ -51,7 +51,7 @@ def read_steps(slot_dir: Path) -> list[Step]:
 
 
 class StepFolders:
-    """Reads steps of remote slots, again only after a file's replacement."""
+    """Reads steps of remote slots, whose step files are replaced and never modified in place."""
 
     def __init__(self) -> None:
         self._standing = Standing()
@@ -135,7 +135,7 @@ class Life:
         self._seen = max(self._seen, at)
 
     def look(self, facts: Facts, slot_dirs: Iterable[Path], now: int) -> None:
-        """Reads all steps, and at intervals the ranks' CPU time."""
+        """Reads the steps of all slots, and at intervals the CPU time of all ranks."""
         for slot, folder in zip(facts.slots, slot_dirs, strict=True):
             self._steps(facts, slot, folder)
         if self._here:

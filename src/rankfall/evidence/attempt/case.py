@@ -39,7 +39,7 @@ def present_case(case: Case, *, left: Collection[int], fell_at: int | None = Non
 
 
 def _world(case: Case, kept: tuple[RankFacts, ...]) -> int | None:
-    """Returns the current round's number of ranks, if slots left or ranks ended."""
+    """Returns the number of ranks of the current round, as far as known, if slots left or ranks ended."""
     return case.world_size if len(kept) == len(case.ranks) else len({facts.rank for facts in kept}) or case.world_size
 
 
@@ -100,7 +100,7 @@ def make_case(
 
 
 def explained(evidence: Collection[Evidence]) -> bool:
-    """True if a rank's record gives a cause, so platform messages add nothing."""
+    """True if a rank's record gives a cause, so that messages of the platform would add nothing."""
     return any(piece.role == "primary" and piece.source == "record" for piece in evidence)
 
 
@@ -129,9 +129,9 @@ def _clock_notes(facts: Facts) -> list[str]:
 
 def _clock_note(slot: int, ahead: Bound) -> str:
     if ahead.middle is None:
-        return f"a clock that agrees: slot {slot}'s was set while it ran"
+        return f"a clock that agrees: the clock of slot {slot} was changed during the run"
     # Lines arrive almost immediately: their bound is better than the middle.
     off = (ahead.middle if ahead.lo is None else ahead.lo) / _NS
-    words = f"a clock that agrees: slot {slot}'s is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}"
+    words = f"a clock that agrees: the clock of slot {slot} is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}"
     late = abs(off) >= _KEEP_ALIVE_S
     return words + (f"; c10d's rendezvous drops nodes whose clocks differ by {_KEEP_ALIVE_S:.0f} s" if late else "")

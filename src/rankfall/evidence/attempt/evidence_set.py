@@ -38,12 +38,12 @@ _MAX_PROBLEMS: Final = 64
 
 
 def foreign_kills(facts: Facts) -> dict[int, RankFacts]:
-    """Returns ranks that a foreign signal ended, by pid."""
+    """Returns the ranks that a foreign signal ended, by process ID."""
     return {r.pid: r for r in facts.ranks() if r.pid is not None and r.signal is not None and r.killed_by == "foreign"}
 
 
 def oom_evidence(facts: Facts, known: Iterable[Evidence], *, attempt: int) -> list[Evidence]:
-    """Returns the OOM counter's evidence, at ranks that died of a SIGKILL or lost a child.
+    """Returns evidence of the slot's OOM counter, at ranks that died of a SIGKILL or lost a child to one.
 
     A lost child counts only if no rank died itself. If only the ranks' parent was killed, the slot gets it.
     """
@@ -61,7 +61,7 @@ def oom_evidence(facts: Facts, known: Iterable[Evidence], *, attempt: int) -> li
 
 
 def _child_was_killed(piece: Evidence) -> bool:
-    """True if a killed child ended a rank, by the rank's record."""
+    """True if a rank ended because one of its child processes was killed."""
     if piece.slug == "dataloader_died":
         return True
     return piece.source == "record" and (piece.signature in CHILD_DEATHS or bool(_CHILD_KILLED.search(piece.line)))
@@ -70,14 +70,14 @@ def _child_was_killed(piece: Evidence) -> bool:
 def kernel_evidence(
     killed: dict[int, RankFacts], catalogue: Catalogue, *, attempt: int
 ) -> tuple[list[Evidence], str | None]:
-    """Returns kernel lines about killed ranks, and why the log is unavailable, or None."""
+    """Returns kernel lines that name a killed rank, and the reason if the kernel log is unavailable (else None)."""
     since = min((r.started_at for r in killed.values() if r.started_at), default=0)
     lines, problem = read_kernel(catalogue, since=since)
     return [make.of_kernel(line, killed[line.pid], attempt=attempt) for line in lines if line.pid in killed], problem
 
 
 def dump_evidence(folders: Iterable[Path], *, relative_to: Path, attempt: int) -> tuple[list[Evidence], list[str]]:
-    """Returns the evidence of flight-recorder dumps, and messages about invalid ones."""
+    """Returns the evidence of flight-recorder dumps in these folders, and messages about invalid ones."""
     dumps = Dumps()
     problems: list[str] = []
     for folder in folders:
@@ -103,7 +103,7 @@ _NO_TIME: Final = "there was no time to read all {}"
 
 
 class LateEvidence:
-    """Evidence that is read only for a case.
+    """Evidence of one attempt that is read only for a case.
 
     ``here``: ranks run on this machine, so its kernel log is relevant.
 
@@ -133,15 +133,15 @@ class LateEvidence:
 
     @property
     def denied(self) -> bool:
-        """True if a worker left an error file, and so failed."""
+        """True if a worker left an error file, and so failed regardless of its exit code."""
         return self._left.any
 
     def again(self) -> None:
-        """Reads the kernel log again, for a restarted slot."""
+        """Reads the kernel log again, because a slot was started again."""
         self._kernel_done = False
 
     def confirm(self, facts: Facts, folders: Mapping[int, Path], budget: Budget) -> tuple[list[Evidence], list[str]]:
-        """Returns kernel lines about killed ranks (once), dumps, and problem messages."""
+        """Returns kernel lines about killed ranks (once), flight-recorder dumps, and messages about problems."""
         found: list[Evidence] = []
         killed = foreign_kills(facts) if self._here else {}
         if killed and not self._kernel_done:
@@ -215,11 +215,11 @@ class Signals:
         self._found.append(item)
 
     def forget(self, slot: int) -> None:
-        """Drops a restarting slot's records."""
+        """Drops the records of a slot that restarts."""
         self._found = [item for item in self._found if item.record.slot != slot]
 
     def weigh(self, facts: Facts) -> tuple[list[Evidence], list[Evidence]]:
-        """Returns evidence of foreign signals, and of Rankfall's that resembles it."""
+        """Returns evidence of other senders' signals, and evidence of Rankfall's signals that resembles it."""
         theirs: list[Evidence] = []
         ours: list[Evidence] = []
         for item in self._found:
@@ -267,15 +267,15 @@ class EvidenceSet:
 
     @property
     def all(self) -> Collection[Evidence]:
-        """All pieces, in order of appearance."""
+        """All pieces, in the order of their first appearance."""
         return self._by_id.values()
 
     def ids(self) -> set[str]:
-        """Returns all IDs."""
+        """Returns the IDs of all current pieces."""
         return set(self._by_id)
 
     def of_slot(self, slot: int) -> tuple[str, ...]:
-        """Returns the IDs of a slot's evidence."""
+        """Returns the IDs of all evidence of a slot."""
         return tuple(sorted(key for key, piece in self._by_id.items() if piece.slot == slot))
 
     def importing(self) -> dict[tuple[int | None, int | None], str]:
@@ -304,18 +304,18 @@ class EvidenceSet:
             self._signals.add(item)
 
     def forget(self, slot: int) -> None:
-        """Drops a restarting slot's evidence."""
+        """Drops all evidence of a slot that restarts."""
         self._signals.forget(slot)
         self._by_id = {key: piece for key, piece in self._by_id.items() if piece.slot != slot}
         self._errors = [item for item in self._errors if item.record.slot != slot]
         self._stacks = [item for item in self._stacks if item.record.slot != slot]
 
     def forget_stacks(self) -> None:
-        """Drops the stacks, because ranks have made progress."""
+        """Drops the stacks, because their ranks have made progress since."""
         self._stacks = []
 
     def derive(self, facts: Facts) -> None:
-        """Derives again what depends on facts, under the same identities."""
+        """Derives again the evidence that depends on facts, under the same identities."""
         guard = self._guard
         self._of_errors(facts)
         guard.read(lambda: self._of_signals(facts), otherwise=None, what="records of signals", where="records")

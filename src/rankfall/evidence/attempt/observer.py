@@ -150,11 +150,11 @@ class AttemptObserver:
         self._notes: list[str] = [problem] if problem else []
 
     def prepare(self) -> None:
-        """Does slow work in advance of a stream's first line."""
+        """Does work in advance that would otherwise delay the first line of a stream."""
         self._catalogue.prepare(Catalogue.STREAM)
 
     def interrupt_by(self, check: Callable[[], bool]) -> None:
-        """Ends reading early while ``check`` returns True."""
+        """Ends reading early while ``check`` returns True, because a caller waits for an answer."""
         self._interrupted = check
 
     def take_time(self) -> None:
@@ -162,12 +162,12 @@ class AttemptObserver:
         self._streams.take_time()
 
     def shorten_grace(self) -> None:
-        """Bounds further reading, because all slots have ended."""
+        """Bounds all further reading and ignores interruptions, because all slots have ended."""
         self._interrupted = lambda: False
         self._streams.shorten_grace()
 
     def take_new_problems(self) -> list[str]:
-        """Returns new failures and omissions of readers."""
+        """Returns what readers failed on or left out since the last call."""
         return self._guard.take_new()
 
     def poll(self, now: int) -> Delta:
@@ -215,7 +215,7 @@ class AttemptObserver:
         self._late.again()
 
     def evidence_of(self, slot: int) -> tuple[str, ...]:
-        """Returns the IDs of a slot's evidence."""
+        """Returns the IDs of all evidence of a slot."""
         return self._evidence_set.of_slot(slot)
 
     def importing(self) -> dict[tuple[int | None, int | None], str]:
@@ -223,26 +223,26 @@ class AttemptObserver:
         return self._evidence_set.importing()
 
     def forget_stacks(self) -> None:
-        """Drops the stacks, because ranks have made progress."""
+        """Drops the stacks, because their ranks have made progress since."""
         self._evidence_set.forget_stacks()
 
     def read_records(self) -> None:
-        """Reads the records themselves from now on."""
+        """Reads the records themselves from now on, even for a job of one rank."""
         self._record_source.read_all()
 
     def ranks(self) -> tuple[RankFacts, ...]:
-        """Returns all rank processes, older rounds included, by this machine's clock."""
+        """Returns the facts of all rank processes, older rounds included, with times by this machine's clock."""
         clocks = self._facts.clocks
         return tuple(map(clocks.retimed, self._facts.ranks())) if clocks.off() else self._facts.ranks()
 
     def slots(self) -> tuple[SlotFacts, ...]:
-        """Returns the slots, by this machine's clock."""
+        """Returns the facts of the slots, with times by this machine's clock."""
         clocks = self._facts.clocks
         own = tuple(self._facts.slots[n] for n in sorted(self._facts.slots))
         return tuple(map(clocks.retimed, own)) if clocks.off() else own
 
     def waits(self) -> str | None:
-        """Returns why slots do not start, or None."""
+        """Returns the platform's reason why slots do not start; None if absent."""
         platform = self._platform
         nothing: str | None = None
         return (
@@ -261,7 +261,7 @@ class AttemptObserver:
         return self._life.last
 
     def case(self, *, cancelled: str | None = None, hung: bool = False, only: int | None = None) -> Case:
-        """Returns the input of a diagnosis.
+        """Returns all current knowledge as the input of a diagnosis.
 
         ``hung``: no activity for the configured time. ``only``: the slot that failed alone.
         """

@@ -32,7 +32,7 @@ _STATE, _START_TICKS = 0, 19
 
 
 def stands_alone(spec: JobSpec, launcher: SlotLauncher | None) -> bool:
-    """True if a job is one slot with one rank, and no strategy needs more.
+    """True if a job is one slot with one rank, without a strategy that may need more.
 
     The ranks of ``exec`` are unknown in advance.
     """
@@ -45,7 +45,7 @@ def stands_alone(spec: JobSpec, launcher: SlotLauncher | None) -> bool:
 
 
 class SingleRankSlot:
-    """Reads a single-rank job from the slot directory alone.
+    """Reads the slot and rank of a single-rank job from the slot directory alone.
 
     ``place`` has record fields; ``patience`` in seconds.
 
@@ -124,7 +124,7 @@ class SingleRankSlot:
         return [rank, Found(record=end, name=name, mtime=at)]
 
     def _slot_outlives_rank(self) -> bool:
-        """True if the slot outlives its rank longer than a launcher needs."""
+        """True if the slot runs longer after its rank's end than a launcher needs to exit."""
         if self._start is None or _lives(*self._top):
             self._gone_since = None
             return False
@@ -139,7 +139,7 @@ class SingleRankSlot:
 
 
 def _numbers(path: Path) -> tuple[int, ...] | None:
-    """Returns the numbers of a complete claim, or None."""
+    """Returns the numbers of a claim; None if it is missing or incomplete."""
     try:
         said = [numbers.whole(word) for word in read_untrusted_file(path, limit=256)[0].split()]
     except OSError:
@@ -149,7 +149,7 @@ def _numbers(path: Path) -> tuple[int, ...] | None:
 
 
 def _written(path: Path) -> int | None:
-    """Returns a non-empty file's modification time (nanoseconds), or None."""
+    """Returns the modification time of a non-empty file in nanoseconds since the epoch; else None."""
     try:
         found = path.stat()
     except OSError:
@@ -180,7 +180,7 @@ class RecordStore(Protocol):
 
 
 class RecordSource:
-    """Source of the records of one attempt, each once.
+    """Source of the records of one attempt; it returns each record once.
 
     ``starts``: observed starts; later records wait. ``single``: launcher of a single-rank job whose records are not
     listed; None = read all.
@@ -241,7 +241,7 @@ class RecordSource:
         return [*collected, *(item for item, one in zip(found, when, strict=True) if one == "now")]
 
     def read_all(self) -> None:
-        """Reads the records themselves from now on."""
+        """Reads the records themselves from now on, even for a job of one rank."""
         self._single = None
 
     def read_skipped_records(self) -> list[Found]:
@@ -264,7 +264,7 @@ class RecordSource:
         # Elastic members get new numbers; a foreign job's pods define its slots.
         if slot is None or slot in self._facts.slots or self._spec.elastic or self._spec.backend == FOREIGN:
             return True
-        note = f"{item.name} names slot {slot}, which this job has not, and was not used"
+        note = f"{item.name} names slot {slot}, which this job does not have, and was not used"
         if note not in self._notes and len(self._notes) < _MAX_NOTES:
             self._notes.append(note)
         return False

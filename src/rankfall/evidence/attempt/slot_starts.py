@@ -45,7 +45,7 @@ class Starts:
         return self._numbers.get(slot, 0)
 
     def of_record(self, record: Record) -> When:
-        """Returns which start a record belongs to."""
+        """Returns which start a record belongs to: past, observed or later."""
         if record.slot not in self._numbers:
             return "now"
         if self._pods is not None:
@@ -53,7 +53,7 @@ class Starts:
         return self._when(record.slot, numbers.whole(record.instance or "0"))
 
     def of_folder(self, slot: int, folder: Path) -> When:
-        """Returns which start a folder of streams belongs to."""
+        """Returns which start a folder of streams belongs to: past, observed or later."""
         if slot not in self._numbers:
             return "now"
         if self._pods is None:
@@ -61,7 +61,7 @@ class Starts:
         return self._when(slot, self._pods.number_of(slot, self._owner(folder)))
 
     def slot_dir(self, role: str, slot: int) -> Path:
-        """Returns the observed start's slot folder."""
+        """Returns the slot's folder of the observed start."""
         if slot not in self._numbers:
             held = self._dirs.get(slot)
             if held is None:

@@ -141,7 +141,7 @@ class SlotStreams:
         )
 
     def take_time(self) -> None:
-        """Gives new streams the reading time of an explanation."""
+        """Gives each stream that is found from now on the reading time of an explanation."""
         self._allowance = AFTERWARDS
 
     def shorten_grace(self) -> None:
@@ -152,7 +152,7 @@ class SlotStreams:
         self._last = Budget(seconds, clock=time.thread_time), Budget(seconds + TAILS_S, clock=time.thread_time)
 
     def _read(self, stream: _Stream, facts: Facts, owners: _Owners, now: int) -> tuple[list[Evidence], int, int]:
-        """Returns the next bytes' evidence, their number, and newest arrival (0 = none)."""
+        """Returns the evidence of a stream's next bytes, their number, and the newest arrival time (0 if none)."""
         place = facts.slots.get(stream.slot)
         final = place is not None and place.state in {"ended", "lost"}
         whole, tails = self._last if self._last is not None else (None, None)
@@ -181,7 +181,7 @@ class SlotStreams:
         return found, count, output_at
 
     def forget(self, slot: int) -> None:
-        """Drops a restarting slot's data."""
+        """Drops all data of a slot that restarts."""
         self._streams = {path: stream for path, stream in self._streams.items() if stream.slot != slot}
         self._known = {str(path) for path in self._streams}
         self._turns = deque(stream for stream in self._turns if stream.slot != slot)
@@ -261,7 +261,7 @@ class SlotStreams:
         return piece
 
     def _survived(self, owners: _Owners) -> Iterator[Evidence]:
-        """Yields earlier findings that are context, because their process continued."""
+        """Yields earlier findings that are context now, because their process continued its work."""
         waiting = [stream for stream in self._streams.values() if stream.open]
         if not waiting:
             return
@@ -308,7 +308,7 @@ class SlotStreams:
                     self._known.add(text)
                     if not _readable(text):
                         # No stream of Rankfall has such a name.
-                        self._guard.skipped(ascii(text), 0, 0, because="its name is no UTF-8")
+                        self._guard.skipped(ascii(text), 0, 0, because="its name is not UTF-8")
                         continue
                     path = Path(text)
                     name = str(path.relative_to(self._run_dir.path))
@@ -317,14 +317,14 @@ class SlotStreams:
                     self._turns.append(made)
 
     def _entries(self, folder: str) -> list[str]:
-        """Returns a folder's sorted paths, cached while unchanged."""
+        """Returns the sorted paths in a folder, cached while the folder is unchanged."""
         if not self._standing.stands(folder):
             self._listed[folder] = _entries(folder)
         return self._listed[folder]
 
 
 class _Owners:
-    """Maps streams to ranks, by slot and process ordinal or rank."""
+    """Maps streams to ranks by the current facts: by slot and process ordinal, or by slot and rank."""
 
     def __init__(self, facts: Facts) -> None:
         self._by_ordinal: dict[tuple[int | None, int], RankFacts] = {}
@@ -351,7 +351,7 @@ class _Owners:
 
 
 class _RankMaps:
-    """Proved ranks of a foreign job's streams."""
+    """Proved ranks of the streams of a foreign job; read again after a change."""
 
     def __init__(self, *, foreign: bool) -> None:
         self.foreign = foreign

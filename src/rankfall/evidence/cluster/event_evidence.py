@@ -68,7 +68,7 @@ def pod_events(
 def made_events(
     events: Iterable[EventFact], slots: Mapping[int, SlotFacts], pods: Mapping[str, PodFact], *, attempt: int
 ) -> list[Evidence]:
-    """Returns the evidence of Events of objects that create pods.
+    """Returns the evidence of the Events of objects that create pods.
 
     These report uncreated pods and ends of deleted ones.
     """
@@ -130,7 +130,7 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
                     attempt=attempt,
                 )
             )
-        request = f"{work.kind} {work.name} is being deleted: somebody asked for it" if work.deleting else None
+        request = f"{work.kind} {work.name} is being deleted by a request" if work.deleting else None
         if request is None and work.suspend:
             by = f", last by {work.held_by}" if work.held_by else ""
             request = f"{work.kind} {work.name} is suspended{by}"
@@ -156,7 +156,7 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
 
 
 def _killed_by_probe(said: Iterable[EventFact], pod: PodFact) -> EventFact | None:
-    """Returns the failed probe after which the kubelet stopped a container.
+    """Returns the failed probe after which the kubelet stopped a container without a restart.
 
     Its message gives no reason, as for a deleted pod.
     """

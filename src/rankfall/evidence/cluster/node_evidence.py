@@ -64,7 +64,7 @@ class SlotFailure:
 
     @property
     def silent(self) -> bool:
-        """True if no real report of its end exists."""
+        """True if there is no real report of its end."""
         main = self.pod.main
         made_up = main is not None and main.state == "terminated" and main.reason in _MADE_UP
         return self.slot.state == "lost" or (made_up and not self.slot.recorder)
@@ -77,7 +77,7 @@ class SlotFailure:
         return running and (self.slot.state == "lost" or self._failed)
 
     def rank(self, *, killed: bool = False) -> int | None:
-        """Returns the only rank that failed by itself (``killed``: by SIGKILL), or None."""
+        """Returns the only rank of the slot that failed by itself (``killed``: by a SIGKILL); None otherwise."""
         fell = [r for r in self.ranks if _fell(r) and (not killed or r.signal == _SIGKILL)]
         return fell[0].rank if len(fell) == 1 else None
 
@@ -223,7 +223,7 @@ def _of_boots(node: NodeFact, fall: SlotFailure, *, attempt: int) -> list[Eviden
             stamped="here",
             uncertainty=max(60.0, (new.seen_ns - old.seen_ns) / _NS if fall.at is None else 60.0),
             where=f"node/{node.name}",
-            line=f"node {node.name} booted anew: boot id {old.id} became {new.id}",
+            line=f"node {node.name} rebooted: boot id {old.id} became {new.id}",
             specificity=84,
             fingerprint="node_lost:boot",
             detail="reason=Rebooted",
@@ -237,7 +237,7 @@ def _of_boots(node: NodeFact, fall: SlotFailure, *, attempt: int) -> list[Eviden
 def _of_fault(
     fault: Fault, node: NodeFact, fall: SlotFailure, *, catalogue: Catalogue, attempt: int
 ) -> Evidence | None:
-    """Returns the evidence of a health agent's fault near the failure, or None."""
+    """Returns the evidence of a fault that the health agent recorded on the node near the failure; else None."""
     near = _near(fault.times, fall.at)
     hit = best(catalogue.match_line(fault.text.encode(), where="kernel"))
     if near is None or fall.at is None or hit is None:
@@ -246,7 +246,7 @@ def _of_fault(
     rank = fall.rank(killed=signature.slug in _OOM)
     who = f"rank {rank}" if rank is not None else f"slot {fall.slot.slot}"
     gap = (fall.at - near) / _NS
-    end = "was stopped by Rankfall" if fall.stopped else "fell"
+    end = "was stopped by Rankfall" if fall.stopped else "failed"
     when = f"{abs(gap):.1f} s {'before' if gap >= 0 else 'after'} {who} {end}"
     device = f" on {fault.device}" if fault.device else ""
     return Evidence(
@@ -308,7 +308,7 @@ def _of_event(
 
 
 def _near(times: Iterable[int], fall: int | None) -> int | None:
-    """Returns the time in the window nearest to the failure, or None."""
+    """Returns the time in the window that is nearest to the failure; None if absent."""
     if fall is None:
         return None
     inside = [at for at in times if fall - BEFORE_S * _NS <= at <= fall + AFTER_S * _NS]

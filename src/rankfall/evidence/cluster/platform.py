@@ -89,15 +89,15 @@ class ContextView:
         ]
 
     def missing(self, pods: Collection[PodFact]) -> list[str]:
-        """Returns messages about missing evidence, and how to get it."""
+        """Returns messages about missing evidence, and how to get it next time."""
         snapshots = list(self._file.newest.values())
         found = [fact.text for fact in snapshots if isinstance(fact, Unseen) and not fact.over]
         first = min((fact.seen_ns for fact in snapshots), default=None)
         made = min((at for pod in pods if (at := stamp_ns(pod.created)) is not None), default=None)
         if first is not None and made is not None and first - made > EVENTS_LIVE_S * _NS:
             found.append(
-                "what Kubernetes said of the pods more than an hour before the first look: it keeps Events for an hour; "
-                "what follows the job from its beginning keeps them (rankfall logs -f, rankfall wait)"
+                "Events older than an hour at the first query (Kubernetes stores Events for an hour); "
+                "next time follow the job from its start (rankfall logs -f, rankfall wait)"
             )
         return found
 
@@ -154,7 +154,7 @@ class PlatformView:
         return self.pods.waiting()
 
     def context_evidence(self, facts: Facts) -> list[Evidence]:
-        """Returns the evidence of Events, nodes and creating objects."""
+        """Returns the current evidence of Events, nodes and the objects that create the pods."""
         return self._cluster_context.evidence(
             self.pods.counting(),
             tuple(facts.slots.values()),
@@ -164,7 +164,7 @@ class PlatformView:
         )
 
     def waits(self, facts: Facts) -> str | None:
-        """Returns why slots do not start, or None."""
+        """Returns the platform's reason why slots do not start; None if absent."""
         pieces = [*self.waiting(), *self.context_evidence(facts)]
         pieces = [piece for piece in pieces if piece.slug in _WAITS_FOR and piece.slot is not None]
         if not pieces:
@@ -175,11 +175,11 @@ class PlatformView:
         return f"slot {first.slot}{more} waits: {first.line}"[:_MAX_WORDS]
 
     def missing(self) -> list[str]:
-        """Returns messages about missing evidence, and how to get it."""
+        """Returns messages about missing evidence, and how to get it next time."""
         return self._cluster_context.missing(self.pods.counting())
 
     def _prove(self, facts: Facts) -> None:
-        """Updates the clock bounds that object timestamps prove."""
+        """Updates the clock bounds that timestamps of objects prove."""
         clocks, proofs = facts.clocks, self._proofs.proofs
         clocks.server(proofs.server)
         for slot, bound in self.pods.clock_bounds(server=proofs.server):

@@ -53,19 +53,19 @@ class PodView:
         self._numbers: dict[str, tuple[int, int]] = {}
 
     def select_start(self, slot: int, number: int) -> None:
-        """Observes this pod of the slot, counted from 0 in order of creation."""
+        """Observes this pod of the slot from now on, counted from 0 in order of creation."""
         if self._looked_at.get(slot) != number:
             self._looked_at[slot] = number
             self._moved = True
 
     def number_of(self, slot: int, uid: str | None) -> int | None:
-        """Returns the number of this pod among the slot's pods, or None."""
+        """Returns the number of this pod among the slot's pods; None if the journal does not contain it."""
         place = self._numbers.get(uid or "")
         return place[1] if place is not None and place[0] == slot else None
 
     @property
     def stop(self) -> Stop | None:
-        """Rankfall's stop mark at the last poll."""
+        """Mark of Rankfall's stop at the last poll."""
         return self._stop
 
     @property
@@ -74,7 +74,7 @@ class PodView:
         return self._journal.problems
 
     def poll(self) -> tuple[bool, list[Evidence]]:
-        """True if there is new data, and evidence of ends, each once."""
+        """True if there is new data, and its evidence of ends, each piece once and as first seen."""
         found: list[Evidence] = []
         self._stop = self._mark.read()
         self._given_up = abandoned(self._run, self._attempt) if self._stop is not None else frozenset()
@@ -97,11 +97,11 @@ class PodView:
         return bool(facts) or moved, found
 
     def counting(self) -> list[PodFact]:
-        """Returns all pods except those of unobserved starts."""
+        """Returns all pods of the slots, except those of starts that are not observed."""
         return [fact for fact in self._journal.pods.values() if self._counts(fact)]
 
     def before(self) -> dict[str, PodFact]:
-        """Returns each pod's last snapshot before its deletion request, by UID."""
+        """Returns the last snapshot of each pod before its deletion was requested, by UID."""
         return self._before
 
     def _counts(self, fact: PodFact) -> bool:
@@ -109,7 +109,7 @@ class PodView:
         return number is None or self._numbers.get(fact.uid) == (fact.slot, number)
 
     def _arrange(self) -> None:
-        """Sets the pod of each slot, by creation time, then by appearance."""
+        """Sets the pod of each slot, and the order of pods where starts are distinguished."""
         self._by_slot = self._journal.by_slot()
         if not self._looked_at:
             return
@@ -130,7 +130,7 @@ class PodView:
         return [piece for fact in snapshots for piece in waiting_evidence(fact, attempt=self._attempt)]
 
     def pods(self) -> dict[int, PodFact]:
-        """Returns the newest, or observed, pod of each slot."""
+        """Returns the pod of each slot: the newest one, or the observed one."""
         return self._by_slot
 
     def clock_bounds(self, *, server: Bound) -> Iterator[tuple[int, Bound]]:
@@ -184,7 +184,7 @@ class PodView:
         return msgspec.structs.replace(held, state="running") if begun and held.state == "expected" else held
 
     def _ours(self, held: SlotFacts, *, late_ns: int) -> SlotFacts:
-        """Attributes a recorded end to Rankfall if it followed Rankfall's stop.
+        """Attributes an end that the wrapper recorded to Rankfall if it followed Rankfall's stop.
 
         The wrapper cannot know who caused the kubelet's signal.
         """

@@ -73,7 +73,7 @@ def _by_place() -> dict[tuple[str, str], tuple[tuple[Bounded[str], Reason], ...]
 
 
 def row_of(where: Place, reason: str, message: str | None) -> Reason | None:
-    """Returns the row of a reason, or None."""
+    """Returns the row of a reason; None if absent."""
     table = _by_place()
     found = table.get((where, reason))
     if found is None:
@@ -144,7 +144,7 @@ def _answered(piece: Evidence | None, fact: PodFact, *, at: int | None) -> Evide
         piece,
         id=digest(piece.id, "answered"),
         slug="preempted",
-        line=f"{piece.line}; the node ended the container and said so",
+        line=f"{piece.line}; the node ended the container and reported it",
         # Higher than the condition without a report.
         specificity=piece.specificity + 3,
         fingerprint="preempted:taint",
@@ -152,7 +152,7 @@ def _answered(piece: Evidence | None, fact: PodFact, *, at: int | None) -> Evide
 
 
 def _weighed(piece: Evidence | None, end: ContainerFact) -> Evidence | None:
-    """Evaluates ``OOMKilled``, which proves only a SIGKILL (errors.md M5 to M7).
+    """Evaluates ``OOMKilled``: some process of the container was killed for memory at some time.
 
     137 means the whole container; for another code the cgroup's counter decides; 143 is another sender's stop.
     """
@@ -207,7 +207,7 @@ def _when(fact: PodFact, at: int | None, *, node: bool) -> tuple[int, float]:
 
 
 def _end_text(end: ContainerFact) -> str:
-    """Returns the exit code, or the runtime's message of a container that never began."""
+    """Returns the exit code; for a container that never began, also the runtime's message, which is not the job's."""
     code = f"exit code {end.exit_code}"
     return f"{code}: {end.message}" if end.reason in _NEVER_BEGAN and end.message else code
 

@@ -69,13 +69,13 @@ class Share(msgspec.Struct, kw_only=True):
     taken: int = 0
     unread: int = 0
     endless: bool = False
-    why: str = "it is larger than what one explanation reads of it"
+    why: str = "it is larger than the limit of one explanation"
 
     def late(self, *, head: bool = False) -> bool:
         """True if its time is over."""
         over = self.clock() >= (self.head_until if head else self.until)
         if over:
-            self.why = "reading it takes longer than one explanation may"
+            self.why = "reading it takes longer than the limit of one explanation"
         return over
 
 
@@ -111,12 +111,12 @@ class Allowance:
         )
 
     def settle(self, share: Share) -> None:
-        """Subtracts a share's used bytes."""
+        """Subtracts the bytes that a share used."""
         self._size -= share.taken
 
 
 def parts_of_file(fd: int, size: int, share: Share) -> Iterator[Part]:
-    """Yields the parts of a regular file up to its current size.
+    """Yields the parts of a regular file up to its current size; later data is ignored.
 
     Raises:
         OSError: The file cannot be read.
@@ -150,7 +150,7 @@ def _next_data(fd: int, at: int, end: int) -> int:
 
 
 def parts_of_stream(chunks: Iterable[bytes], share: Share, *, head: int) -> Iterator[Part]:
-    """Yields the parts of a source readable only once.
+    """Yields the parts of a source that is readable only once, from its beginning.
 
     ``head``: maximum bytes of the beginning, and of the end.
 
@@ -209,7 +209,7 @@ def chunks_of_pipe(fd: int) -> Iterator[bytes]:
 
 
 def chunks_of_input(file: BinaryIO) -> Iterator[bytes]:
-    """Yields the bytes of standard input or another file."""
+    """Yields the bytes of standard input, or of any other open file."""
     while True:
         data: bytes | None = file.read(CHUNK)
         if data is None:  # the parent process made it non-blocking

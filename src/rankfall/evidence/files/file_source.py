@@ -82,7 +82,7 @@ class Source(msgspec.Struct, kw_only=True):
 
 
 def source_of(file: Path) -> Source:
-    """Returns a source with the rank and attempt of its path."""
+    """Returns a source with the rank and attempt that the file's path gives."""
     name = printable(file)
     elastic = _ELASTIC.search(name)
     if elastic:
@@ -97,7 +97,7 @@ def source_of(file: Path) -> Source:
 
 
 class Room:
-    """Remaining memory for evidence."""
+    """Remaining memory for evidence of all files."""
 
     def __init__(self) -> None:
         self._left = MAX_KEPT
@@ -127,7 +127,7 @@ class TextReader:
 
     @property
     def flooded(self) -> str | None:
-        """Message about lines skipped as too many, or None."""
+        """Message about lines that were skipped because there were too many; None = none."""
         return self._scanner.flooded or self._flooded
 
     def read(self, parts: Iterable[Part]) -> None:

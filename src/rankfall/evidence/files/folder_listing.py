@@ -50,7 +50,7 @@ class Listed(NamedTuple):
 
 
 class LeftOut:
-    """Files that were not read, with reasons for users.
+    """Files that were not read, with reasons: messages for users, few enough to be displayed completely.
 
     ``unreadable``: first path that could not be read at all.
     """
@@ -63,13 +63,13 @@ class LeftOut:
         self._files: dict[str, tuple[int, int]] = {}
 
     def add(self, text: str, *, unreadable: bool = False) -> None:
-        """Adds one message, unless repeated."""
+        """Adds one message, unless it is a repetition."""
         if unreadable and self.unreadable is None:
             self.unreadable = text
         self._keep(text, self._texts, MAX_PROBLEMS)
 
     def note(self, text: str) -> None:
-        """Adds a message about many files, or Rankfall."""
+        """Adds a message about many files, or about Rankfall itself."""
         self._keep(text, self._notes, MAX_NOTES)
 
     def _keep(self, text: str, texts: dict[str, None], most: int) -> None:
@@ -79,7 +79,7 @@ class LeftOut:
             texts[text] = None
 
     def unread(self, size: int, *, limit: str) -> None:
-        """Counts a file unread because of a limit."""
+        """Counts a file that was not read because of a limit."""
         files, total = self._files.get(limit, (0, 0))
         self._files[limit] = files + 1, total + size
 
@@ -108,7 +108,7 @@ def printable(path: Path) -> str:
 
 
 def list_files(path: Path, left: LeftOut, *, skip: Callable[[str, set[str]], bool]) -> Iterator[Listed]:
-    """Yields the files of one path in name order.
+    """Yields the files of one path from the user, in the order of their names.
 
     ``skip`` gets a name and its neighbors' names.
 
@@ -148,7 +148,7 @@ def opened(file: Listed) -> Iterator[int]:
     try:
         mode = os.fstat(fd).st_mode
         if not (stat.S_ISREG(mode) or (file.pipe and stat.S_ISFIFO(mode))):
-            raise OSError(errno.EINVAL, "is no regular file any more")
+            raise OSError(errno.EINVAL, "is no longer a regular file")
         yield fd
     finally:
         os.close(fd)
@@ -260,13 +260,13 @@ class _Walk:
         root = printable(self._root)
         if unlisted or self._listed > MAX_LISTED:
             self._left.note(
-                f"{root} holds more than {MAX_LISTED:,} entries, and no more were looked at; name fewer folders"
+                f"{root} holds more than {MAX_LISTED:,} entries; the others were not read; name fewer folders"
             )
         if self._deep:
             self._left.note(
-                f"{self._deep:,} folders more than {MAX_DEPTH} levels below {root} were not looked at; name them"
+                f"{self._deep:,} folders more than {MAX_DEPTH} levels below {root} were not read; name them"
             )
         if self._outside:
-            self._left.note(f"{self._outside:,} links out of {root} were not followed; name what they lead to")
+            self._left.note(f"{self._outside:,} links out of {root} were not followed; name their targets")
         if self._special:
             self._left.note(f"{self._special:,} pipes, sockets and devices in {root} were not opened")

@@ -64,7 +64,7 @@ def case_of_files(paths: Iterable[Path], *, catalogue: Catalogue | None = None, 
 def case_of_stream(
     file: BinaryIO, *, name: str, catalogue: Catalogue | None = None, limits: Limits | None = None
 ) -> Case:
-    """Returns the case of one stream of text, read within CPU time limits.
+    """Returns the case of one stream of text, read to its end or up to the limits.
 
     Raises:
         UsageError: The stream cannot be read.
@@ -75,7 +75,7 @@ def case_of_stream(
 
 
 class _Pile:
-    """Reads useful files first, and stores findings in listing order."""
+    """Reads files in the order of usefulness, and stores their findings in the order of listing."""
 
     def __init__(self, catalogue: Catalogue, allowance: Allowance) -> None:
         self._catalogue = catalogue
@@ -87,7 +87,7 @@ class _Pile:
         self._dumps = Dumps()
 
     def case(self) -> Case:
-        """Returns the case."""
+        """Returns the findings as a case."""
         sources = [self._sources[number] for number in sorted(self._sources)]
         for text in (*self._dumps.left_out, *self._guard.problems):
             self._left.note(text)
@@ -117,7 +117,7 @@ class _Pile:
             raise UsageError(
                 self._left.unreadable, hint="check the permissions, or pipe the text: ... | rankfall why -"
             )
-        self._left.add("any log file: the folder holds none")
+        self._left.add("any log file: the folder contains none")
 
     def read_stream(self, file: BinaryIO, name: str) -> None:
         """Reads one stream; exceptions as in :func:`case_of_stream`."""
@@ -243,7 +243,7 @@ def _head(fd: int, limit: int, share: Share) -> bytes:
 
 
 def _stacks(fd: int, share: Share) -> str | None:
-    """Returns the stacks of a py-spy JSON file, or None."""
+    """Returns the stacks of a py-spy JSON file; None for any other file."""
     data = _head(fd, MAX_JSON + 1, share)
     return text_of_json(data) if len(data) <= MAX_JSON else None
 

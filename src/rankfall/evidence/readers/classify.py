@@ -26,7 +26,7 @@ _MOST: Final = 4096
 
 
 def own_process_holds_most(text: str) -> bool:
-    """True if the process holds at least as much memory as all others.
+    """True if the process that ran out holds at least as much as all others in total.
 
     False if the message lacks its size.
     """
@@ -116,7 +116,7 @@ def exception_meaning(
 
 
 def meaning_of_hit(hit: Hit, *, text: str, fingerprint: str) -> Meaning:
-    """Classifies a signature's hit."""
+    """Classifies a signature's hit, with the given text and fingerprint."""
     signature, groups = hit.signature, hit.groups
     slug = signature.slug
     if slug == "gpu_oom_foreign" and own_process_holds_most(text):

@@ -51,7 +51,7 @@ _MAX_SEQ: Final = 1 << 60
 
 
 class Calls(msgspec.Struct, frozen=True):
-    """One rank's collectives of one group, in order.
+    """Collectives of one group recorded by one rank: number and kind of each, in order.
 
     ``pending`` holds an incomplete one.
     """
@@ -80,7 +80,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dumps:
-    """The dumps to compare, within a common limit."""
+    """The dumps that are compared with each other, within a common limit."""
 
     def __init__(self) -> None:
         self.read: list[Dump] = []
@@ -117,7 +117,7 @@ class Dumps:
 
     @property
     def left_out(self) -> list[str]:
-        """Message about the number of skipped dumps."""
+        """Message about the number of skipped dumps, if any."""
         if not self._left_out:
             return []
         text = (
@@ -128,13 +128,13 @@ class Dumps:
 
 
 def dump_rank(name: str) -> int | None:
-    """Returns the rank in a dump's file name, or None."""
+    """Returns the rank in the file name of a dump (torch's naming); None for any other file."""
     match = _NAME.search(name)
     return whole(match.group(1)) if match else None
 
 
 def read_dump(data: bytes, *, rank: int, name: str) -> Dump | str:
-    """Returns a dump, or a problem message."""
+    """Returns a dump, or a message about its problem."""
     json = data[:1] == b"{"
     limit = MAX_JSON if json else MAX_DUMP
     if len(data) > limit:
@@ -143,9 +143,9 @@ def read_dump(data: bytes, *, rank: int, name: str) -> Dump | str:
         document = decoding.decode(data) if json else plain_pickle.load(data)
         return _Reader().read(document, rank=rank, name=name)
     except (plain_pickle.NotPlain, msgspec.DecodeError) as error:
-        return f"{name} is no flight-recorder dump: {str(error)[:200]}"
+        return f"{name} is not a flight-recorder dump: {str(error)[:200]}"
     except Exception as error:  # noqa: BLE001 - a foreign layout may be anything
-        return f"{name} is no flight-recorder dump: {type(error).__name__}"
+        return f"{name} is not a flight-recorder dump: {type(error).__name__}"
 
 
 class _Reader:
@@ -196,7 +196,7 @@ class _Reader:
             calls.pending.append(True)
 
     def _members_of(self, ranks: Any) -> tuple[int, ...]:
-        """Returns a group's members, from numbers or torch's text."""
+        """Returns the members of a group: numbers, or torch's text of a list."""
         known = self._members.get(id(ranks))
         if known is None:
             if isinstance(ranks, str):
@@ -210,7 +210,7 @@ class _Reader:
         return known
 
     def _brief(self, value: Any) -> str:
-        """Returns a field as bounded text."""
+        """Returns a field as text, bounded in depth and length."""
         known = self._texts.get(id(value))
         if known is None:
             parts: list[str] = []
@@ -222,7 +222,7 @@ class _Reader:
 def _number(value: Any) -> int:
     number = whole(value) if isinstance(value, str) else value if isinstance(value, int) else None
     if number is None or abs(number) >= _MAX_SEQ:
-        raise plain_pickle.NotPlain("a number is none, or has more than 60 bits")
+        raise plain_pickle.NotPlain("a number is invalid, or has more than 60 bits")
     return number
 
 
@@ -247,7 +247,7 @@ def _spell(value: Any, parts: list[str], *, depth: int) -> None:
 def flight_evidence(
     dumps: Sequence[Dump], *, attempt: int | None = None, unread: Collection[int] = ()
 ) -> list[Evidence]:
-    """Returns evidence of a mismatch, else of ranks that lag in the innermost blocked group.
+    """Returns evidence of a mismatch, else of the ranks that lag in the innermost blocked group.
 
     ``unread``: ranks whose dump may be unread.
     """
@@ -269,7 +269,7 @@ def flight_evidence(
 
 
 def _calls(group: str, dumps: list[Dump]) -> dict[int, tuple[str, str]]:
-    """Returns the kinds of one rank's calls by number."""
+    """Returns the kinds of one rank's calls in a group, by their numbers."""
     found: dict[int, tuple[str, str]] = {}
     for dump in dumps:
         calls = dump.groups[group]
@@ -296,7 +296,7 @@ def _mismatch(group: str, ranks: dict[int, list[Dump]], names: dict[int, str], a
 
 
 def _first_difference(group: str, ranks: dict[int, list[Dump]]) -> int | None:
-    """Returns the number of the first differing call, expanding one rank at a time."""
+    """Returns the number of the first call that all ranks of a group made and that differs."""
     each: Iterator[dict[int, tuple[str, str]]] = (_calls(group, own) for own in ranks.values())
     first = next(each)
     shared, differs = set(first), set[int]()

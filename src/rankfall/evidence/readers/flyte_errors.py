@@ -32,7 +32,7 @@ _MAX_FIELD: Final = (1 << 29) - 1
 
 
 class Malformed(ValueError):  # noqa: N818 - the name describes the bytes
-    """The bytes are no valid message."""
+    """The bytes are not a valid message."""
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -68,18 +68,18 @@ def number_of(value: int | bytes) -> int:
         Malformed: It is a text or message.
     """
     if isinstance(value, bytes):
-        raise Malformed("a text stands where a number belongs")
+        raise Malformed("a text is in the place of a number")
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def bytes_of(value: int | bytes) -> bytes:
-    """Returns ``value`` as bytes.
+    """Returns ``value`` as the bytes of a text or message.
 
     Raises:
         Malformed: It is a number.
     """
     if isinstance(value, int):
-        raise Malformed("a number stands where a text belongs")
+        raise Malformed("a number is in the place of a text")
     return value
 
 
@@ -91,12 +91,12 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             if value >= 1 << 64:
                 break
             return value, at + index + 1
-    raise Malformed(f"no whole number stands at byte {at}")
+    raise Malformed(f"there is no whole number at byte {at}")
 
 
 def _bytes(data: bytes, at: int, length: int) -> tuple[bytes, int]:
     if length > len(data) - at:
-        raise Malformed(f"{length} bytes are announced at byte {at} and {len(data) - at} are there")
+        raise Malformed(f"{length} bytes are announced at byte {at}, but only {len(data) - at} follow")
     return data[at : at + length], at + length
 
 
@@ -138,7 +138,7 @@ class ContainerError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_container_error(name: str) -> bool:
-    """True if this is the name of a Flyte error file."""
+    """True if a file of this name is one of Flyte's error files."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -179,7 +179,7 @@ def read_container_error(data: bytes) -> ContainerError:
 
 
 def container_error_evidence(data: bytes, *, name: str, catalogue: Catalogue) -> Evidence | str:
-    """Returns the evidence of one file, or a problem message."""
+    """Returns the evidence of one file, or a message about its problem."""
     if not data:
         return f"{name} is empty"
     if len(data) > MAX_FILE:
@@ -217,7 +217,7 @@ def container_error_evidence(data: bytes, *, name: str, catalogue: Catalogue) ->
 
 
 def _chain(error: ContainerError) -> tuple[list[tuple[str, str]], str]:
-    """Returns the exceptions, the raised one first, and the top user frame."""
+    """Returns the exceptions of the message, the raised one first, and the top frame of the user's code."""
     chain: list[tuple[str, str]] = []
     frame = ""
     for item in find_tracebacks(error.message.encode("utf-8", "replace") + b"\n"):
@@ -268,7 +268,7 @@ _MAX_PROBLEMS: Final = 16
 
 
 class FlyteErrorFiles:
-    """Finds and reads an attempt's error files, each once.
+    """Finds and reads the error files of an attempt, each file once.
 
     Attributes:
         problems: Messages about unused files.
@@ -311,7 +311,7 @@ class FlyteErrorFiles:
         for piece in self._pieces(self._shared, begun):
             slot = by_pod.get(piece.pod or "")
             if piece.pod is not None and slot is None:
-                self._problem(f"{piece.where} names worker {piece.pod[:100]!r}, which is none of this attempt")
+                self._problem(f"{piece.where} names worker {piece.pod[:100]!r}, which is not a worker of this attempt")
                 continue
             self.any = True
             if slot is not None:

@@ -36,7 +36,7 @@ class KernelLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_kernel(catalogue: Catalogue, *, since: int, path: Path = KMSG) -> tuple[list[KernelLine], str | None]:
-    """Returns kernel lines since a time (nanoseconds), and why they are unavailable, or None."""
+    """Returns kernel lines since a time, and the reason if they are unavailable (else None)."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -65,7 +65,7 @@ def read_kernel(catalogue: Catalogue, *, since: int, path: Path = KMSG) -> tuple
 
 
 def boot_at() -> int:
-    """Returns this machine's boot time in nanoseconds since the epoch."""
+    """Returns the time of this machine's boot in nanoseconds since the epoch, by its current clocks."""
     return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 

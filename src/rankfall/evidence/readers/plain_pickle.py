@@ -53,7 +53,7 @@ def load(data: bytes) -> Any:
             action = _ACTIONS.get(code)
             if action is None:
                 where = f"byte {machine.at - 1}"
-                raise NotPlain(f"instruction 0x{code:02x} at {where} makes something else than plain data")
+                raise NotPlain(f"instruction 0x{code:02x} at {where} creates something other than plain data")
             action(machine)
             if machine.memory > MAX_MEMORY:
                 raise NotPlain(f"its objects take more than {MAX_MEMORY >> 20} MiB")
@@ -63,7 +63,7 @@ def load(data: bytes) -> Any:
 
 
 class _Machine:
-    """The stack of values, and the memo."""
+    """The stack of values, and the memo of values for later use."""
 
     def __init__(self, data: bytes) -> None:
         self.at = 0
@@ -160,7 +160,7 @@ class _Machine:
     def _take(self, width: int) -> bytes:
         taken = self._data[self.at : self.at + width]
         if len(taken) < width:
-            raise NotPlain(f"{width} bytes are announced and {len(taken)} are there")
+            raise NotPlain(f"{width} bytes are announced, but only {len(taken)} follow")
         self.at += width
         return taken
 

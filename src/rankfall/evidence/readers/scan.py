@@ -82,7 +82,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fails(self) -> bool:
-        """True if it reports any process's failure."""
+        """True if it reports a failure of its speaker or of another process."""
         return self.meaning.role != "context"
 
 
@@ -225,14 +225,14 @@ class ChunkScanner:
 
     @property
     def flooded(self) -> str | None:
-        """Message about lines skipped as too many, or None."""
+        """Message about lines that were skipped because there were too many; None = none."""
         if not self._flooded:
             return None
         words = ", ".join(repr(word.decode("utf-8", "replace")) for word in sorted(self._flooded))
-        return f"lines with {words} were passed over after {FLOOD:,} of them that said nothing new"
+        return f"lines with {words} were skipped after {FLOOD:,} of them without new information"
 
     def restart(self) -> int:
-        """Drops all waiting data and returns the offset after the last correctly read bytes."""
+        """Drops all waiting data, even in a damaged state, and continues after the last correctly read bytes."""
         self._tracebacks, self._reports = TracebackReader(), ReportReader()
         self._partial, self._partial_size, self._held, self._in_line = [], 0, 0, False
         self.consumed = self._at
@@ -251,7 +251,7 @@ class ChunkScanner:
     def push(
         self, data: bytes, *, final: bool
     ) -> tuple[list[tuple[Finding, int, int]], list[tuple[Reported, int, int]]]:
-        """Returns findings and launcher reports, each with byte (from 0) and line (from 1).
+        """Returns findings and a launcher's reports, each with its byte (from 0) and line (from 1) in the stream.
 
         A traceback counts at its end. ``final``: unfinished data counts.
         """
@@ -313,7 +313,7 @@ class ChunkScanner:
     def _of_lines(
         self, data: bytes, spans: list[tuple[int, int, OpenTraceback]]
     ) -> tuple[list[_Event], list[tuple[_Event, OpenTraceback]], bool]:
-        """Returns findings outside tracebacks, waiting ones, and a launcher flag."""
+        """Returns findings of lines outside tracebacks, those that wait for a traceback's end, and a launcher flag."""
         found: list[_Event] = []
         waiting: list[tuple[_Event, OpenTraceback]] = []
         speaks, position, size, span = False, 0, len(data), 0
@@ -365,7 +365,7 @@ class ChunkScanner:
         return found, waiting, speaks
 
     def _is_new(self, kind: tuple[str, int | None], here: int) -> bool:
-        """True if one more finding of a kind would be returned singly."""
+        """True if one more finding of a kind, with ``here`` in this chunk, would be returned singly."""
         count = self._kinds.get(kind)
         return (count or 0) + here <= KEEP_FIRST and (count is not None or len(self._kinds) < MAX_KINDS)
 
@@ -428,7 +428,7 @@ class ChunkScanner:
         return chosen
 
     def _line_numbers(self, data: bytes, wanted: Iterable[int]) -> dict[int, int]:
-        """Returns the line (from 1) of each byte."""
+        """Returns the line, from 1, of each of these bytes of the stream."""
         numbers: dict[int, int] = {}
         at, line = 0, self._lines
         for byte in sorted(wanted):
@@ -448,6 +448,6 @@ def _placed(event: _Event, number: int, *, kind: tuple[str, int | None], last: b
 
 
 def _newlines(data: bytes, end: int) -> int:
-    """Returns the newlines before ``end``, in half the time of ``count``."""
+    """Returns the number of newlines before ``end``, in half of the time of ``count``, which checks each byte."""
     pieces = (data[at : min(end, at + _PIECE)] for at in range(0, end, _PIECE))
     return end - sum(len(piece.replace(b"\n", b"")) for piece in pieces)

@@ -117,7 +117,7 @@ class _Stacks:
 
 
 def text_of_json(data: bytes) -> str | None:
-    """Converts py-spy's JSON to its text output, or None."""
+    """Converts py-spy's JSON to its text output; None for any other JSON."""
     try:
         threads: Any = decoding.decode(data)
         lines: list[str] = []
@@ -236,7 +236,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stand(rank: int, text: str) -> Standing | None:
-    """Returns a rank's main thread position from a stack text, or None."""
+    """Returns the position of a rank's main thread in faulthandler's or py-spy's text; None without a stack."""
     frames = main_frames(text)
     if not frames:
         return None
@@ -266,7 +266,7 @@ def imports(records: Iterable[Record]) -> dict[tuple[int | None, int | None], st
 def stack_evidence(
     records: Sequence[tuple[str, Record]], *, ranks: Iterable[RankFacts], attempt: int | None
 ) -> list[Evidence]:
-    """Returns evidence of ranks that differ, or of mismatched collectives."""
+    """Returns evidence from the newest stacks of each rank: ranks that differ, or a mismatch of collectives."""
     known = {(r.slot, r.pid): r for r in ranks}
     newest: dict[int, tuple[int, str, Record, RankFacts]] = {}
     for name, record in records:
@@ -302,7 +302,7 @@ def compare_stacks(standings: dict[int, Standing]) -> list[tuple[Standing, str, 
 
 
 def kernel_state(pid: int, text: str) -> str | None:
-    """Returns the kernel's state of a main thread as ``state/system call``, or None."""
+    """Returns the kernel's state of a process's main thread as ``state/system call``; None without such a line."""
     for line in text.split("\n"):
         found = _KERNEL_THREAD.match(line) if line.startswith("  thread ") else None
         if found is not None and whole(found["tid"]) == pid:
@@ -311,7 +311,7 @@ def kernel_state(pid: int, text: str) -> str | None:
 
 
 def _kernel_evidence(newest: dict[int, tuple[int, str, Record, RankFacts]], *, attempt: int | None) -> list[Evidence]:
-    """Returns evidence of the only main thread outside the others' system call."""
+    """Returns evidence without Python stacks: the only main thread that does not sleep in the others' system call."""
     seen = {rank: kernel_state(row[3].pid or 0, row[2].stacks or "") for rank, row in newest.items()}
     groups: dict[str | None, list[int]] = defaultdict(list)
     for rank, where in seen.items():

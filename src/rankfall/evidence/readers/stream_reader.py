@@ -101,7 +101,7 @@ class StreamTail:
 
     @property
     def flooded(self) -> str | None:
-        """Message about lines skipped as too many, or None."""
+        """Message about lines that were skipped because there were too many; None = none."""
         return self._scanner.flooded
 
     def poll(
@@ -225,7 +225,7 @@ class Gaps:
         self._first = self._last = self._parts = self._bytes = 0
 
     def add(self, start: int, end: int) -> None:
-        """Adds a part, in bytes."""
+        """Adds one more part, in bytes."""
         if end <= start:
             return
         if not self._parts:
@@ -235,7 +235,7 @@ class Gaps:
         self._bytes += end - start
         self._last = end
         parts = f" in {self._parts} parts" if self._parts > 1 else ""
-        because = f"they would have taken more time than a stream may ({self._bytes} bytes{parts})"
+        because = f"they would have taken more time than the limit of a stream ({self._bytes} bytes{parts})"
         self._guard.skipped(self._name, self._first, end, because=because)
 
 
@@ -260,7 +260,7 @@ class Index:
         return self._last
 
     def when(self, byte: int) -> When | None:
-        """Returns the arrival time of this byte's line, or None."""
+        """Returns the arrival time of this byte's line by the rows read so far; None if unknown."""
         number = bisect_right(self._offsets, byte)
         if not number:
             return None
@@ -272,7 +272,7 @@ class Index:
         return When(first, last) if last >= first else None
 
     def forget_before(self, byte: int) -> None:
-        """Drops rows of earlier chunks."""
+        """Drops rows of earlier chunks, which are not needed any more."""
         keep = max(0, bisect_right(self._offsets, byte) - 1)
         del self._offsets[:keep], self._stamps[:keep], self._newest[:keep]
 

@@ -95,7 +95,7 @@ _SAYS_NOTHING: Final = linear(f"(?i){_NO_TALK}".encode())
 
 
 class Speaker(msgspec.Struct):
-    """Activity of one speaker since its first finding, in bytes of the stream.
+    """Activity of one speaker since its first finding; bytes count from the beginning of the stream.
 
     Attributes:
         newest: End of its newest finding; ``last_word``: of its newest whole traceback.
@@ -111,7 +111,7 @@ class Speaker(msgspec.Struct):
 
     @property
     def settled(self) -> bool:
-        """True if further lines cannot change the result."""
+        """True if further lines cannot change the result for the findings so far."""
         return len(self.advances) == ADVANCES and self.advances[0] > self.newest + FLUSHED
 
     def advanced(self, line: bytes, end: int) -> None:
@@ -132,7 +132,7 @@ class Speaker(msgspec.Struct):
         return after >= 2 or (len(self.ordinary) == ORDINARY and self.ordinary[0] > end)  # noqa: PLR2004 - a bar is printed once more at exit
 
     def outlived(self, end: int, *, sure: bool, whole: bool) -> bool:
-        """True if it continued its work after that byte.
+        """True if it continued its work after the finding that ends there.
 
         ``sure``: one process; otherwise more lines are needed, because a gang stops with one rank.
         """
@@ -166,7 +166,7 @@ class Survival:
         self.finished = False
 
     def begin(self, at: int) -> None:
-        """Sets the following text's stream offset."""
+        """Sets the stream offset of the following text."""
         self._offset = at
 
     def push(self, data: bytes, *, at: int, found: Iterable[tuple[Prefix, int, bool]]) -> None:
@@ -196,13 +196,13 @@ class Survival:
         return any(one.outlived(end, sure=sure, whole=whole) for one, sure in self._of(prefix, alone=alone))
 
     def passed(self, prefix: Prefix, end: int, *, alone: bool) -> bool:
-        """True if the job, or the speaker with unbuffered lines, continued long after a finding."""
+        """True if the whole job continued for long after a finding, or if its speaker did."""
         if any(sure and one.gang_recovered(end) for one, sure in self._of(prefix, alone=alone)):
             return True
         return sum(at > end for at in self._job.advances) >= ADVANCES
 
     def _of(self, prefix: Prefix, *, alone: bool) -> Iterator[tuple[Speaker, bool]]:
-        """Yields possible speakers of a line, and True if certainly one process."""
+        """Yields possible speakers of a line, and True if these are certainly lines of one process."""
         sure = alone or prefix.rank is not None or prefix.local_rank is not None
         for name in {speaker_of(prefix), b""} if alone else {speaker_of(prefix)}:
             if (speaker := self._speakers.get(name)) is not None:

@@ -39,7 +39,7 @@ def decode(data: bytes, *, limit: int = MAX_LINE) -> str:
 
 
 def repeats(data: bytes, start: int, width: int, *, most: int) -> int:
-    """Returns how many copies of ``data[start : start + width]`` directly follow, at most ``most``."""
+    """Returns how many copies of ``data[start : start + width]`` directly follow it, at most ``most``."""
     count, at, step, block = 0, start + width, 1, data[start : start + width]
     while step <= most - count and data.startswith(block, at):
         count, at = count + step, at + len(block)

@@ -60,14 +60,14 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportReader:
-    """Reads the statements of one stream, in order."""
+    """Reads the statements in one stream; its chunks come in order, split between lines."""
 
     def __init__(self) -> None:
         self._first = b""
         self._seen: dict[tuple[object, ...], int] = {}
 
     def push(self, data: bytes, *, speaks: bool) -> list[Reported]:
-        """Returns the next chunk's statements.
+        """Returns the statements of the next chunk.
 
         Without ``speaks`` (a launcher's lines) only the rest of a report is searched.
         """
@@ -121,7 +121,7 @@ _NS: Final = 1_000_000_000
 
 
 def error_file_evidence(data: bytes, *, name: str, stream: str, catalogue: Catalogue) -> Evidence | str:
-    """Returns the evidence of one file, or a problem message."""
+    """Returns the evidence of one file, or a message about its problem."""
     if not data.strip():
         return f"{name} is empty"
     if len(data) > MAX_FILE:
@@ -131,11 +131,11 @@ def error_file_evidence(data: bytes, *, name: str, stream: str, catalogue: Catal
     except msgspec.DecodeError:
         return f"{name} is damaged: not JSON"
     if not isinstance(document, dict) or "message" not in document:
-        return f"{name} is no error record: it has no message"
+        return f"{name} is not an error record: it has no message"
     message = document["message"]
     text, stack, stamp = _fields(message, document)
     if text is None:
-        return f"{name} is no error record: its message is neither text nor an object with one"
+        return f"{name} is not an error record: its message is neither text nor an object with one"
     chain: list[tuple[str, str]] = []
     frame = ""
     for item in find_tracebacks(stack.encode("utf-8", "replace") + b"\n"):
@@ -193,7 +193,7 @@ def single_file_evidence(
     catalogue: Catalogue,
     attempt: int,
 ) -> tuple[list[Evidence], list[str]]:
-    """Returns the error-file evidence of silently failed ranks, and problem messages."""
+    """Returns the evidence of the error files of ranks that failed silently, and messages about problems."""
     spoken = {e.rank for e in known if e.role == "primary" and e.source in {"log", "record"}}
     found, problems = [], []
     for facts in ranks:

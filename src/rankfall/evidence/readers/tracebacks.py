@@ -168,14 +168,14 @@ class TracebackLines(msgspec.Struct, frozen=True):
 
 
 def find_tracebacks(data: bytes) -> Iterator[TracebackText]:
-    """Yields all tracebacks of a text, in the order of their ends."""
+    """Yields all tracebacks of a whole text, in the order of their ends."""
     for item in TracebackReader().push(data, at=0, line=0, final=True).closed:
         if item.found is not None:
             yield item.found
 
 
 class TracebackReader:
-    """Reads one stream's tracebacks, in chunks of whole lines."""
+    """Reads the tracebacks of one stream; its chunks come in order, split between lines."""
 
     def __init__(self) -> None:
         # By speaker, the most recent last; and by first byte.
@@ -190,7 +190,7 @@ class TracebackReader:
 
     @property
     def oldest(self) -> int | None:
-        """Byte where the oldest open traceback began, or None."""
+        """Byte of the stream where the oldest open traceback began; None if none is open."""
         return next(iter(self._by_start), None)
 
     def push(self, data: bytes, *, at: int, line: int, final: bool) -> TracebackLines:
@@ -232,7 +232,7 @@ class TracebackReader:
     def _line(
         self, data: bytes, position: int, stop: int, *, at: int, number: int
     ) -> tuple[OpenTraceback | None, bool]:
-        """Returns a line's traceback, and True if a repetition would change nothing."""
+        """Returns the traceback that a line belongs to, and True if the same line again would change nothing."""
         line, start = data[position:stop], at + position
         own = parse_prefix(line)
         begins = line.find(HEAD, 0, own.length + _MARGIN + len(HEAD)) >= 0
@@ -268,7 +268,7 @@ class TracebackReader:
         return owner, True
 
     def _skip(self, data: bytes, position: int, width: int, *, owner: OpenTraceback | None, number: int) -> int:
-        """Returns how many following copies of a line to skip, never the last."""
+        """Returns how many directly following copies of a line to skip, never the last one, within all limits."""
         room = MAX_SILENT + next(iter(self._open.values())).seen - number - 1
         if owner is not None:
             own_room = MAX_LINES - owner.lines - 2
@@ -297,7 +297,7 @@ class TracebackReader:
                 return
 
     def _restart(self, owner: OpenTraceback, start: int, number: int, *, ignored: bool) -> None:
-        """Starts again at a new head of a speaker's unfinished traceback."""
+        """Starts again at another head of a speaker whose traceback ended before it named an exception."""
         del self._by_start[owner.start]
         self._by_start[start] = owner
         owner.start = owner.end = start

@@ -22,7 +22,7 @@ Mode = Literal["Never", "IfAvailable", "Always"]
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """API server's address and verification.
+    """Address of the API server and how to verify it.
 
     Attributes:
         server: Address without trailing slash.
@@ -96,13 +96,13 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Kubeconfig files, read again when credentials are refused."""
+    """Kubeconfig files of an access, read again when credentials are refused."""
 
     paths: tuple[str, ...]
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """One cluster, user and namespace, pinned at launch.
+    """One cluster, user and namespace: all that a client needs, pinned at launch.
 
     An empty ``user`` is anonymous; ``origin`` None = in the cluster, or by hand.
     """

@@ -51,11 +51,11 @@ class Credentials:
 
     @property
     def secrets(self) -> frozenset[str]:
-        """Credentials used so far, to mask them."""
+        """All credentials used so far, for masking in foreign messages."""
         return frozenset(secret.reveal() for secret in self._seen)
 
     async def current(self) -> Proof:
-        """Returns credentials for the next request.
+        """Returns the credentials for the next request.
 
         Raises:
             CredentialsError: Unreadable file or failed plug-in.
@@ -157,7 +157,8 @@ class Credentials:
             return None
         if not text or not _HEADER_CHARS.issuperset(text):
             raise CredentialsError(
-                f"the token of user {self._access.user!r} has characters that no token has", hint="log in again"
+                f"the token of user {self._access.user!r} has characters that are invalid in a token",
+                hint="log in again",
             )
         self._seen.add(Secret(text))
         return text

@@ -113,7 +113,7 @@ def _moment(text: str, secrets: Sequence[str]) -> float:
         found = datetime.fromisoformat(text)
     except ValueError:
         label = excerpt(text, secrets=secrets, limit=60)
-        raise InvalidExecCredential(f"gave an expirationTimestamp that is no time: {label}") from None
+        raise InvalidExecCredential(f"gave an expirationTimestamp that is not a time: {label}") from None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
@@ -138,10 +138,10 @@ class Words:
     def last(self) -> str:
         """Suffix for an error message."""
         text = excerpt(self._kept, secrets=self._secrets)
-        return f"; it said: {text}" if text else ""
+        return f"; its message: {text}" if text else ""
 
     async def follow(self, stream: asyncio.StreamReader) -> None:
-        """Reads to the end, so that a full pipe never blocks."""
+        """Reads to the end and discards the excess, so that a full pipe never blocks."""
         line = b""
         while True:
             try:
@@ -270,7 +270,9 @@ class Plugin:
         except asyncio.CancelledError:
             if running.cancelled() and not (caller is not None and caller.cancelling()):
                 # The plug-in was ended, not the caller.
-                raise self._error("was ended: the client closes, or its kubeconfig names another one now") from None
+                raise self._error(
+                    "was stopped: the client closes, or its kubeconfig now names another plug-in"
+                ) from None
             raise
 
     async def close(self) -> None:
@@ -359,12 +361,13 @@ class Plugin:
         terminal = mode != "Never" and sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
         if mode == "Always" and not terminal:
             raise self._error(
-                "must ask at a terminal, and there is none", hint="log in from a terminal first, or use another user"
+                "needs a terminal for input, and there is none",
+                hint="log in from a terminal first, or use another user",
             )
         return terminal
 
     def _secrets(self) -> list[str]:
-        """Returns its arguments and variables, which may be secret."""
+        """Returns texts to mask: its arguments and variables may be secret."""
         values = [*self._plugin.args, *(value for _, value in self._plugin.env)]
         given = self._given
         values += [value for value in (given.token, given.key) if value is not None] if given else []

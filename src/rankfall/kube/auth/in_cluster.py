@@ -33,7 +33,7 @@ def load(*, namespace: str | None, environ: Mapping[str, str], folder: str | Non
     """
     if not possible(environ, folder=folder):
         raise KubeConfigError(
-            "this is no pod with a service account",
+            "this is not a pod with a service account",
             hint="set automountServiceAccountToken, or give a kubeconfig with --kubeconfig",
         )
     root = Path(folder or FOLDER)

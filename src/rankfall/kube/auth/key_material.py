@@ -69,7 +69,7 @@ class WatchedFile:
 
     def _content(self, mode: int) -> bytes:
         if not stat.S_ISREG(mode):
-            raise OSError(0, "it is no ordinary file")  # opening a pipe would wait for its writer
+            raise OSError(0, "it is not a regular file")  # opening a pipe would wait for its writer
         with self.path.open("rb") as file:
             data = file.read(_LARGEST + 1)
         if len(data) > _LARGEST:
@@ -128,8 +128,8 @@ def _trust(made: ssl.SSLContext, authorities: bytes, what: str) -> None:
         made.load_verify_locations(cadata=blocks.decode("ascii"))
     except (ssl.SSLError, ValueError):
         refusal = KubeConfigError(
-            f"the certificate authority of {what} holds no certificate that can be read",
-            hint="it must be PEM text (in certificate-authority-data: base64 of it)",
+            f"the certificate authority of {what} contains no readable certificate",
+            hint="write it as PEM text (in certificate-authority-data: base64 of it)",
         )
     else:
         return
@@ -140,7 +140,7 @@ def _identify(made: ssl.SSLContext, certificate: bytes, key: bytes, what: str) -
     if b"ENCRYPTED" in key:
         raise CredentialsError(
             f"the client key of {what} is protected by a password",
-            hint="give a key without a password, or an exec plug-in",
+            hint="use a key without a password, or an exec plug-in",
         )
     try:
         # OpenSSL reads chains only from files. The empty password prevents a prompt.
@@ -150,7 +150,7 @@ def _identify(made: ssl.SSLContext, certificate: bytes, key: bytes, what: str) -
         why = getattr(error, "reason", None) or "unreadable"
         refusal = CredentialsError(
             f"the client certificate and key of {what} cannot be used ({why})",
-            hint="both must be PEM and belong together; fetch new ones",
+            hint="fetch new ones: both must be PEM, and the key must match the certificate",
         )
     else:
         return

@@ -100,7 +100,7 @@ class Place(Protocol):
 
 
 def access_of(place: Place) -> Access:
-    """Returns access to the named, or kubectl's current, cluster.
+    """Returns access to the named cluster, or kubectl's current one.
 
     Raises:
         KubeConfigError: No usable cluster.
@@ -109,7 +109,7 @@ def access_of(place: Place) -> Access:
 
 
 def reread(access: Access) -> Access:
-    """Returns the same context as the files have it now.
+    """Returns the same context, cluster and user as the files have them now.
 
     Raises:
         KubeConfigError: Missing entries, or another server.
@@ -123,8 +123,8 @@ def reread(access: Access) -> Access:
     found = kubeconfig_entries.endpoint(cluster.fields, name=access.cluster, path=cluster.path)
     if found.server != access.server:
         raise KubeConfigError(
-            f"cluster {access.cluster!r} in {cluster.path} is at {found.server} now, and was at {access.server}",
-            hint="the run belongs to the old one; name that context, or start a new run",
+            f"cluster {access.cluster!r} in {cluster.path} is now at {found.server}, but was at {access.server}",
+            hint="name the context of the old one, to which the run belongs, or start a new run",
         )
     who = kubeconfig_entries.login(user.fields, name=access.user, path=user.path, cluster=cluster.fields)
     kubeconfig_entries.check_transport(found, who, what=f"context {access.context!r}")
@@ -168,7 +168,9 @@ def _document(path: str, *, must_exist: bool) -> dict[str, Any]:
         why = error.strerror or type(error).__name__
     else:
         if len(data) > _LARGEST:
-            raise KubeConfigError(f"{path} is larger than {_LARGEST} bytes", hint="this is no kubeconfig")
+            raise KubeConfigError(
+                f"{path} is larger than {_LARGEST} bytes", hint="use another file: this is not a kubeconfig"
+            )
         return _parsed(path, data)
     raise KubeConfigError(f"cannot read the kubeconfig {path}: {why}", hint="correct --kubeconfig or $KUBECONFIG")
 
@@ -186,12 +188,12 @@ def _parsed(path: str, data: bytes) -> dict[str, Any]:
         return {}
     if not isinstance(found, dict):
         raise KubeConfigError(
-            f"{path} is no kubeconfig: it cannot be read as YAML fields{where}", hint="fetch it again"
+            f"{path} is not a kubeconfig: it cannot be read as YAML fields{where}", hint="fetch it again"
         )
     version, kind = found.get("apiVersion", "v1"), found.get("kind", "Config")
     if (version or "v1", kind or "Config") != ("v1", "Config"):
         raise KubeConfigError(
-            f"{path} is no kubeconfig: it is a {excerpt(str(kind), limit=60)} {excerpt(str(version), limit=60)}",
+            f"{path} is not a kubeconfig: it is a {excerpt(str(kind), limit=60)} {excerpt(str(version), limit=60)}",
             hint="give a file of apiVersion v1, kind Config",
         )
     return found
@@ -205,7 +207,7 @@ def _named(document: Mapping[str, Any], plural: str, singular: str, path: str) -
         fields = row.get(singular) if isinstance(row, dict) else None
         if not isinstance(name, str) or not isinstance(fields, dict | None):
             raise KubeConfigError(
-                f"{plural} in {path} must be a list of name and {singular}", hint="see kubectl config view"
+                f"{plural} in {path} must be a list of name and {singular}", hint="check it with kubectl config view"
             )
         if name in found:
             raise KubeConfigError(f"{path} has two {plural} named {name!r}", hint="remove one of them")
@@ -218,7 +220,7 @@ def _access(merged: Merged, name: str, *, namespace: str | None, paths: tuple[st
     fields = Fields(chosen.fields, what=f"context {name!r}", path=chosen.path, known=_CONTEXT)
     cluster_name, user_name = fields.text("cluster"), fields.text("user") or ""
     if cluster_name is None:
-        fields.refuse("it names no cluster", "kubectl config set-context sets one")
+        fields.refuse("it names no cluster", "set one with kubectl config set-context")
     cluster, user = _entry(merged.clusters, cluster_name, "cluster"), Named({}, "")
     if user_name:
         user = _entry(merged.users, user_name, "user")
@@ -241,7 +243,7 @@ def _entry(found: Mapping[str, Named], name: str, kind: str) -> Named:
         return found[name]
     known = ", ".join(sorted(found)[:_MAX_NAMES]) or "none"
     raise KubeConfigError(
-        f"the kubeconfig has no {kind} {name!r}; it has: {known}", hint="kubectl config get-contexts lists them"
+        f"the kubeconfig has no {kind} {name!r}; it has: {known}", hint="list them with kubectl config get-contexts"
     )
 
 
@@ -253,6 +255,6 @@ def _no_context(merged: Merged, paths: tuple[str, ...]) -> KubeConfigError:
         )
     where = ", ".join(paths) or "$KUBECONFIG"
     return KubeConfigError(
-        f"no cluster to work with: no kubeconfig at {where}, and this is no pod with a service account",
+        f"no cluster to work with: no kubeconfig at {where}, and this is not a pod with a service account",
         hint="set $KUBECONFIG, or kubernetes.kubeconfig in the job file; --backend local needs no cluster",
     )

@@ -32,7 +32,7 @@ class Fields:
         for name in entry:
             if name == "auth-provider":
                 self.refuse(
-                    "auth-provider is gone from Kubernetes since 1.26",
+                    "Kubernetes removed auth-provider in 1.26",
                     "log in again with a tool that writes an exec plug-in",
                 )
             if name not in known:
@@ -80,7 +80,7 @@ class Fields:
         try:
             return base64.b64decode("".join(value.split()), validate=True)
         except (binascii.Error, ValueError):
-            self.refuse(f"{name} is no base64", "fetch this kubeconfig again")
+            self.refuse(f"{name} is not base64", "fetch this kubeconfig again")
 
     def file(self, name: str) -> str | None:
         """Returns a path, relative to its file's folder."""
@@ -228,7 +228,7 @@ def login(entry: Entry, *, name: str, path: str, cluster: Entry) -> Login:
     certificate, key = bool(cert_file or cert_data), bool(key_file or key_data)
     if certificate != key:
         given, missing = ("client-certificate", "client-key") if certificate else ("client-key", "client-certificate")
-        fields.refuse(f"{given} is given without {missing}", f"add {missing} or {missing}-data")
+        fields.refuse(f"{given} needs {missing}", f"add {missing} or {missing}-data")
     token, token_file = fields.text("token"), fields.file("tokenFile")
     username, password = fields.text("username"), fields.text("password")
     if (token or token_file) and (username or password):
@@ -271,7 +271,7 @@ def _secret(value: str | None) -> Secret | None:
 def _address(fields: Fields, server: str) -> str:
     parts = urlsplit(server) if is_http(server) else None
     if parts is None or parts.query or parts.fragment or not server.isascii() or not server.isprintable():
-        fields.refuse("server is no address", "write it as https://host:port")
+        fields.refuse("server is not an address", "write it as https://host:port")
     if parts.username is not None or parts.password is not None:
         fields.refuse("server holds a user name or password", "put them into the user's entry")
     return server.rstrip("/")
@@ -283,7 +283,7 @@ def _proxy(fields: Fields) -> Secret | None:
         return None
     if not is_http(value):
         fields.refuse(
-            "proxy-url is no address of a proxy that can be used here",
+            "proxy-url is not the address of a proxy that can be used here",
             "use http://host:port or https://host:port, or reach the server without a proxy",
         )
     return Secret(value)

@@ -46,17 +46,17 @@ class NotRun(msgspec.Struct, frozen=True):
 
 
 def close_message(channel: int) -> bytes:
-    """Returns the message that closes a channel (version 5)."""
+    """Returns the message that closes a channel (version 5 only)."""
     return bytes((CLOSE, channel))
 
 
 def data_message(channel: int, data: bytes | bytearray | memoryview) -> bytes:
-    """Returns a message with data."""
+    """Returns a message with data for a channel."""
     return bytes((channel,)) + data
 
 
 def split(message: bytes) -> tuple[int, bytes]:
-    """Returns channel and data.
+    """Returns channel and data of a message from the server.
 
     Raises:
         BadFrame: Empty, or not a server's channel.
@@ -82,7 +82,7 @@ def longer_status(so_far: bytes, data: bytes) -> bytes:
 
 
 def is_whole(status: bytes) -> bool:
-    """True if the status is complete JSON."""
+    """True if the status is complete JSON; False also if invalid."""
     try:
         decoding.decode(status, kind=msgspec.Raw)
     except msgspec.DecodeError:
@@ -91,7 +91,7 @@ def is_whole(status: bytes) -> bool:
 
 
 def read_status(data: bytes) -> Ended | NotRun:
-    """Parses the status channel.
+    """Parses all data of the status channel.
 
     Raises:
         BadFrame: Not a Status, or without exit code.
@@ -99,9 +99,9 @@ def read_status(data: bytes) -> Ended | NotRun:
     try:
         document: Any = decoding.decode(data)
     except msgspec.DecodeError as error:
-        raise BadFrame(f"a status that is no JSON: {data[:200]!r}") from error
+        raise BadFrame(f"a status that is not JSON: {data[:200]!r}") from error
     if not isinstance(document, dict):
-        raise BadFrame(f"a status that is no object: {data[:200]!r}")
+        raise BadFrame(f"a status that is not an object: {data[:200]!r}")
     if document.get("status") == "Success":
         return Ended(code=0)
     reason = _text(document.get("reason"))
@@ -121,7 +121,7 @@ def _exit_code(document: dict[str, Any]) -> int:
             code = numbers.whole(text, digits=3)
             if code is not None and 0 <= code <= _MAX_CODE and text.isdigit():
                 return code
-            raise BadFrame(f"an exit code that is none: {text[:50]!r}")
+            raise BadFrame(f"an invalid exit code: {text[:50]!r}")
     raise BadFrame("a failed command without its exit code")
 
 
@@ -139,7 +139,7 @@ _TABLE: Final[tuple[tuple[Why, Bounded[str], str], ...]] = (
             r"container not found|is not created or running|container .* (?:is )?not running|task .* not found|in a stopped state",
             limit=_MESSAGE,
         ),
-        "the container does not run; its state in the pod tells why",
+        "read the reason in the container's state in the pod: it does not run",
     ),
     (
         "no_program",
@@ -147,12 +147,12 @@ _TABLE: Final[tuple[tuple[Why, Bounded[str], str], ...]] = (
             r"executable file not found|no such file or directory|permission denied|is a directory|exec format error",
             limit=_MESSAGE,
         ),
-        "the image has no such program, or it cannot be executed",
+        "check the image: it has no such program, or it cannot be executed",
     ),
     (
         "no_node",
         bounded(r"error dialing backend|proxy error|connection refused|no route to host|i/o timeout", limit=_MESSAGE),
-        "the API server does not reach the node's kubelet; try again, or look at the node",
+        "try again, or check the node: the API server does not reach its kubelet",
     ),
 )
 
@@ -173,7 +173,7 @@ class ExecFailed(KubeError):  # noqa: N818 - reads as the answer that it is
 class ExecLost(KubeError):  # noqa: N818 - reads as the answer that it is
     """The connection ended first; the command's state is unknown."""
 
-    advice: ClassVar[str] = "the command may still run in the container; look before it is started again"
+    advice: ClassVar[str] = "check the container before you start the command again: it may still run"
 
 
 class ExecTimeout(KubeError):  # noqa: N818 - reads as the answer that it is
@@ -181,7 +181,7 @@ class ExecTimeout(KubeError):  # noqa: N818 - reads as the answer that it is
 
 
 class ExecTooMuch(KubeError):  # noqa: N818 - reads as the answer that it is
-    """The output exceeds the limit."""
+    """The command printed more than the caller's limit."""
 
 
 class ExecUnsupported(KubeError):  # noqa: N818 - reads as the answer that it is
@@ -192,6 +192,6 @@ def not_run(end: NotRun, *, what: str) -> ExecFailed:
     """Returns the error for a status without an exit code."""
     text = end.message[:_MESSAGE]
     known = ((why, hint) for why, pattern, hint in _TABLE if pattern.search(text))
-    why, hint = next(known, ("other", "look at the pod, and at the kubelet's log on its node"))
+    why, hint = next(known, ("other", "check the pod, and the kubelet's log on its node"))
     said = excerpt(end.message, limit=_MESSAGE) or end.reason or "no reason given"
     return ExecFailed(f"cannot {what}: {said}", why=why, reason=end.reason, status=end.status, hint=hint)

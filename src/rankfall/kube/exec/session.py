@@ -44,7 +44,7 @@ class Exec:
 
     @property
     def can_close_stdin(self) -> bool:
-        """True if stdin can be ended meanwhile."""
+        """True if stdin can be ended while the command runs."""
         return self.protocol == frames.V5
 
     def require_close(self) -> None:
@@ -56,7 +56,7 @@ class Exec:
         if not self.can_close_stdin:
             raise ExecUnsupported(
                 f"cannot {self._what}: this server cannot end the stdin of a command",
-                hint="Kubernetes 1.30 or later can; before, use a command that knows how much it has to read",
+                hint="use Kubernetes 1.30 or later, or a command that knows how much it has to read",
             )
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -139,7 +139,7 @@ class Exec:
         # Outside the block: aiohttp's errors contain headers and must not be chained.
         raise ExecLost(
             f"cannot {self._what}: {'the command has' if ended else 'the connection'} ended",
-            hint="its exit code is known" if ended else ExecLost.advice,
+            hint="read its exit code" if ended else ExecLost.advice,
         )
 
 
@@ -212,7 +212,7 @@ async def open_exec(
         if not limit.expired():
             raise
         raise ExecTimeout(
-            f"cannot {what}: it has not ended in {timeout:g} s", hint="the command may still run in the container"
+            f"cannot {what}: it has not ended in {timeout:g} s", hint="check the container: the command may still run"
         ) from None
 
 
@@ -253,7 +253,7 @@ async def execute(
                 if size > max_output:
                     raise ExecTooMuch(
                         f"cannot exec in pod {pod}: {argv[0]!r:.100} printed more than {max_output} bytes",
-                        hint="let it write to a file",
+                        hint="let the command write to a file",
                     )
                 parts[name].append(data)
     code = -1 if session.code is None else session.code

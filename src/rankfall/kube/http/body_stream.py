@@ -79,7 +79,7 @@ class DirectBodyStream:
         self._body: Body | None = None
 
     async def ask(self, request: bytes) -> Head:
-        """Sends a request and returns the answer's head.
+        """Sends a request and returns the head of its answer.
 
         Raises:
             responses.Refusal: Error status.
@@ -102,14 +102,14 @@ class DirectBodyStream:
         """See ``BodyStream``."""
         body = self._body
         if body is None:
-            raise RuntimeError("nothing was asked for")
+            raise RuntimeError("no request was sent")
         while True:
             data, self._first = self._first, b""
             data = data or (b"" if body.ended else await self._more())
             if not data:
                 if body.ended or body.closed():
                     return b""
-                raise aiohttp.ClientPayloadError("the body is not whole")
+                raise aiohttp.ClientPayloadError("the body is incomplete")
             if text := body.push(data):
                 return text
 
@@ -186,7 +186,7 @@ def message(url: SplitResult, headers: Iterable[tuple[str, str]]) -> bytes:
     fixed = (("Host", url.netloc.rpartition("@")[2]), ("Accept-Encoding", "identity"), ("Connection", "close"))
     lines = [f"GET {target} HTTP/1.1", *(f"{name}: {value}" for name, value in (*fixed, *headers))]
     if any(any(each in line for each in _UNSAFE) for line in lines):
-        raise ValueError("a header, or the address, holds a line's end")
+        raise ValueError("a header, or the address, contains a line end")
     return "\r\n".join([*lines, "", ""]).encode()
 
 

@@ -23,29 +23,29 @@ from rankfall.model import decoding
 from rankfall.model.patterns import bounded
 
 _HINTS: Final[dict[int, str]] = {
-    400: "the request is not understood by this server; its version may be too old for it",
-    401: "log in again; the job itself is not touched",
-    403: "ask the cluster's administrator for this right: kubectl auth can-i shows what you may, rankfall config rights what Rankfall needs",
-    404: "check name, namespace and context; a kind that is not there may need its controller installed",
-    409: "look at the object that is there, then decide",
+    400: "check the server's version: it may be too old for this request",
+    401: "log in again; the job itself is not affected",
+    403: "request this right from the cluster's administrator; kubectl auth can-i lists your rights, rankfall config rights those that Rankfall needs",
+    404: "check name, namespace and context; a missing kind may need its controller installed",
+    409: "check the existing object, then decide",
     410: "list again",
     413: "make the object smaller",
     422: "correct the field that the message names",
-    429: "the server is busy; try again later",
+    429: "try again later: the server is busy",
 }
 _NOT_THERE: Final = 404
 _NAMESPACE_HINT: Final = (
     "create the namespace (kubectl create namespace), or name another one (-n NAMESPACE, or kubernetes.namespace)"
 )
 _SERVER_SIDE: Final = 500
-_SERVER_HINT: Final = "the API server, or a proxy before it, is in trouble; try again later"
+_SERVER_HINT: Final = "try again later: the API server, or a proxy before it, has problems"
 _TITLE: Final = bounded(rb"<title[^>]{0,200}>([^<]{1,500})</title", limit=1 << 16, flags=re.IGNORECASE)
 # Characters of a Status message: a field error fits.
 _MESSAGE: Final = 1500
 
 
 class Refusal(Exception):  # noqa: N818 - passes an answer from the HTTP library to the client only
-    """An answer with an error status."""
+    """An answer with an error status, independent of its connection."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         super().__init__(status)
@@ -84,14 +84,14 @@ def unreadable(status: int, body: bytes, *, what: str, secrets: Iterable[str] = 
     """Returns the error for a success without Kubernetes JSON."""
     text = excerpt(body, secrets=secrets) or "nothing"
     return ApiError(
-        f"cannot {what}: the answer is no JSON object but: {text} ({status})",
+        f"cannot {what}: the answer is not a JSON object but: {text} ({status})",
         status=status,
-        hint="is the server's address that of a Kubernetes API server, and is there a proxy that answers in its stead?",
+        hint="check that the address is that of a Kubernetes API server, and that no proxy answers instead",
     )
 
 
 def retry_after(headers: Mapping[str, str], details: Mapping[str, Any]) -> float | None:
-    """Returns the requested wait in seconds, or None."""
+    """Returns the requested wait in seconds from header (number or date) or Status."""
     now = None
     try:
         # A date is relative to the server's Date.
@@ -119,7 +119,7 @@ def lost(error: BaseException, *, what: str, server: str, repeatable: bool = Tru
     hint = (
         "check the certificate authority, the server's name and the clock of this machine"
         if tls
-        else "check the address, the network and the proxy; kubectl get --raw /readyz asks the same server"
+        else "check the address, the network and the proxy; kubectl get --raw /readyz sends a request to the same server"
     )
     return Unreachable(
         f"cannot {what}: no answer from {server}: {cause}", hint=hint, maybe_done=sent and not repeatable, tls=tls
@@ -130,13 +130,13 @@ def _cause(error: BaseException) -> tuple[str, bool]:
     """Returns the cause without credentials, and True if it is TLS."""
     inner = _innermost(error)
     if isinstance(inner, ssl.SSLCertVerificationError):
-        return f"its certificate is refused: {excerpt(inner.verify_message or 'unknown')}", True
+        return f"its certificate is not trusted: {excerpt(inner.verify_message or 'unknown')}", True
     if _cut(inner) or isinstance(inner, ssl.SSLZeroReturnError | ssl.SSLSyscallError):
         return "it closed the connection", False
     if isinstance(inner, ssl.SSLError):
         return f"TLS: {excerpt(inner.reason or type(inner).__name__)}", True
     if isinstance(error, aiohttp.ClientConnectorDNSError | socket.gaierror):
-        return "its name is not known", False
+        return "its name does not resolve", False
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return f"the proxy refused with status {error.status}", False
     if isinstance(error, aiohttp.ConnectionTimeoutError):
@@ -152,7 +152,7 @@ def _cause(error: BaseException) -> tuple[str, bool]:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """Returns the error inside aiohttp's wrappers."""
+    """Returns the error inside aiohttp's wrappers, which only imitate those of ssl."""
     while isinstance(error, aiohttp.ClientError):
         wrapped = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error.__cause__
         if not isinstance(wrapped, BaseException):
@@ -190,6 +190,6 @@ def _cut(error: BaseException) -> bool:
 def broken(error: aiohttp.ClientError | OSError, *, what: str, server: str) -> Unreachable:
     """Returns the error; raise it outside the block of ``error``, to avoid chaining."""
     if isinstance(error, aiohttp.ClientPayloadError | ConnectionError) or _cut(error):
-        hint = "it is opened anew by who reads on; a cut that comes again and again has its cause on the way: network, proxy, load balancer"
+        hint = "if this repeats, check network, proxy and load balancer; a reader reconnects after a single cut"
         return Unreachable(f"cannot {what}: the connection to {server} broke off", hint=hint)
     return lost(error, what=what, server=server)

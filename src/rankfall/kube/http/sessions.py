@@ -29,7 +29,7 @@ from rankfall.model.addresses import is_http
 
 
 class Sockets:
-    """Creates sockets as aiohttp's ``socket_factory`` and closes them."""
+    """Creates sockets as aiohttp's ``socket_factory`` and finally closes those still open."""
 
     def __init__(self) -> None:
         self._made: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -71,7 +71,7 @@ _LOCAL: Final = frozenset({"localhost"})
 
 
 def proxy_for(endpoint: Endpoint, environ: Mapping[str, str]) -> Secret | None:
-    """Returns the proxy's address, or None.
+    """Returns the proxy's address, possibly with password, or None.
 
     Raises:
         KubeConfigError: Unsupported kind of proxy.

@@ -129,7 +129,7 @@ class Transport:
 
     @property
     def secrets(self) -> frozenset[str]:
-        """Credentials used so far, to mask them."""
+        """Credentials used so far, for masking in foreign messages."""
         return self._credentials.secrets
 
     async def open(self) -> None:
@@ -142,7 +142,7 @@ class Transport:
         self._streams = pool(limits.streams, streams, sockets=self._sockets)
 
     async def close(self) -> None:
-        """Closes every connection."""
+        """Closes every connection, including open streams."""
         for session in (self._calls, self._streams):
             if session is not None:
                 await session.close()
@@ -152,7 +152,7 @@ class Transport:
         await self._credentials.close()
 
     async def call(self, request: Request) -> bytes:
-        """Sends a request and returns the answer's body.
+        """Sends a request and returns the body of the answer.
 
         Raises:
             ApiError: Error status.
@@ -252,7 +252,7 @@ class Transport:
                 raise ApiError(
                     f"cannot {request.what}: the answer is larger than {self._limits.body} bytes",
                     status=response.status,
-                    hint="ask for less at once",
+                    hint="request less data at a time",
                 )
             return body
 
@@ -303,7 +303,7 @@ class Transport:
             return ApiError(
                 f"cannot {request.what}: the server did not open a websocket",
                 status=error.status,
-                hint="a proxy on the way may not let websockets through",
+                hint="check proxies on the way: one may block websockets",
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self.counters.failures += 1
@@ -367,7 +367,7 @@ def _open(session: aiohttp.ClientSession | None) -> aiohttp.ClientSession:
 def _gone(failure: Unauthorized, access: Access, note: str) -> CredentialsError:
     error = CredentialsError(
         f"{failure.message}; renewed credentials of user {access.user!r} were refused too{note and f'; {note}'}",
-        hint="log in again; the job itself is not touched",
+        hint="log in again; the job itself is not affected",
     )
     error.__cause__ = failure
     return error

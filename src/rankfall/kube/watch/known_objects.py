@@ -25,7 +25,7 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Head(NamedTuple):
-    """Identity of an object's state, with a decoder."""
+    """Identity of an object's state, with a decoder of the whole object."""
 
     key: Key
     uid: str
@@ -44,7 +44,7 @@ class Book:
         return len(self._known)
 
     def compare(self, heads: Iterable[Head]) -> Iterator[tuple[Change, Any, bool]]:
-        """Yields change, object (or extract) and True if vanished.
+        """Yields changes from a complete new list; decodes only changed objects.
 
         Vanished objects come first, so that consumers never count too many.
         """
@@ -59,7 +59,7 @@ class Book:
                 yield *change, False
 
     def seen(self, head: Head) -> Iterator[tuple[Change, Any]]:
-        """Yields an object's change, if new."""
+        """Handles an object's current state: yields the change, if new."""
         key, uid, version, whole = head
         old = self._known.get(key)
         if old is not None and old.uid == uid and old.version == version:

@@ -41,7 +41,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     doubting: bool = False
 
     def life(self, rng: random.Random) -> int:
-        """Returns the requested lifetime of a connection in seconds."""
+        """Returns the requested lifetime of one connection in whole seconds."""
         return round(rng.uniform(self.shortest, self.longest))
 
     def pause(self, tries: int, *, retry_after: float | None, rng: random.Random) -> float:

@@ -43,7 +43,7 @@ MAX_LINE: Final = 16 << 20
 
 
 class LineTooLong(ValueError):  # noqa: N818 - reads as the answer that it is
-    """A line exceeds the bound."""
+    """A line is longer than the bound."""
 
 
 class Lines:
@@ -110,7 +110,7 @@ def of_body(status: Any, line: bytes, *, what: str) -> ApiError | Gap:
 
 
 def unreadable(line: bytes, *, what: str) -> ServerError:
-    """Returns the error for a line of a proxy."""
+    """Returns the error for a line of a proxy, perhaps temporary."""
     error = responses.unreadable(200, line, what=what)
     return ServerError(error.message, status=error.status, hint=error.hint)
 
@@ -289,7 +289,8 @@ class Watcher:
             return lines.push(chunk)
         except LineTooLong as error:
             raise KubeError(
-                f"cannot watch {self._what}: {error}", hint="no object is that large; is this an API server?"
+                f"cannot watch {self._what}: {error}",
+                hint="check that the address is an API server: no object is that large",
             ) from None
 
     def _events_of(self, line: bytes, book: Book) -> list[Event]:

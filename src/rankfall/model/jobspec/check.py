@@ -44,23 +44,25 @@ def check_record_store(spec: JobSpec) -> None:
     if url.startswith(_OTHERS):
         raise SpecError(
             _FIELD,
-            f"{url.partition('://')[0]}:// cannot be written by the standard library, which is all that travels into a slot",
+            f"{url.partition('://')[0]}:// is not supported: code in a slot has only Python's standard library",
             hint="use s3://BUCKET/PREFIX with AWS_ENDPOINT_URL of an S3-compatible server, or file:///DIR of a shared volume",
         )
     if len(url) > _MAX or not (_FILE.fullmatch(url) or _S3.fullmatch(url)) or "/../" in f"{url}/":
         raise SpecError(
-            _FIELD, f"{url[:100]!r} is no store", hint="allowed: file:///DIR with an absolute path, s3://BUCKET/PREFIX"
+            _FIELD,
+            f"{url[:100]!r} is not a store",
+            hint="allowed: file:///DIR with an absolute path, s3://BUCKET/PREFIX",
         )
     if spec.inside == "off":
         raise SpecError(
-            _FIELD, "with inside: off nobody is in the slots who could write there", hint="use inside: auto"
+            _FIELD, "with inside: off, no code of Rankfall in the slots could write there", hint="use inside: auto"
         )
     if url.startswith("file://") and spec.backend != "local":
         path = url.removeprefix("file://").rstrip("/")
         if not any(path == seen or path.startswith(f"{seen}/") for seen in _mounted(spec)):
             raise SpecError(
                 _FIELD,
-                f"{path} is on no volume of the pods: what is written there is gone with them",
+                f"{path} is on no volume of the pods: its files would be lost with the pods",
                 hint="name a path below one of $.kubernetes.volume_mounts or the workspace, mounted at the same path here",
             )
 
@@ -77,11 +79,11 @@ def check_error_file(spec: JobSpec) -> None:
     if len(path) > _MAX or not _ERROR_FILE.fullmatch(path) or "/../" in path:
         raise SpecError(
             "$.error_file",
-            f"{path[:100]!r} is no absolute path of a .json or .pb file",
+            f"{path[:100]!r} is not an absolute path of a .json or .pb file",
             hint="as: /out/error.json (torchelastic's form), /out/error-*.pb (Flyte's, one for each slot)",
         )
     if spec.inside == "off":
-        raise SpecError("$.error_file", "with inside: off nobody is in the slots who could write it")
+        raise SpecError("$.error_file", "with inside: off, no code of Rankfall in the slots could write it")
 
 
 def _mounted(spec: JobSpec) -> list[str]:
@@ -110,16 +112,14 @@ def check_roles(spec: JobSpec, *, alone: Callable[[JobSpec], None]) -> None:
     for number, role in enumerate(spec.roles):
         path = f"$.roles[{number}]"
         if not ROLE_NAME.fullmatch(role.name):
-            raise SpecError(f"{path}.name", f"{role.name!r} is no valid role: {ROLE_RULE}")
+            raise SpecError(f"{path}.name", f"{role.name!r} is not a valid role: {ROLE_RULE}")
         if role.name in seen:
-            raise SpecError(
-                f"{path}.name", f"{role.name!r} stands there twice", hint="give each role a name of its own"
-            )
+            raise SpecError(f"{path}.name", f"{role.name!r} is there twice", hint="give each role a different name")
         seen.add(role.name)
         _check_command(spec, role, path)
         for key in role.env:
             if key in spec.kubernetes.env_from:
-                raise SpecError(f"{path}.env.{key}", "stands in $.kubernetes.env_from too; choose one")
+                raise SpecError(f"{path}.env.{key}", "is also in $.kubernetes.env_from; choose one")
         with _errors_under(path):
             alone(_own(spec, role))
     _check_launchers(spec)
@@ -234,7 +234,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
     if spec.backend == FOREIGN:
         raise SpecError(
             "$.backend",
-            "foreign is of the records of jobs that Rankfall did not start",
+            "foreign is only for jobs that Rankfall did not start",
             hint="allowed values of $.backend: local, job, jobset, trainjob",
         )
     _check_names(spec)
@@ -250,7 +250,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
         raise SpecError("$.policies.settle_max_s", "is less than settle_min_s")
     both = set(policies.retryable) & set(policies.final)
     if both:
-        raise SpecError("$.policies.retryable", f"{min(both)!r} stands in policies.final too; choose one")
+        raise SpecError("$.policies.retryable", f"{min(both)!r} is also in policies.final; choose one")
     check_rules(spec)
     check_record_store(spec)
     check_error_file(spec)
@@ -289,10 +289,11 @@ def _check_names(spec: JobSpec) -> None:
             raise SpecError("$.command", "holds a NUL byte")
     if not _NAME.fullmatch(spec.name):
         raise SpecError(
-            "$.name", f"{spec.name!r} is no valid name: 1-40 lower-case letters, digits and dashes, no dash at the ends"
+            "$.name",
+            f"{spec.name!r} is not a valid name: 1-40 lower-case letters, digits and dashes, no dash at the ends",
         )
     if not ROLE_NAME.fullmatch(spec.role):
-        raise SpecError("$.role", f"{spec.role!r} is no valid role: {ROLE_RULE}")
+        raise SpecError("$.role", f"{spec.role!r} is not a valid role: {ROLE_RULE}")
 
 
 def _check_members(spec: JobSpec) -> None:
@@ -309,7 +310,7 @@ def _check_members(spec: JobSpec) -> None:
 def _check_env(spec: JobSpec) -> None:
     for key, value in spec.env.items():
         if not key or "=" in key or "\0" in key + value:
-            raise SpecError(f"$.env.{key}", "is no valid variable: the name must not be empty or hold = or NUL")
+            raise SpecError(f"$.env.{key}", "is not a valid variable: the name must not be empty or hold = or NUL")
         if key.startswith(_RESERVED_ENV):
             raise SpecError(f"$.env.{key}", "names beginning with RANKFALL_ are set by Rankfall itself")
 
@@ -353,13 +354,13 @@ def _check_job_success(spec: JobSpec) -> None:
     if success.policy == "rank0":
         raise SpecError(
             "$.success.policy",
-            "rank0 cannot be kept with MIN:MAX nodes: the slot of rank 0 may leave",
+            "rank0 does not work with MIN:MAX nodes: the slot of rank 0 may leave",
             hint="use policy all, or a fixed number of nodes",
         )
     if success.policy == "fraction" and success.wanted(spec.nnodes) != success.wanted(spec.nnodes_max or spec.nnodes):
         raise SpecError(
             "$.success.fraction",
-            f"asks for {success.wanted(spec.nnodes)} slots of {spec.nnodes} and {success.wanted(spec.nnodes_max or 0)} of {spec.nnodes_max}: "
+            f"needs {success.wanted(spec.nnodes)} slots of {spec.nnodes} and {success.wanted(spec.nnodes_max or 0)} of {spec.nnodes_max}: "
             "the number would change with the size",
             hint="use policy all, or a fixed number of nodes",
         )
@@ -377,7 +378,7 @@ def _known_fields(data: Any, kind: msgspec.inspect.Type, path: str) -> None:
             if where in _MOVED:
                 raise SpecError(where, f"is now {_MOVED[where]}", hint=f"move it: {_MOVED[where].removeprefix('$.')}")
             if key not in fields:
-                raise SpecError(where, f"is no field; allowed here: {', '.join(fields)}")
+                raise SpecError(where, f"is not a field; allowed here: {', '.join(fields)}")
             _known_fields(value, fields[key], where)
     elif isinstance(kind, msgspec.inspect.VarTupleType) and isinstance(data, list | tuple):
         for number, value in enumerate(data):

@@ -51,13 +51,13 @@ def _check_names(section: Kubernetes) -> None:
         value = getattr(section, field)
         if value is not None and not _DNS_LABEL.fullmatch(value):
             raise SpecError(
-                f"$.kubernetes.{field}", f"{value!r} is no valid name: 1-63 lower-case letters, digits and dashes"
+                f"$.kubernetes.{field}", f"{value!r} is not a valid name: 1-63 lower-case letters, digits and dashes"
             )
     for field in ("service_account", "priority_class", "queue", "runtime"):
         value = getattr(section, field)
         if value is not None and not _DNS_NAME.fullmatch(value):
             raise SpecError(
-                f"$.kubernetes.{field}", f"{value!r} is no valid name: lower-case letters, digits, dashes and dots"
+                f"$.kubernetes.{field}", f"{value!r} is not a valid name: lower-case letters, digits, dashes and dots"
             )
     for field in ("image_pull_secrets", "exclude_nodes"):
         for number, value in enumerate(getattr(section, field)):
@@ -72,11 +72,11 @@ def _check_env_from(spec: JobSpec) -> None:
     for key, source in spec.kubernetes.env_from.items():
         path = f"$.kubernetes.env_from.{key}"
         if not _VARIABLE.fullmatch(key):
-            raise SpecError(path, "is no valid variable: letters, digits, _, - and dots, no digit first")
+            raise SpecError(path, "is not a valid variable: letters, digits, _, - and dots, no digit first")
         if key.startswith("RANKFALL_"):
             raise SpecError(path, "names beginning with RANKFALL_ are set by Rankfall itself")
         if key in spec.env:
-            raise SpecError(path, "stands in $.env too; choose one")
+            raise SpecError(path, "is also in $.env; choose one")
         if (source.secret is None) == (source.config_map is None):
             raise SpecError(path, "needs exactly one of secret, config_map")
         if not source.key:
@@ -102,11 +102,11 @@ def _check_marks(field: str, marks: Mapping[str, str]) -> None:
     for key, value in marks.items():
         path = f"$.kubernetes.{field}.{key}"
         if not _QUALIFIED.fullmatch(key):
-            raise SpecError(path, "is no valid key: a name of 1-63 characters, with an optional domain/ before it")
+            raise SpecError(path, "is not a valid key: a name of 1-63 characters, with an optional domain/ before it")
         if field != "annotations" and not _LABEL_VALUE.fullmatch(value):
             raise SpecError(
                 path,
-                f"{value!r} is no valid value: at most 63 letters, digits, -, _ and dots, a letter or digit at the ends",
+                f"{value!r} is not a valid value: at most 63 letters, digits, -, _ and dots, a letter or digit at the ends",
             )
         if field != "node_selector" and key.startswith(OWN_PREFIX):
             raise SpecError(path, f"keys beginning with {OWN_PREFIX} are set by Rankfall itself")
@@ -149,7 +149,7 @@ def _check_workspace(section: Kubernetes) -> None:
         ):
             raise SpecError(
                 f"$.kubernetes.volume_mounts[{number}].mountPath",
-                f"{place!r} is where kubernetes.workspace is mounted, whole and to be written to",
+                f"{place!r} is the path where kubernetes.workspace is mounted, as a whole and writable",
                 hint="give the workspace another path",
             )
 
@@ -169,10 +169,10 @@ def _check_pod(section: Kubernetes) -> None:
     for key in section.pod:
         if key in {"ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit"}:
             raise SpecError(
-                f"{path}.{key}", "is no part of a pod template", hint="use ttl_s, deadlines, policies.max_restarts"
+                f"{path}.{key}", "is not a part of a pod template", hint="use ttl_s, deadlines, policies.max_restarts"
             )
         if key not in {"metadata", "spec"}:
-            raise SpecError(f"{path}.{key}", "is no part of a pod template; allowed here: metadata, spec")
+            raise SpecError(f"{path}.{key}", "is not a part of a pod template; allowed here: metadata, spec")
     metadata, pod = section.pod.get("metadata", {}), section.pod.get("spec", {})
     for name, part in (("metadata", metadata), ("spec", pod)):
         if not isinstance(part, dict):
@@ -188,11 +188,13 @@ def _check_pod(section: Kubernetes) -> None:
         raise SpecError(
             f"{path}.spec.restartPolicy",
             f"{pod['restartPolicy']!r} contradicts rules and budgets: Rankfall restarts the gang itself",
-            hint="leave it out; policies.max_restarts and rules say what is started again",
+            hint="leave it out; policies.max_restarts and rules decide about restarts",
         )
     if "activeDeadlineSeconds" in pod:
         raise SpecError(
-            f"{path}.spec.activeDeadlineSeconds", "ends one pod behind Rankfall's back", hint="use deadlines.attempt_s"
+            f"{path}.spec.activeDeadlineSeconds",
+            "would end one pod without Rankfall's knowledge",
+            hint="use deadlines.attempt_s",
         )
     for field in ("containers", "initContainers", "volumes"):
         _check_named(f"{path}.spec.{field}", pod.get(field) or ())
@@ -204,9 +206,9 @@ def _check_named(path: str, items: Iterable[Any]) -> None:
     for number, item in enumerate(items):
         name = item.get("name") if isinstance(item, dict) else None
         if not isinstance(name, str) or not name:
-            raise SpecError(f"{path}[{number}].name", "is missing: without it nothing says which one is meant")
+            raise SpecError(f"{path}[{number}].name", "is missing: it names the object")
         if name in seen:
-            raise SpecError(f"{path}[{number}].name", f"{name!r} stands there twice")
+            raise SpecError(f"{path}[{number}].name", f"{name!r} is there twice")
         seen.add(name)
 
 

@@ -35,8 +35,8 @@ def check_rules(spec: JobSpec) -> None:
         if name not in known:
             raise SpecError(
                 f"$.policies.budgets.{name}",
-                "is no cause, no family, and no rule draws on it",
-                hint=f"families: {', '.join(sorted(families()))}; or name it in a rule, as: budget: {name}",
+                "is neither a cause nor a family, and no rule uses it",
+                hint=f"use a family: {', '.join(sorted(families()))}; or name it in a rule, as: budget: {name}",
             )
     for number, rule in enumerate(spec.rules):
         _check_match(rule, f"$.rules[{number}]", roles=[part.name for part in spec.parts])
@@ -52,17 +52,17 @@ def _check_match(rule: FailureRule, path: str, *, roles: list[str]) -> None:
     if not any((rule.exit_codes, rule.signals, rule.causes, rule.roles, rule.reasons, rule.conditions)):
         raise SpecError(
             path,
-            "matches nothing in particular",
+            "has no condition",
             hint="give one of: exit_codes, signals, causes, roles, reasons, conditions",
         )
     for code in rule.exit_codes:
         if not 1 <= code <= MAX_CODE:
             raise SpecError(
-                f"{path}.exit_codes", f"{code} is no code of a failure; allowed: 1-{MAX_CODE} (0 is success)"
+                f"{path}.exit_codes", f"{code} is not the code of a failure; allowed: 1-{MAX_CODE} (0 is success)"
             )
     for signal in rule.signals:
         if not 1 <= signal <= MAX_SIGNAL:
-            raise SpecError(f"{path}.signals", f"{signal} is no number of a signal; allowed: 1-{MAX_SIGNAL}")
+            raise SpecError(f"{path}.signals", f"{signal} is not the number of a signal; allowed: 1-{MAX_SIGNAL}")
     for field, numbers in (("exit_codes", rule.exit_codes), ("signals", rule.signals)):
         ordered = sorted(set(numbers))
         if list(numbers) != ordered:
@@ -72,8 +72,8 @@ def _check_match(rule: FailureRule, path: str, *, roles: list[str]) -> None:
         if cause not in catalogue() and cause not in families():
             raise SpecError(
                 f"{path}.causes",
-                f"{cause!r} is no cause and no family",
-                hint=f"families: {', '.join(sorted(families()))}; or a slug that `rankfall why` names",
+                f"{cause!r} is neither a cause nor a family",
+                hint=f"use a family: {', '.join(sorted(families()))}; or a slug that `rankfall why` names",
             )
     for one in rule.roles:
         if one not in roles:
@@ -81,7 +81,7 @@ def _check_match(rule: FailureRule, path: str, *, roles: list[str]) -> None:
     for field, words in (("reasons", rule.reasons), ("conditions", rule.conditions)):
         for word in words:
             if not _WORD.fullmatch(word):
-                raise SpecError(f"{path}.{field}", f"{word!r} is no such name, as OOMKilled or DisruptionTarget")
+                raise SpecError(f"{path}.{field}", f"{word!r} is not such a name, as OOMKilled or DisruptionTarget")
 
 
 def _check_action(rule: FailureRule, path: str, spec: JobSpec) -> None:
@@ -91,7 +91,7 @@ def _check_action(rule: FailureRule, path: str, spec: JobSpec) -> None:
         if rule.exclude_node:
             raise SpecError(
                 f"{path}.exclude_node",
-                "has no meaning with action fail: nothing is started again",
+                "has no meaning with action fail: nothing is restarted",
                 hint="use action: restart_elsewhere",
             )
         return
@@ -104,7 +104,7 @@ def _check_action(rule: FailureRule, path: str, spec: JobSpec) -> None:
             )
         return
     if not _BUDGET.fullmatch(rule.budget):
-        raise SpecError(f"{path}.budget", f"{rule.budget!r} is no name: 1-40 lower-case letters, digits, _ and -")
+        raise SpecError(f"{path}.budget", f"{rule.budget!r} is not a name: 1-40 lower-case letters, digits, _ and -")
     if rule.budget not in spec.policies.budgets and (rule.budget != USER_BUDGET or rule.action == "ignore"):
         raise SpecError(
             f"{path}.budget",

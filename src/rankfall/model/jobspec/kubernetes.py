@@ -133,7 +133,7 @@ def log_store_place(text: str) -> LogStorePlace:
         if path != text:
             parts = path.split("/")[1:]
             if not path.startswith("/") or not all(parts) or {".", ".."} & set(parts) or not path.isprintable():
-                raise SpecError(FIELD, f"{path!r} is no absolute path below /", hint="as: volume:/workspace/logs")
+                raise SpecError(FIELD, f"{path!r} is not an absolute path below /", hint="as: volume:/workspace/logs")
             return LogStorePlace(kind=kind, path=path)
     if len(text) <= _MAX and _S3.fullmatch(text) and "/../" not in f"{text}/":
         return LogStorePlace(kind="s3", path=text)
@@ -141,11 +141,11 @@ def log_store_place(text: str) -> LogStorePlace:
     if colon and scheme in {"gs", "gcs", "az", "azure", "http", "https"}:
         raise SpecError(
             FIELD,
-            f"{scheme}:// cannot be written by a pod: its recorder has Python's standard library only",
+            f"{scheme}:// is not supported: the recorder in a pod has only Python's standard library",
             hint="use s3://BUCKET/PREFIX with AWS_ENDPOINT_URL of an S3-compatible server, or a volume that all pods share: volume:/path",
         )
     raise SpecError(
-        FIELD, f"{text[:100]!r} is no log store", hint="allowed: volume:/path, file:///path, or s3://BUCKET/PREFIX"
+        FIELD, f"{text[:100]!r} is not a log store", hint="allowed: volume:/path, file:///path, or s3://BUCKET/PREFIX"
     )
 
 
@@ -166,6 +166,6 @@ def check_log_store(section: Kubernetes) -> None:
     if not any(place.path == mount.rstrip("/") or place.path.startswith(f"{mount.rstrip('/')}/") for mount in mounts):
         raise SpecError(
             FIELD,
-            f"{place.path!r} lies on no volume of the pods that can be written to, so the lines would end with the container",
+            f"{place.path!r} is on no writable volume of the pods, so its lines would be lost with the container",
             hint="name a path below one of kubernetes.volume_mounts, or below kubernetes.workspace.path",
         )

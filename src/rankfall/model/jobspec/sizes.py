@@ -37,7 +37,7 @@ class SizeChange(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """One line."""
-        words = f"{self.role}: {self.before} -> {self.nodes} nodes, asked for by {self.by or 'somebody'}"
+        words = f"{self.role}: {self.before} -> {self.nodes} nodes, requested by {self.by or 'an unknown user'}"
         return f"{words}: {self.reason}" if self.reason else words
 
 
@@ -90,17 +90,17 @@ def check_size(spec: JobSpec, *, nodes: int, role: str | None) -> str:
     """
     roles = first_sizes(spec)
     if role is not None and role not in roles:
-        raise SpecError("--role", f"the job has no role {role!r}", hint=f"its roles: {', '.join(roles)}")
+        raise SpecError("--role", f"the job has no role {role!r}", hint=f"name one of its roles: {', '.join(roles)}")
     if role is None and len(roles) > 1:
         raise SpecError("--role", "the job has several roles", hint=f"name one of: {', '.join(roles)}")
     if nodes < 1:
-        raise SpecError("N", f"{nodes} is no number of nodes: at least 1")
+        raise SpecError("N", f"{nodes} nodes are too few: at least 1")
     if spec.unattended:
         fraction = spec.success.policy == "fraction"
         raise Refused(
-            "$.success.fraction: the number of slots that an unattended job needs is fixed in its object and would not follow"
+            "$.success.fraction: the number of slots that an unattended job needs is fixed in its object and would not change with the size"
             if fraction
-            else "$.unattended: nobody supervises the job, so nobody could begin it with another size",
+            else "$.unattended: the job has no supervisor, so no process could start it with another size",
             hint="submit it again with the other size, or run it supervised",
         )
     if spec.elastic:
@@ -112,7 +112,7 @@ def _check_bounds(spec: JobSpec, nodes: int) -> None:
     most = spec.nnodes_max or spec.nnodes
     if nodes > most:
         raise Refused(
-            f"$.nnodes_max: {nodes} nodes are more than the MAX of {spec.nnodes}:{most}, which every node was told at its start",
+            f"$.nnodes_max: {nodes} nodes are more than the MAX of {spec.nnodes}:{most}that every node got at its start",
             hint=f"submit it again with --nnodes {spec.nnodes}:{nodes}",
         )
     if nodes < spec.nnodes:

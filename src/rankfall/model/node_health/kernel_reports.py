@@ -173,7 +173,7 @@ def decode_report(text: str) -> KernelReport:
     Raises:
         EvidenceLost: Too large, not JSON, another schema, unknown field, value out of bounds.
     """
-    hint = f"remove the annotation {REPORT_ANNOTATION}; the agent writes it anew"
+    hint = f"remove the annotation {REPORT_ANNOTATION}; the agent writes it again"
     return decode_annotation(
         text, KernelReport, name=REPORT_ANNOTATION, most=MAX_REPORT, hint=hint, schema=REPORT_SCHEMA
     )

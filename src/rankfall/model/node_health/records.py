@@ -255,7 +255,7 @@ def decode_health(text: str) -> NodeHealth:
     Raises:
         EvidenceLost: Too large, not JSON, another schema, unknown field, value out of bounds.
     """
-    hint = f"remove the annotation {ANNOTATION} from the node to begin anew"
+    hint = f"remove the annotation {ANNOTATION} from the node to start with an empty record"
     return decode_annotation(text, NodeHealth, name=ANNOTATION, most=MAX_ANNOTATION, hint=hint)
 
 

@@ -110,7 +110,7 @@ def decode_verdicts(text: str) -> RunVerdicts:
     Raises:
         EvidenceLost: Too large, not JSON, another schema, unknown field, value out of bounds.
     """
-    hint = f"remove the annotation {VERDICTS_ANNOTATION} from the node; runs write it anew"
+    hint = f"remove the annotation {VERDICTS_ANNOTATION} from the node; runs write it again"
     return decode_annotation(text, RunVerdicts, name=VERDICTS_ANNOTATION, most=MAX_VERDICTS_TEXT, hint=hint)
 
 

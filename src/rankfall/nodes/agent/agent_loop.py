@@ -122,7 +122,7 @@ class Agent:
         return self._wake_out
 
     def stop(self) -> None:
-        """Ends after the current batch. Safe in signal handlers and threads."""
+        """Ends after the current batch. Safe in signal handlers and other threads."""
         self._stopping = True
         os.write(self._wake_out, b"s")
 
@@ -155,7 +155,7 @@ class Agent:
         self._save()
 
     def _follow(self, opened: Opened) -> bool:
-        """Returns True if the ring had records."""
+        """Reads one open ring to its end. Returns True if it had records."""
         self._begin(opened.boot)
         ring = Ring(opened.fd, boot=opened.boot, after=self._cursor)
         poll = self._poll()
@@ -165,7 +165,7 @@ class Agent:
             try:
                 entries = ring.take()
             except OSError as error:
-                self._say(f"the kernel's log broke: {error}; it is opened again")
+                self._say(f"reading the kernel log failed: {error}; it is opened again")
                 return gave
             if entries:
                 gave = True
@@ -185,7 +185,10 @@ class Agent:
             self._fresh(boot)
         if self._report_publisher is not None and (self._report is None or self._report.boot != boot):
             self._report_publisher.forget()
-        note = "TEST MODE: records that processes wrote into the kernel's log count as the kernel's" * self._injected
+        note = (
+            "TEST MODE: records that processes wrote into the kernel log count as records of the kernel"
+            * self._injected
+        )
         self._print(
             [KernelLine(kind="start", node=self._node, boot=boot, seq=self._seq(), at=time.time_ns(), note=note)]
         )
@@ -233,7 +236,7 @@ class Agent:
             self._save()
 
     def _record(self, record: KmsgRecord, *, printing: bool) -> tuple[KernelLine | None, bool]:
-        """Returns the line to print, or None, and True if the report changed."""
+        """Returns the line to print for a record, or None, and whether it changed the report."""
         fault = self._fault(record) if printing else None
         if not printing and record.by_kernel:  # a line written by a process is not the kernel's, as in ``of_record``
             self._reader.skip()

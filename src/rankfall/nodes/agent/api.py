@@ -41,9 +41,7 @@ class NodeApi:
 
     def __init__(self, access: Access, *, node: str, timeout: float = _TIMEOUT_S) -> None:
         if access.endpoint.proxy is not None:
-            raise KubeConfigError(
-                "the agent does not go through a proxy", hint="give it a kubeconfig without proxy-url"
-            )
+            raise KubeConfigError("the agent cannot use a proxy", hint="use a kubeconfig without proxy-url")
         self._access, self._node, self._timeout = access, node, timeout
         self._server = urlsplit(access.endpoint.server)
         self._credentials = Credentials(access)
@@ -62,7 +60,7 @@ class NodeApi:
         self._runner.close()
 
     def patch(self, body: Mapping[str, Any]) -> Object:
-        """Merges into the Node by its status, which changes no taints or cordons.
+        """Merges into the Node by its status, so no right to change taints or cordons is needed.
 
         Raises:
             KubeError: As the client of ``kube``.
@@ -91,7 +89,7 @@ class NodeApi:
         except msgspec.DecodeError:
             found = None
         if not isinstance(found, dict):
-            raise Unreachable(f"cannot {what}: the answer is no object", maybe_done=True)
+            raise Unreachable(f"cannot {what}: the answer is not an object", maybe_done=True)
         return found
 
     def _sent(
@@ -114,7 +112,7 @@ class NodeApi:
                     # An error text may hold sent data.
                     reported = f"no answer from {self._access.server}: {type(error).__name__}"
                     tls = isinstance(error, ssl.SSLError)
-                    raise Unreachable(reported, hint="it is tried again", maybe_done=True, tls=tls) from None
+                    raise Unreachable(reported, hint="wait; the agent tries again", maybe_done=True, tls=tls) from None
         raise AssertionError("the loop above ends otherwise")
 
     def _open(self, proof: Proof) -> http.client.HTTPConnection:

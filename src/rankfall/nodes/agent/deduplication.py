@@ -157,7 +157,7 @@ class BurstLimiter:
         return [_line_of(count) for key in over if (count := self._kinds.pop(key)).folded]
 
     def next(self) -> float | None:
-        """Returns the end of the next minute, or None."""
+        """Returns the end of the next minute; None if nothing is counted."""
         return min((each.until for each in self._kinds.values() if each.folded), default=None)
 
 
@@ -171,5 +171,5 @@ def _line_of(count: _Count) -> KernelLine:
         seq=first.seq,
         last_seq=last.seq,
         count=count.folded,
-        note=f"{count.folded} more as this one within {WINDOW_S:.0f} s",
+        note=f"{count.folded} more like this one within {WINDOW_S:.0f} s",
     )

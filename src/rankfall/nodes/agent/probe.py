@@ -36,7 +36,7 @@ class Probe:
             self._epoll.close()
             raise UsageError(
                 f"cannot listen on {address[0]}:{address[1]}: {error.strerror}",
-                hint="--probe-address gives another one",
+                hint="choose another address with --probe-address",
             ) from None
         self._listening.setblocking(False)
         self._epoll.register(self._listening, select.EPOLLIN)

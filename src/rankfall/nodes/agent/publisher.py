@@ -124,7 +124,7 @@ class Publisher:
             self._changed.notify()
 
     def turns(self) -> bool:
-        """True if ``run`` works: it never waits longer than a refresh."""
+        """True if ``run`` works. It never waits longer than a refresh, and each request has a time-out."""
         return self._clock() - self._turned_at < 2 * REFRESH_S
 
     def run(self) -> None:
@@ -167,7 +167,7 @@ class Publisher:
             self._failed(error)
             return
         if self._failures:
-            self._say("the API server takes what this agent tells again")
+            self._say("the API server accepts the agent's writes again")
         self._failures = 0
 
     def _failed(self, error: KubeError) -> None:
@@ -176,7 +176,7 @@ class Publisher:
         self._pause = _RETRY.pause(self._failures, retry_after=asked, rng=self._rng)
         now = self._clock()
         if self._failures == 1 or now - self._failed_at > _LOG_EVERY_S:
-            self._say(f"{error.message}; it is tried again, and the newest report waits")
+            self._say(f"{error.message}; trying again; the newest report waits")
         self._failed_at = now
 
     def _tell(self) -> None:
@@ -246,5 +246,5 @@ class Publisher:
 
 
 def stamp(at: int) -> str:
-    """Returns whole seconds in Kubernetes' format."""
+    """Returns whole seconds in Kubernetes' format; the annotation has the nanoseconds."""
     return datetime.fromtimestamp(min(at, 1 << 62) // 1_000_000_000, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

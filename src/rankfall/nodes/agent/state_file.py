@@ -59,7 +59,7 @@ class StateFile:
             return AgentState()
         except (OSError, msgspec.DecodeError) as error:
             self._say(
-                f"{self._path} cannot be read ({printable(str(error))}): the ring is told from its oldest record on"
+                f"{self._path} cannot be read ({printable(str(error))}): all records of the kernel ring are reported again"
             )
             return AgentState()
 
@@ -76,7 +76,7 @@ class StateFile:
             self._failing = False
         except OSError as error:
             if not self._failing:
-                self._say(f"{self._path} cannot be written ({error}): after a restart records will be told again")
+                self._say(f"{self._path} cannot be written ({error}): after a restart, records will be reported again")
             self._failing = True
 
 

@@ -77,10 +77,14 @@ def checks_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Check, 
                 {**before, **row, **({} if "env" in row and not isinstance(row["env"], dict) else {"env": env})}, Check
             )
         except msgspec.ValidationError as error:
-            raise SpecError(place, printable(str(error)), hint=f"packaged: {', '.join(packaged_checks())}") from None
+            raise SpecError(
+                place, printable(str(error)), hint=f"use a packaged check: {', '.join(packaged_checks())}"
+            ) from None
         if check.needs_expected and check.expected is None:
             raise SpecError(
-                f"{place}: expected", "is needed: without a number nothing can be told", hint="expected = 8"
+                f"{place}: expected",
+                "is missing: the check compares its result with this number",
+                hint="set it, as expected = 8",
             )
         if check.script is not None and check.script not in _scripts():
             raise SpecError(f"{place}: script", f"there is no packaged script {printable(check.script, 40)}")
@@ -92,7 +96,7 @@ def checks_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Check, 
 
 @cache
 def packaged_checks() -> dict[str, dict[str, Any]]:
-    """Returns the packaged rows by name, without image and expected number."""
+    """Returns the packaged rows by name, without the image and the expected number, which only an operator knows."""
     table = tomllib.loads(_data("checks.toml"))
     return {name: {"name": name, **row} for name, row in table.items()}
 
@@ -200,7 +204,7 @@ def job(
 
 
 def gpus_of(node: Mapping[str, Any], resource: str) -> int:
-    """Returns the GPUs that a Node offers now."""
+    """Returns the number of GPUs that a Node offers now."""
     found = ((node.get("status") or {}).get("allocatable") or {}).get(resource, 0)
     return numbers.whole(str(found)[:20]) or 0
 
@@ -214,7 +218,7 @@ def result(check: Check, pod: Mapping[str, Any]) -> CheckResult | None:
     ended = next((state for each in status.get("containerStatuses") or () if (state := (each.get("state") or {}).get("terminated"))), None)  # fmt: skip
     said = _last_lines(str((ended or {}).get("message") or ""))
     if reason == "DeadlineExceeded":
-        return _is(check, "failed", f"was not over after {check.timeout_s} s", said)
+        return _is(check, "failed", f"had not ended after {check.timeout_s} s", said)
     if phase == "Succeeded":
         return _is(check, "passed", "", said)
     if reason or ended is None:
@@ -230,9 +234,9 @@ def result(check: Check, pod: Mapping[str, Any]) -> CheckResult | None:
 
 
 def waiting(pods: Sequence[Mapping[str, Any]]) -> str:
-    """Returns why the pod of a check does not run."""
+    """Returns the reason why the pod of a check does not run."""
     if not pods:
-        return "no pod was made"
+        return "the Job has no pod"
     status = pods[0].get("status") or {}
     reasons = [f"{each.get('reason')}: {each.get('message')}" for each in status.get("conditions") or () if each.get("status") == "False" and each.get("message")]  # fmt: skip
     reasons += [f"{state.get('reason')}: {state.get('message', '')}" for each in status.get("containerStatuses") or () if (state := (each.get("state") or {}).get("waiting"))]  # fmt: skip
@@ -245,7 +249,7 @@ def running(pod: Mapping[str, Any]) -> bool:
 
 
 def address(pod: Mapping[str, Any]) -> str | None:
-    """Returns its IP address, or None."""
+    """Returns its IP address; None if unknown yet."""
     found = (pod.get("status") or {}).get("podIP")
     return str(found) if found else None
 

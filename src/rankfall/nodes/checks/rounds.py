@@ -29,7 +29,7 @@ Clock = Callable[[], float]
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """A round of checks, with results for users."""
+    """A round of checks: its result, and each check's result for users."""
 
     round: CheckRound
     results: tuple[CheckResult, ...]
@@ -63,7 +63,7 @@ async def run_checks(
     if not checks:
         results = [CheckResult(check="none", outcome="unable", text="no check is configured")]
     elif _boot(await kube.get(NODES, node)) != _boot(before):
-        results.append(CheckResult(check="boot", outcome="unable", text="the node began another boot meanwhile"))
+        results.append(CheckResult(check="boot", outcome="unable", text="the node rebooted meanwhile"))
     last = results[-1]
     text = "" if last.outcome == "passed" else f"{last.check}: {last.text}"
     return Round(
@@ -141,7 +141,7 @@ class _One:
         return name
 
     async def _begun(self, name: str) -> dict[str, Any] | CheckResult:
-        """Returns the running pod, or a result if it never runs."""
+        """Returns the pod once it runs and has an address, or a result if it never does."""
         limit = _now() + self._check.wait_s
         while True:
             pods = await self._pods(name)
@@ -152,7 +152,7 @@ class _One:
                 return ended
             if _now() > limit:
                 return self._result_of(
-                    "unable", f"did not begin within {self._check.wait_s} s: {check_jobs.waiting(pods)}"
+                    "unable", f"did not start within {self._check.wait_s} s: {check_jobs.waiting(pods)}"
                 )
             await asyncio.sleep(self._poll_s)
 
@@ -167,9 +167,9 @@ class _One:
             if ended is not None:
                 return ended
             if not pods and not await self._is_there(name):
-                return self._result_of("unable", "somebody removed it")
+                return self._result_of("unable", "the Job was deleted")
             await asyncio.sleep(self._poll_s)
-        return self._result_of("failed", f"was not over after {self._check.timeout_s} s, and could not be ended")
+        return self._result_of("failed", f"had not ended after {self._check.timeout_s} s and could not be stopped")
 
     async def _pods(self, name: str) -> list[dict[str, Any]]:
         listing = await self._kube.list(PODS, namespace=self._namespace, labels=f"batch.kubernetes.io/job-name={name}")

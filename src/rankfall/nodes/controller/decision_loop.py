@@ -79,7 +79,7 @@ class ActiveRules:
 
 
 def sharing(boots: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
-    """Returns boot ids of more than one Node, with these Nodes."""
+    """Returns boot ids that more than one Node shows, with the names of these Nodes."""
     found: dict[str, list[str]] = {}
     for name, boot in boots.items():
         if boot:
@@ -204,7 +204,7 @@ class Loop:
             with sole_writer():
                 return await self._run_step()
         except KubeError as error:
-            LOG.warning("nothing can be decided now: %s", error.message)
+            LOG.warning("no decision is possible now: %s", error.message)
             return False
 
     def _busy(self) -> bool:
@@ -214,7 +214,7 @@ class Loop:
         )
 
     async def _run_step(self) -> bool:
-        """Returns False if part of the step must be repeated soon.
+        """Makes one step and writes it. Returns False if part of it must be repeated soon.
 
         Raises:
             KubeError: The persistent state cannot be stored; all inputs are still queued.
@@ -309,7 +309,7 @@ class Loop:
         await self._state.keep(msgspec.structs.replace(self._state.stored, waiting=faults[-MAX_WAITING:]))
 
     def _count(self, fault: NodeFault, outcome: str, written: dict[str, Written]) -> None:
-        """Counts the outcome of an observation once it is final."""
+        """Counts the outcome of an observation once it is final; repeated ones count later."""
         if written.get(fault.node, "written") == "written":
             kind = fault.code.partition("/")[0]
             self._metrics.add("health_evidence_total", source=fault.source, kind=kind, outcome=outcome)

@@ -126,7 +126,7 @@ class LeaderElection:
             await asyncio.sleep(self._poll_interval_s)
 
     async def keep(self) -> None:
-        """Renews until the lease is lost."""
+        """Renews until the lease is lost; returns then."""
         while True:
             await asyncio.sleep(self._renew_s)
             try:
@@ -141,7 +141,7 @@ class LeaderElection:
 
     @asynccontextmanager
     async def given_back(self) -> AsyncIterator[None]:
-        """Releases the lease at the end of the block."""
+        """Releases the lease immediately at the end of the block."""
         try:
             yield
         finally:
@@ -153,7 +153,7 @@ class LeaderElection:
 def _once(message: str, before: str) -> str:
     """Logs only a changed message: a check runs every second."""
     if message != before:
-        LOG.warning("the lease cannot be seen: %s", message)
+        LOG.warning("the lease cannot be read: %s", message)
     return message
 
 
@@ -205,10 +205,10 @@ class Controller:
         LOG.info("using POD_LOG_TYPE = %s", settings.log_type)
         if settings.loki is None:
             LOG.warning(
-                "LOG_ENDPOINT is not set: no logs are read; only what agents and conditions tell on Nodes counts"
+                "LOG_ENDPOINT is not set: no logs are read; only reports of agents and conditions on Nodes count"
             )
         if settings.accept_injected:
-            LOG.warning("test mode: what any process writes into the kernel's log counts as the kernel's own")
+            LOG.warning("test mode: lines that any process writes into the kernel log count as lines of the kernel")
         async with Kube(self._access) as kube, contextlib.AsyncExitStack() as stack:
             if settings.web is not None:
                 self.port = await stack.enter_async_context(
@@ -226,7 +226,7 @@ class Controller:
                 try:
                     await self._lead(kube, writes=kube, leading=leading)
                 except* LeadershipLost:
-                    LOG.warning("this controller leads no more; it waits for its turn")
+                    LOG.warning("this controller is no longer the leader; it waits for the lease")
                 finally:
                     self.metrics.set("health_leader", 0)
                     self._loop = None
@@ -283,10 +283,10 @@ class Controller:
         while True:
             await asyncio.sleep(RELOAD_S)
             if self._config.reload():
-                LOG.info("the settings of the file are in force")
+                LOG.info("the settings of the file are active")
                 if self._config.config.policy.dry_run and not self._settings.dry_run:
                     LOG.warning(
-                        "dry_run in the file: no taint changes any more; to write nothing at all, start this controller again"
+                        "dry_run in the file: taints no longer change; restart this controller to stop all writes"
                     )
                 loop.settings_changed()
             problem = self._config.problem

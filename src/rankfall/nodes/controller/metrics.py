@@ -16,24 +16,24 @@ from rankfall.model.errors import UsageError
 
 #: Name -> kind and help; printed with ``rankfall_``.
 NAMES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType({
-    "health_evidence_total": ("counter", "Observations, by source, kind of code and what became of them."),
+    "health_evidence_total": ("counter", "Observations, by source, kind of code and outcome."),
     "health_nodes": ("gauge", "Nodes by state."),
-    "health_held_nodes": ("gauge", "Nodes that should be quarantined and are not, by the reason."),
+    "health_held_nodes": ("gauge", "Nodes that should be quarantined but are not, by reason."),
     "health_quarantined_total": ("counter", "Taints placed."),
-    "health_returned_total": ("counter", "Taints taken away."),
-    "health_breaker_open": ("gauge", "1 while nothing more is quarantined until a person says so."),
-    "health_kill_switch": ("gauge", "1 while no taint changes."),
-    "health_leader": ("gauge", "1 while this process acts."),
-    "health_source_blind_seconds": ("gauge", "How long a source could not be asked; 0 = it answers."),
-    "health_source_lag_seconds": ("gauge", "Age of what a source has been read up to."),
+    "health_returned_total": ("counter", "Taints removed."),
+    "health_breaker_open": ("gauge", "1 while the breaker is open: no node is quarantined until a person closes it."),
+    "health_kill_switch": ("gauge", "1 while the kill switch stops all changes of taints."),
+    "health_leader": ("gauge", "1 while this process is the leader."),
+    "health_source_blind_seconds": ("gauge", "Seconds since a source stopped answering; 0 = it answers."),
+    "health_source_lag_seconds": ("gauge", "Age of the newest data read from a source."),
     "health_source_lines_total": ("counter", "Lines read from a source."),
-    "health_source_errors_total": ("counter", "Questions to a source that were not answered."),
-    "health_exporters_silent": ("gauge", "Exporters of metrics that did not answer at the last look."),
-    "health_lines_lost_total": ("counter", "Nanoseconds that held more lines than Loki gives at once."),
-    "health_lines_without_node_total": ("counter", "Lines whose collector did not say of which node."),
-    "health_writes_total": ("counter", "Writes to Nodes, by what came of them."),
+    "health_source_errors_total": ("counter", "Failed queries to a source."),
+    "health_exporters_silent": ("gauge", "Exporters of metrics that did not answer the last query."),
+    "health_lines_lost_total": ("counter", "Nanoseconds with more lines than one answer of Loki can hold."),
+    "health_lines_without_node_total": ("counter", "Lines whose collector named no node."),
+    "health_writes_total": ("counter", "Writes to Nodes, by outcome."),
     "health_waiting": ("gauge", "Observations that wait for their Node."),
-    "health_config_bad": ("gauge", "1 while the file of settings is not usable and the one before is in force."),
+    "health_config_bad": ("gauge", "1 while the settings file is invalid and the previous settings are active."),
     "health_requests_total": ("counter", "Requests sent to the API server."),
 })  # fmt: skip
 #: Series of one name: driver codes are few.
@@ -58,7 +58,7 @@ class Metrics:
         self._values[name][tuple(sorted(labels.items()))] = value
 
     def replace(self, name: str, label: str, values: Mapping[str, float]) -> None:
-        """Replaces all values of one name."""
+        """Sets all values of one name and drops the others."""
         self._values[name] = {((label, key),): value for key, value in values.items()}
 
     def get(self, name: str, **labels: str) -> float:
@@ -116,7 +116,7 @@ async def serving(
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {address[0]}:{address[1]}: {error.strerror}",
-                hint="--metrics-address gives another one",
+                hint="choose another address with --metrics-address",
             ) from None
         yield int(runner.addresses[0][1])  # foreign-text: the number of an own port
     finally:

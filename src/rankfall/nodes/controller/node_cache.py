@@ -61,7 +61,7 @@ class NodeCache:
         return self._filled.is_set()
 
     async def until_complete(self) -> None:
-        """Waits for all initial Nodes."""
+        """Waits until the watch has reported all initial Nodes."""
         await self._filled.wait()
 
     def take(self, event: Event, *, policy: Policy) -> NodeChange:
@@ -91,7 +91,7 @@ class NodeCache:
         )
 
     def sort_anew(self, *, policy: Policy) -> None:
-        """Assigns every Node to its pool after a changed label."""
+        """Assigns every Node to its pool again, because the pool label may have changed."""
         for name, node in self.nodes.items():
             pool = pool_of(node.labels, policy)
             if pool != node.view.pool:
@@ -142,13 +142,13 @@ def _older(version: str, than: str) -> bool:
 
 
 def _essence(node: NodeObject) -> tuple[Any, ...]:
-    """Returns the data for decisions, without the version."""
+    """Returns the data for decisions: all but the version, which every heartbeat changes."""
     view = node.view
     return (view.pool, view.ready, view.taints, view.boot, view.opted_out, view.record, node.problem)
 
 
 def _conditions(name: str, item: Mapping[str, Any], *, record: NodeHealth | None) -> list[NodeFault]:
-    """Returns bad conditions, and good ones with an open cause."""
+    """Returns bad conditions, and good ones with a still open cause, even if they improved unobserved."""
     open_ = set() if record is None else {cause.code for cause in record.causes if not cause.cured}
     found = []
     for each in (item.get("status") or {}).get("conditions") or ():
@@ -172,7 +172,7 @@ def _conditions(name: str, item: Mapping[str, Any], *, record: NodeHealth | None
 
 
 def with_memory(book: NodeCache, memory: Mapping[str, NodeHealth]) -> dict[str, Any]:
-    """Returns all views, with idle times and unwritten records."""
+    """Returns the views of all Nodes, with the idle times and with decided but unwritten records."""
     views = {name: node.view for name, node in book.nodes.items()}
     for name in memory.keys() & views.keys():
         views[name] = msgspec.structs.replace(views[name], record=memory[name])

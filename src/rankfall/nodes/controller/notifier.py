@@ -35,7 +35,7 @@ _SOURCES: Final = {
     "kmsg": "kernel error",
     "pod_log": "pod log error",
     "condition": "bad condition",
-    "verdict": "felled a run",
+    "verdict": "caused the failure of a run",
     "metrics": "bad metric",
 }
 

@@ -88,7 +88,7 @@ class StateMap:
         meta = item["metadata"]
         if any((meta.get("labels") or {}).get(key) != value for key, value in LABELS.items()):
             raise EvidenceLost(
-                f"ConfigMap {NAME} in {self._namespace} is not ours", hint="give --namespace another one"
+                f"ConfigMap {NAME} in {self._namespace} is not Rankfall's", hint="give --namespace another one"
             )
         self._version = str(meta["resourceVersion"])
         self.stored, self.places, self.standing = _read(item.get("data") or {}, namespace=self._namespace)
@@ -160,11 +160,11 @@ def _read(data: Mapping[str, Any], *, namespace: str) -> tuple[Stored, dict[str,
         except msgspec.DecodeError as error:
             raise EvidenceLost(
                 f"ConfigMap {NAME} in {namespace}: {printable(key, 64)}: {printable(str(error))}",
-                hint=f"look whether its breaker is open, then: kubectl -n {namespace} delete configmap {NAME}",
+                hint=f"check whether its breaker is open, then run: kubectl -n {namespace} delete configmap {NAME}",
             ) from None
     if stored.schema != SCHEMA:
         raise EvidenceLost(
             f"ConfigMap {NAME} in {namespace} is of schema {printable(stored.schema, 64)}",
-            hint="run the version that wrote it, or delete it to begin anew",
+            hint="run the version that wrote it, or delete it to start with an empty state",
         )
     return stored, places, standing

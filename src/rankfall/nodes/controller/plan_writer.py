@@ -30,7 +30,7 @@ Written = Literal["written", "changed", "gone", "refused", "later"]
 
 
 class LeadershipLost(Exception):  # noqa: N818 - reads as an outcome
-    """This process may not act."""
+    """This process may not act any more."""
 
 
 @contextlib.contextmanager
@@ -94,7 +94,7 @@ class PlanWriter:
         return found
 
     async def repair_conditions(self, *, rules: Rules, policy: Policy, now: int) -> None:
-        """Repairs conditions after a kill between both writes.
+        """Writes conditions that differ from the records, because a kill may come between both.
 
         Raises:
             LeadershipLost: As :meth:`apply`.
@@ -158,7 +158,7 @@ class PlanWriter:
             except Conflict:
                 return "changed"
             except ObjectNotFound:
-                LOG.warning("node `%s` is gone; nothing is written of it", patch.node)
+                LOG.warning("node `%s` no longer exists; its changes are dropped", patch.node)
                 return "gone"
             except KubeError as error:
                 LOG.warning("node `%s` cannot be written: %s", patch.node, error.message)

@@ -57,7 +57,7 @@ class Remediation:
                 try:
                     await self._node(name)
                 except KubeError as error:
-                    LOG.warning("node `%s` cannot be cared for now: %s", name, error.message)
+                    LOG.warning("node `%s` cannot be remediated now: %s", name, error.message)
             await asyncio.sleep(self._poll_interval_s)
 
     async def _node(self, name: str) -> None:
@@ -73,7 +73,7 @@ class Remediation:
                 await self._run_hook(node, health, *found)
 
     async def _may_disturb(self, name: str, health: NodeHealth) -> bool:
-        """True if no job runs on the node, or the fault ends it anyway."""
+        """True if no job on the node would suffer: none runs, or the fault is fatal for it anyway."""
         rules = self._config.config.rules
         causes = (rules.find(each.code) for each in grave(health, rules))
         if any(rule is not None and rule.fatal_for_job == "yes" for rule in causes) or await self._occupied.idle(name):
@@ -168,7 +168,7 @@ class NodeOccupancy:
             await asyncio.sleep(self._poll_interval_s)
 
     async def look(self) -> None:
-        """Checks each node with a fault that waits for its job's end."""
+        """Checks once each node with a fault that waits for the end of its job."""
         if not self._loop.in_force.policy.after_job:
             return
         for name, node in list(self._book.nodes.items()):
@@ -181,7 +181,7 @@ class NodeOccupancy:
                     continue
                 self._book.idle.pop(name, None)
                 if name not in self._waiting:
-                    LOG.info("node `%s`: what waits for the end of the job on it goes on waiting", name)
+                    LOG.info("node `%s`: a job still runs on it; actions that need its end keep waiting", name)
                     self._waiting.add(name)
 
     async def idle(self, name: str) -> bool:
@@ -191,7 +191,7 @@ class NodeOccupancy:
             found = await self._kube.list(PODS, namespace=ALL_NAMESPACES, fields=f"spec.nodeName={name}")
         except KubeError as error:
             if name not in self._reported:
-                LOG.warning("whether a job runs on node `%s` cannot be seen: %s", name, error.message)
+                LOG.warning("cannot read whether a job runs on node `%s`: %s", name, error.message)
                 self._reported.add(name)
             return False
         self._reported.discard(name)

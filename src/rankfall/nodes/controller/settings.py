@@ -36,7 +36,7 @@ class Switches(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_switches(item: Mapping[str, Any] | None) -> Switches:
-    """Returns the ConfigMap's switches, or defaults."""
+    """Returns the switches of the ConfigMap; defaults for None."""
     data = (item or {}).get("data") or {}
     word = str(data.get("kill-switch", "")).strip().lower()
     problem = None
@@ -53,7 +53,7 @@ _NAME: Final = anchored(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", limit=256)
 
 
 class Labels(msgspec.Struct, frozen=True, kw_only=True):
-    """Names of a collector's labels in Loki."""
+    """Names of a collector's labels or structured metadata in Loki."""
 
     node: str
     namespace: str
@@ -125,7 +125,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def loki_of(url: str | None, environ: Mapping[str, str]) -> LokiSettings | None:
-    """Returns the Loki settings by flag, ``LOG_ENDPOINT`` or ``RANKFALL_LOKI_URL``, or None.
+    """Returns the Loki settings by flag, ``LOG_ENDPOINT`` or ``RANKFALL_LOKI_URL``; None without any.
 
     Raises:
         UsageError: An address or setting is invalid.
@@ -135,19 +135,19 @@ def loki_of(url: str | None, environ: Mapping[str, str]) -> LokiSettings | None:
 
 
 def log_type_of(environ: Mapping[str, str]) -> str:
-    """Returns ``POD_LOG_TYPE``, or that of OpenTelemetry's collector.
+    """Returns ``POD_LOG_TYPE``; defaults to that of OpenTelemetry's collector.
 
     Raises:
         UsageError: The type is unknown.
     """
     found = environ.get("POD_LOG_TYPE") or "otlp"
     if found not in LOG_TYPES:
-        raise UsageError(f"POD_LOG_TYPE {found[:60]!r} is not known", hint=f"known: {', '.join(LOG_TYPES)}")
+        raise UsageError(f"POD_LOG_TYPE {found[:60]!r} is unknown", hint=f"known: {', '.join(LOG_TYPES)}")
     return found
 
 
 def watched_of(text: str | None) -> tuple[str, ...]:
-    """Parses comma-separated namespaces.
+    """Parses comma-separated names of namespaces.
 
     Raises:
         UsageError: A name is invalid.
@@ -164,13 +164,13 @@ def stream_of(text: str) -> Stream:
     namespace, slash, name = text.partition("/")
     if not slash:
         raise UsageError(
-            f"{text[:60]!r} names no DaemonSet with its namespace", hint="as dmesg-logging/dmesg; without a namespace any pod could pass for it"
+            f"{text[:60]!r} is not NAMESPACE/NAME of a DaemonSet", hint="give both, as dmesg-logging/dmesg: without a namespace any pod could pose as it"
         )  # fmt: skip
     return Stream(namespace=_name(namespace, "namespace"), daemon_set=_name(name, "DaemonSet"))
 
 
 def kernel_query(stream: Stream, labels: Labels, *, texts: tuple[str, ...]) -> str:
-    """Returns the Loki query for a DaemonSet's lines."""
+    """Returns the Loki query for lines of a DaemonSet with one of these texts."""
     names = {labels.namespace: stream.namespace, labels.daemon_set: stream.daemon_set}
     return logql.selector(names) + logql.containing(texts)
 
@@ -193,5 +193,7 @@ def namespace_of(text: str | None, environ: Mapping[str, str]) -> str:
 def _name(text: str, what: str) -> str:
     name = text.strip()
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{what}: {name[:60]!r} cannot be a name in Kubernetes", hint="lower-case letters, digits, -")
+        raise UsageError(
+            f"{what}: {name[:60]!r} cannot be a name in Kubernetes", hint="use lower-case letters, digits, -"
+        )
     return name

@@ -61,7 +61,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def call_hook(kube: Kube, hook: Hook, call: Call, *, namespace: str) -> Answer:
-    """Calls a hook and waits at most ``timeout_s``. Raises only cancellation."""
+    """Calls a hook and waits at most ``timeout_s`` for its answer. Raises nothing but the caller's cancellation."""
     words = call.words(hook)
     try:
         async with asyncio.timeout(hook.timeout_s):
@@ -114,7 +114,7 @@ async def _webhook(url: str, token_file: str | None, words: Mapping[str, str]) -
         # Tokens rotate.
         token = (await asyncio.to_thread(Path(token_file).read_text, "utf-8")).strip()
         if not (token.isascii() and token.isprintable()):
-            return Answer(ok=False, text=f"{printable(token_file)} holds no token that a header can carry")
+            return Answer(ok=False, text=f"{printable(token_file)} holds no token that is valid in a header")
         headers["Authorization"] = f"Bearer {token}"
     body = {name.removeprefix("RANKFALL_").lower(): value for name, value in words.items()}
     async with (

@@ -68,7 +68,7 @@ def hooks_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Hook, ..
         try:
             hook = decoding.convert(row, Hook)
         except msgspec.ValidationError as error:
-            raise SpecError(place, printable(str(error)), hint=f"step is one of: {', '.join(LADDER)}") from None
+            raise SpecError(place, printable(str(error)), hint=f"use one of these steps: {', '.join(LADDER)}") from None
         place += f" ({hook.step})"
         if sum(each is not None for each in (hook.command, hook.webhook, hook.job)) != 1 or hook.command == ():
             raise SpecError(place, "needs exactly one of command, webhook and job")
@@ -83,7 +83,7 @@ def hooks_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Hook, ..
 
 
 def next_hook(health: NodeHealth, *, hooks: Sequence[Hook], rules: Rules) -> tuple[Hook, OpenCause] | None:
-    """Returns the next hook for a quarantined node and its cause.
+    """Returns the next hook for a quarantined node and its cause; None if a person must act.
 
     None if any cause needs a person: a partial repair returns a broken node.
     """

@@ -51,17 +51,17 @@ def admission(
 
 
 def account(name: str, *, namespace: str) -> str:
-    """Returns the condition for this service account."""
+    """Returns the condition that a request is from this service account."""
     return f"request.userInfo.username == 'system:serviceaccount:{namespace}:{name}'"
 
 
 def unchanged(part: str, fields: Collection[str]) -> str:
-    """Returns the condition that these fields are unchanged."""
+    """Returns the condition that these fields of a part of the object are unchanged."""
     return " && ".join(f"object.{part}.?{field} == oldObject.{part}.?{field}" for field in fields)
 
 
 def annotations_but(allowed: Collection[str]) -> str:
-    """Returns the condition that other annotations are unchanged."""
+    """Returns the condition that all other annotations are unchanged."""
     own = " || ".join(f"k == '{key}'" for key in sorted(allowed))
     halves = [
         f"{one}.metadata.?annotations.orValue({{}}).all(k, {own} || {other}.metadata.?annotations[?k] == {one}.metadata.?annotations[?k])"

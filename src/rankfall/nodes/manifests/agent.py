@@ -140,7 +140,7 @@ def _pod(
 
 
 def agent_admission(*, namespace: str) -> list[Object]:
-    """Returns a policy that limits this account to one annotation and condition of its Node.
+    """Returns a policy that lets this account change only one annotation and one condition of its pod's Node.
 
     Needs Kubernetes 1.32: a pod's token names its node.
     """
@@ -157,7 +157,7 @@ def agent_admission(*, namespace: str) -> list[Object]:
     validations = [
         (
             f"'{node}' in request.userInfo.extra && request.userInfo.extra['{node}'][0] == object.metadata.name",
-            "an agent speaks for the node that its pod runs on",
+            "an agent may write only the Node that its pod runs on",
         ),
         (
             f"{notes.format('object', 'oldObject')} && {notes.format('oldObject', 'object')}",

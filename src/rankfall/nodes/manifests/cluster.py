@@ -53,7 +53,7 @@ def runs_objects(*, namespace: str) -> list[Object]:
 
 
 def runs_admission() -> list[Object]:
-    """Returns a policy that limits accounts with these rights to the one annotation."""
+    """Returns a policy that limits accounts with these rights, and none to change Nodes, to the one annotation."""
     note = f"metadata.?annotations[?'{VERDICTS_ANNOTATION}']"
     same = unchanged("metadata", ("labels", "finalizers", "ownerReferences"))
     validations = [

@@ -129,7 +129,7 @@ def controller_objects(
 
 
 def controller_admission(*, namespace: str, policy: Policy) -> list[Object]:
-    """Returns a policy that limits this account to Rankfall's taints, annotation and condition."""
+    """Returns a policy that lets this account change only Rankfall's taints, annotation and condition of a Node."""
     keys = "[" + ", ".join(f"'{key}'" for key in sorted(policy.keys)) + "]"
     others = f"{{0}}.spec.?taints.orValue([]).filter(t, !(t.key in {keys}))"
     conditions = f"{{0}}.status.?conditions.orValue([]).filter(c, c.type != '{CONDITION}')"

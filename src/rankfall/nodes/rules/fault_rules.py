@@ -78,7 +78,7 @@ class Rules:
         return iter(self._rules.values())
 
     def find(self, code: str) -> Rule | None:
-        """Returns the rule of a code, or that without its last word.
+        """Returns the rule of a code, or that of the code without its last word.
 
         None if unknown: never act.
         """
@@ -94,7 +94,7 @@ class Rules:
 
 
 _MANUAL_RULE: Final = Rule(
-    code=MANUAL_CODE, action="quarantine", remedy="inspect", note="a person said so; only a person takes it back"
+    code=MANUAL_CODE, action="quarantine", remedy="inspect", note="a person set it; only a person can clear it"
 )
 
 
@@ -131,7 +131,7 @@ def _conditions() -> Iterator[Rule]:
             code=f"{code}/good",
             action="none",
             recovers=code,
-            note="it is good again; the node is validated before it is given back",
+            note="it is good again; the node is validated before its taint is removed",
         )
 
 
@@ -147,7 +147,7 @@ def _verdicts() -> Iterator[Rule]:
         code = f"verdict/{cause.slug}"
         yield Rule(code=code, action=actions[cause.node_action], note=cause.title)
         if cause.node_action == "taint":
-            yield Rule(code=code + SUSPECT, action="suspect", note="a job's own words are a part of the proof")
+            yield Rule(code=code + SUSPECT, action="suspect", note="output of the job is a part of the proof")
 
 
 _NUMBERS: Final = ("count", "window_s")
@@ -161,7 +161,7 @@ def _rule(code: str, row: Mapping[str, str]) -> Rule:
 
 
 def bad_conditions() -> Mapping[str, str]:
-    """Returns condition types with a rule, and their bad status."""
+    """Returns the condition types that have a rule, and their bad status."""
     return MappingProxyType({row["type"]: row["bad"] for row in _table("conditions")})
 
 

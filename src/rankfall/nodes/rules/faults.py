@@ -32,7 +32,7 @@ def of_record(
     job: str | None = None,
     uncertainty: float = STAMP_UNCERTAINTY_S,
 ) -> NodeFault | None:
-    """Returns the fault in a ring record, or None.
+    """Returns the fault in a record of the ring, or None.
 
     Trust is ``kernel``, or ``injected`` if a process wrote it; ``boot_at`` in nanoseconds since the epoch.
     """

@@ -93,7 +93,7 @@ class Reading(NamedTuple):
 
 
 class ActiveMetric(msgspec.Struct, frozen=True, array_like=True):
-    """A value other than 0, and its first observation."""
+    """A value other than 0, and its first observation in nanoseconds since the epoch."""
 
     value: Annotated[int, msgspec.Meta(ge=0, lt=_BLANK)]
     since: _Nanoseconds
@@ -159,7 +159,7 @@ def changed_values(
 
 
 def key(node: str, boot: str, each: Reading) -> str:
-    """Returns the key of an active value."""
+    """Returns the key of an active value; it includes the boot."""
     return f"{node} {boot} {each.device} {each.metric}"
 
 

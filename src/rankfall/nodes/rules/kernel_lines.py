@@ -92,7 +92,7 @@ def read_xid(text: bytes) -> Line | None:
 
 
 def read_sxid(text: bytes) -> Line | None:
-    """Parses an SXid's first line, or returns None."""
+    """Parses an SXid's first line; None for other lines and its continuations (``Data``, ``Severity``)."""
     if not text.startswith(b"nvidia-nvswitch"):
         return None
     found = _search(_SXID, text)
@@ -107,24 +107,24 @@ def read_sxid(text: bytes) -> Line | None:
 
 
 def read_lost(text: bytes) -> Line | None:
-    """Parses an Xid 79 line without its number."""
+    """Parses Xid 79 in one line without its number."""
     found = _search(_LOST, text) or _search(_LOST_WHOLE, text)
     return None if found is None else Line(code="xid/79", device=f"gpu {_text(found['pci']).lower()}")
 
 
 def lost_head(text: bytes) -> str | None:
-    """Returns the device of "The NVIDIA GPU ...", the first of three records."""
+    """Returns the device of "The NVIDIA GPU ...", the first of three records that may form an Xid 79."""
     found = _search(_LOST_HEAD, text) if text.startswith(b"NVRM: The NVIDIA GPU ") else None
     return None if found is None else f"gpu {_text(found['pci']).lower()}"
 
 
 def lost_tail(text: bytes) -> bool:
-    """True for the last of those three records."""
+    """True if it is the last of those three records."""
     return _search(_LOST_TAIL, text) is not None
 
 
 def _xid_word(number: int, rest: bytes) -> tuple[str, str | None]:
-    """Returns the word added to the number, and detail."""
+    """Returns the word that the line adds to the number, and further detail."""
     if number == 154:  # noqa: PLR2004 - the number of the line with the recovery action
         found = _search(_RECOVERY, rest)
         if found is None:
@@ -189,7 +189,7 @@ class Recogniser:
         return Recogniser(self._catalogue, prefixed=self._prefixed)
 
     def worth(self, texts: Sequence[bytes]) -> set[int]:
-        """Returns the indexes of potentially relevant lines with one scan."""
+        """Returns the indexes of potentially relevant lines with one scan; others may go to ``skip``."""
         data = b"\n".join(texts)
         begins = list(accumulate((len(each) + 1 for each in texts), initial=0))
         found = [start for start, _ in self._catalogue.candidates(data, where="kernel")]
@@ -201,7 +201,7 @@ class Recogniser:
         return {bisect_right(begins, at) - 1 for at in found}
 
     def skip(self) -> None:
-        """Counts an irrelevant line."""
+        """Counts an irrelevant line, for which ``read`` would return None."""
         self._count += 1
 
     def read(self, text: bytes, *, at: int | None = None) -> Line | None:
@@ -234,7 +234,7 @@ class Recogniser:
         return Line(code="xid/79", device=devices.pop() if len(devices) == 1 else None)
 
     def _again(self, found: Line, at: int | None) -> bool:
-        """True if the loss was reported in another form."""
+        """True if the same loss was reported already in another form."""
         before = self._lost.get(found.device)
         if at is not None:
             self._lost[found.device] = at

@@ -88,7 +88,7 @@ def clear(view: NodeView, *, cause: str | None, rules: Rules, policy: Policy, no
     elif not stands and view.record is None:
         return ManualChange(patch=None, message="has nothing to clear")
     gone = ", ".join(sorted({each.key for each in view.taints if each.key in policy.keys}))
-    text = f"cleared; taint {gone} is removed" if stands else "cleared; it had no taint of ours"
+    text = f"cleared; taint {gone} is removed" if stands else "cleared; it had no taint of Rankfall"
     return ManualChange(
         patch=_patch(view, node_state.cleared(health, now=now), "remove" if stands else "keep", rules), message=text
     )

@@ -79,7 +79,7 @@ def read_node(item: Mapping[str, Any], *, policy: Policy) -> NodeObject:
 
 
 def pool_of(labels: Mapping[str, str], policy: Policy) -> str:
-    """Returns the pool whose budget includes these labels."""
+    """Returns the pool whose budget includes a node with these labels."""
     return labels.get(policy.pool_label) or "default"
 
 
@@ -140,12 +140,12 @@ def json_patch(
 
 
 def as_read(version: str) -> Operation:
-    """Returns the operation that requires the version read."""
+    """Returns the operation that requires the version read; else the server refuses the whole patch."""
     return {"op": "replace", "path": "/metadata/resourceVersion", "value": version}
 
 
 def removals(places: Sequence[int]) -> list[Operation]:
-    """Removes taints by index, from the end."""
+    """Removes taints by index, from the end, so that the other indexes stay valid."""
     return [{"op": "remove", "path": f"/spec/taints/{number}"} for number in sorted(places, reverse=True)]
 
 

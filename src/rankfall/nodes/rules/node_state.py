@@ -51,11 +51,11 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     record: NodeHealth | None = None
 
     def tainted(self, policy: Policy) -> bool:
-        """True if it has Rankfall's taint."""
+        """True if it has Rankfall's taint, from any writer."""
         return any((each.key, each.effect) == (policy.key, policy.effect) for each in self.taints)
 
     def marked(self, policy: Policy) -> bool:
-        """True if Rankfall's taint remains, even with an earlier key or effect."""
+        """True if Rankfall tainted it and the taint remains, even with an earlier key or effect."""
         ours = self.record is not None and self.record.tainted
         return self.tainted(policy) or (ours and any(each.key in policy.keys for each in self.taints))
 
@@ -146,7 +146,7 @@ def checked(health: NodeHealth, round_: CheckRound) -> NodeHealth:
 
 
 def remedied(health: NodeHealth, remedy: Remedy) -> NodeHealth:
-    """Returns the record after a remediation step. Only another boot id proves a reboot."""
+    """Returns the record after a remediation step began or ended. Only another boot id proves a reboot."""
     if remedy.outcome == "started" and health.state == "quarantined" and remedy.at > (health.since or 0):
         tried = (*health.tried, remedy.step)[-MAX_TRIED:]
         return replace(
@@ -175,7 +175,7 @@ def forgotten(health: NodeHealth, *, rules: Rules, policy: Policy, now: int) -> 
 
 
 def awaits_idle(health: NodeHealth, rules: Rules) -> bool:
-    """True if a fault waits for the end of the node's job."""
+    """True if a fault on this node waits for the end of the job there."""
     return health.state in _BEFORE_REMEDIATION and any(_waits(cause, rules) for cause in health.causes)
 
 
@@ -191,12 +191,12 @@ def idle(health: NodeHealth, *, rules: Rules, at: int) -> NodeHealth:
 
 
 def grave(health: NodeHealth, rules: Rules) -> list[OpenCause]:
-    """Returns the causes that require isolation."""
+    """Returns the causes that require isolation from the scheduler."""
     return [cause for cause in health.causes if wanted(cause, rules) == "quarantine"]
 
 
 def needs_manual_return(health: NodeHealth) -> bool:
-    """True after a manual taint, or for a repeat offender."""
+    """True if only a person may return it: one tainted it, or it is a repeat offender."""
     return health.repeat_offender or any(cause.code == MANUAL_CODE and not cause.cured for cause in health.causes)
 
 
@@ -217,7 +217,7 @@ def returned(health: NodeHealth, *, rules: Rules, policy: Policy, is_new: bool, 
 
 
 def may_return(health: NodeHealth, *, rules: Rules, policy: Policy) -> bool:
-    """True after enough clean rounds over enough time, or if all causes were revoked."""
+    """True if its taint may be removed: enough clean rounds over enough time, or all causes revoked for good."""
     if not health.tainted or needs_manual_return(health):
         return False
     counted = [
@@ -233,7 +233,7 @@ def may_return(health: NodeHealth, *, rules: Rules, policy: Policy) -> bool:
 
 
 def quarantined(health: NodeHealth, *, policy: Policy, now: int) -> NodeHealth:
-    """Returns the record of a newly tainted node or repeat offender."""
+    """Returns the record of a newly tainted node; too many quarantines make it a repeat offender."""
     times = (*health.quarantines, now)[-8:]
     recent = [each for each in times if each > now - policy.repeat_s * SECOND]
     return replace(
@@ -259,7 +259,7 @@ def waiting(health: NodeHealth, *, rules: Rules, held: Held | None, now: int) ->
 
 
 def condition(health: NodeHealth, rules: Rules) -> HealthCondition:
-    """Returns the ``RankfallHealthy`` condition."""
+    """Returns the ``RankfallHealthy`` condition of this record."""
     named = grave(health, rules) or [cause for cause in health.causes if wanted(cause, rules) == "suspect"]
     text = "; ".join(f"{cause.code} {cause.device or ''} x{cause.count}: {cause.text}" for cause in named)
     message = printable("; ".join(part for part in (text, _summary(health)) if part) or "no open cause", MAX_MESSAGE)
@@ -274,7 +274,7 @@ def condition(health: NodeHealth, rules: Rules) -> HealthCondition:
 def _summary(health: NodeHealth) -> str:
     sentences = [
         f"not tainted: {health.held}" if health.held else "",
-        "came back too often: only a person gives it back" if health.repeat_offender else "",
+        "failed again too often: only a person can clear it" if health.repeat_offender else "",
         health.failed_check or "",
         f"and {health.more} more" if health.more else "",
     ]

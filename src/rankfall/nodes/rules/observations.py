@@ -56,7 +56,7 @@ def trusted(fault: NodeFault, policy: Policy) -> bool:
 
 
 def wanted(cause: OpenCause, rules: Rules) -> Action:
-    """Returns the current action of an open cause by the active rules."""
+    """Returns the current action of an open cause: by the active rules, once its threshold is reached."""
     if cause.cured:
         return "none"
     rule, action = rules.find(cause.code), rules.action(cause.code)
@@ -68,7 +68,7 @@ def wanted(cause: OpenCause, rules: Rules) -> Action:
 
 
 def horizon_ns(rule: Rule | None, policy: Policy) -> int:
-    """Returns how many nanoseconds a minor cause is remembered."""
+    """Returns the nanoseconds that a cause below quarantine is remembered after its last observation."""
     return max(policy.quiet_s, 0 if rule is None else rule.window_s) * SECOND
 
 
@@ -138,7 +138,7 @@ def _count(
 
 
 def _known(cause: OpenCause, fault: NodeFault, at: int) -> bool:
-    """True if known, or older than a full record of a burst."""
+    """True if known, or so late in a burst that newer ones already fill the record."""
     if any(each.id == fault.id for each in cause.seen):
         return True
     return cause.count > len(cause.seen) > 0 and at <= (cause.seen[0].at or 0)

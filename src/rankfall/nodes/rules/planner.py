@@ -32,7 +32,7 @@ from rankfall.nodes.rules.policy import Policy, Safety, Trip
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """Data of a node for the limits."""
+    """Data of a node for the limits: its pool, Ready status and Rankfall's taint."""
 
     pool: str
     ready: bool
@@ -83,13 +83,13 @@ class Limits:
         return None
 
     def limit(self, pool: str) -> int:
-        """Returns the taints that a pool may have."""
+        """Returns the number of nodes of a pool that may have the taint."""
         budget = self._policy.pools.get(pool, self._policy.budget)
         ready = sum(each.ready for each in self._pool(pool))
         return max(1, min(budget.nodes, math.ceil(ready * budget.percent / 100)))
 
     def used(self, pool: str) -> int:
-        """Returns a pool's taints, including this step's."""
+        """Returns the number of nodes that have it or get it in this step."""
         return sum(self._members[name].pool == pool for name in self._tainted)
 
     def _pool(self, pool: str) -> Iterable[Member]:
@@ -102,7 +102,7 @@ EVENT_MAX_AGE_NS: Final = 1_800 * 1_000_000_000
 
 
 class NodePatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Record and taint in one request at ``version``, the condition in another."""
+    """A write to one Node: record and taint in one request at ``version``, the condition in another."""
 
     node: str
     version: str
@@ -174,7 +174,10 @@ class _Step:
             self._records[name], removed = node_state.begin(view, policy=self._policy, now=self._now)
             if removed:
                 self._tell(
-                    name, "TaintRemovedByOthers", "our taint is gone; only newer evidence places it again", kept=True
+                    name,
+                    "TaintRemovedByOthers",
+                    "Rankfall's taint was removed by another client; only newer evidence places it again",
+                    kept=True,
                 )
         for each in inputs:
             self._take(each)
@@ -236,7 +239,7 @@ class _Step:
                 self._tell(
                     name,
                     "Returned",
-                    "our taint is taken away; one warning in its probation quarantines again",
+                    "Rankfall's taint is removed; one warning during probation quarantines the node again",
                     kept=True,
                 )
             self._records[name] = after

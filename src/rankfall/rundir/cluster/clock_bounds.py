@@ -28,7 +28,7 @@ class DelayedLog(Protocol):
 
     @property
     def delay_ns(self) -> int | None:
-        """Least delay in nanoseconds, or None."""
+        """Least delay in nanoseconds; None if unknown."""
 
 
 # Seconds until a kubelet accepts a bound pod, with truncation.
@@ -64,7 +64,7 @@ def _most_after_binding(fact: PodFact) -> int | None:
 
 
 def by_server(fact: PodFact, at: int) -> int:
-    """Converts a node's timestamp (nanoseconds) to the earliest by the API server's clock.
+    """Converts a timestamp of a pod's node to the earliest time by the API server's clock.
 
     Unchanged if the pod proves no difference.
     """
@@ -74,7 +74,7 @@ def by_server(fact: PodFact, at: int) -> int:
 
 
 class LeaseSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Snapshot of the Lease that a kubelet renews.
+    """One snapshot of the Lease that a kubelet renews.
 
     Attributes:
         node: Name of the node.
@@ -106,7 +106,7 @@ def lease_snapshot(item: Mapping[str, Any], *, seen_ns: int) -> LeaseSnapshot | 
 
 
 def of_lease(look: LeaseSnapshot, before: LeaseSnapshot | None, *, server: Bound) -> Bound:
-    """Returns the bounds of a node's clock offset, by two snapshots of its Lease.
+    """Returns the bounds of how far a node's clock is ahead of this machine's, by two snapshots of its Lease.
 
     A renewal uses the server's earlier answer, so it follows that timestamp.
     """
@@ -139,7 +139,7 @@ def read_clocks(run: Path, attempt: int) -> dict[int, int]:
 
 
 def proofs_path(run: Path, attempt: int) -> Path:
-    """Returns the path of bounds that API objects prove."""
+    """Returns the path of the file of bounds that API objects prove."""
     return pods_folder(run, attempt) / "clock-proofs.json"
 
 
@@ -203,7 +203,7 @@ class ProofView:
 
 
 class ClockFile:
-    """Writer of both files."""
+    """Writer of the files of clocks and of proved bounds."""
 
     def __init__(self, run: Path, *, attempt: int) -> None:
         self._path = clock_path(run, attempt)
@@ -216,18 +216,18 @@ class ClockFile:
         self._logs: dict[int, DelayedLog] = {}
 
     def watch(self, slot: int, log: DelayedLog) -> None:
-        """Uses this log's delays for the slot from now on."""
+        """Uses the delays of this log for the slot from now on."""
         self._keep(slot)
         self._logs[slot] = log
 
     def server(self, ahead: Bound) -> None:
-        """Sets the API server's clock offset, rounded outward to 10 ms to save writes."""
+        """Sets how far the API server's clock is ahead, rounded outward to 10 ms; smaller changes cause no write."""
         lo = None if ahead.lo is None else ahead.lo // _STEP * _STEP
         hi = None if ahead.hi is None else -(-ahead.hi // _STEP) * _STEP
         self._proofs = msgspec.structs.replace(self._proofs, server=Bound(lo, hi))
 
     def node(self, name: str, ahead: Bound) -> None:
-        """Narrows a node's clock offset."""
+        """Narrows the stored bound of how far a node's clock is ahead."""
         held = self._proofs.nodes.get(name, Bound())
         self._proofs = msgspec.structs.replace(self._proofs, nodes={**self._proofs.nodes, name: held.meet(ahead)})
 

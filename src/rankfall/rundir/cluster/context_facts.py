@@ -82,7 +82,7 @@ class Spell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Boot(msgspec.Struct, frozen=True, array_like=True):
-    """ID of a node's boot, and its first sight."""
+    """ID of one boot of a node, and the time when Rankfall first saw it."""
 
     id: str
     seen_ns: int
@@ -161,7 +161,7 @@ ContextFact = EventFact | NodeFact | WorkFact | Unseen
 
 
 def event_fact(item: Mapping[str, Any], *, seen_ns: int) -> EventFact:
-    """Returns the facts of an Event."""
+    """Returns the facts of an Event of the core API."""
     meta, about = mapping(item, "metadata"), mapping(item, "involvedObject")
     series = mapping(item, "series")
     path = word(about.get("fieldPath")) or ""
@@ -204,7 +204,7 @@ def node_fact(item: Mapping[str, Any], *, seen_ns: int, gone: bool = False) -> N
 
 
 def later_node(held: NodeFact, fact: NodeFact) -> NodeFact:
-    """Returns a node's facts after another snapshot."""
+    """Returns the facts of a node after one more snapshot."""
     if fact.gone:
         return msgspec.structs.replace(held, seen_ns=fact.seen_ns, gone=True)
     boots = held.boots
@@ -224,7 +224,7 @@ def later_node(held: NodeFact, fact: NodeFact) -> NodeFact:
 
 
 def work_fact(item: Mapping[str, Any], *, kind: str, seen_ns: int, gone: bool = False) -> WorkFact:
-    """Returns the facts of a Job, JobSet, TrainJob, or training operator's job."""
+    """Returns the facts of a Job, JobSet, TrainJob, or a job of the training operator."""
     meta, spec = mapping(item, "metadata"), mapping(item, "spec")
     suspend = (spec if "suspend" in spec else mapping(spec, "runPolicy")).get("suspend") is True
     true = [one for one in mappings(mapping(item, "status"), "conditions") if one.get("status") == "True"]
@@ -288,7 +288,7 @@ def _what(spell: Spell) -> tuple[str, str, str | None]:
 
 
 def _health(text: Any) -> tuple[str | None, tuple[Fault, ...]]:
-    """Returns state and causes of a node's health record, if valid."""
+    """Returns the state and the causes of a node's health record; nothing if the record is invalid."""
     if not isinstance(text, str):
         return None, ()
     try:

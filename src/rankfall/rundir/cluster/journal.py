@@ -31,7 +31,7 @@ class Snapshot(Protocol):
 
     @property
     def seen_ns(self) -> int:
-        """Nanoseconds since the epoch by this machine's clock."""
+        """Snapshot time, nanoseconds since the epoch by this machine's clock."""
 
 
 K = TypeVar("K", bound=Snapshot)
@@ -180,7 +180,7 @@ class JournalWriter(SnapshotWriter[PodFact]):
 
     @property
     def pods(self) -> dict[str, PodFact]:
-        """Newest snapshot of each pod by UID."""
+        """Newest snapshot of each pod by its UID, including those of earlier writers."""
         return self.newest
 
 
@@ -192,12 +192,12 @@ class JournalReader(SnapshotReader[PodFact]):
 
     @property
     def pods(self) -> dict[str, PodFact]:
-        """Newest snapshot of each pod by UID, in order of appearance."""
+        """Newest snapshot of each pod by its UID, in order of first appearance."""
         return self.newest
 
     @classmethod
     def read(cls, path: Path) -> dict[str, PodFact]:
-        """Returns the newest snapshot of each pod, read once."""
+        """Returns the newest snapshot of each pod of a journal, read once."""
         reader = cls(path)
         reader.poll()
         return reader.pods

@@ -73,7 +73,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def launch_of(pod: Mapping[str, Any], container: str) -> Launch:
-    """Returns what a manifest proves about one container's torchrun."""
+    """Returns the facts that a manifest proves about the torchrun of one container."""
     spec, meta = pod.get("spec") or {}, pod.get("metadata") or {}
     own = next((one for one in spec.get("containers") or () if one.get("name") == container), None)
     # Variables from other objects may have any value.
@@ -104,7 +104,7 @@ def _given(name: str, options: Mapping[str, str], env: Mapping[str, str | None])
 
 
 def _static_ranks(options: Mapping[str, str], env: Mapping[str, str | None]) -> dict[int, int]:
-    """Returns rank by local rank, by each node's configured rank."""
+    """Returns rank by local rank for a rendezvous that uses each node's configured rank."""
     if any(_given(name, options, env) is not _ABSENT for name in _ELASTIC):
         return {}
     node, count, nodes = (
@@ -164,7 +164,7 @@ def _plain(words: Sequence[Any]) -> list[str] | None:
 
 
 def _only_starts_python(words: Sequence[str]) -> bool:
-    """True if only a Python with options precedes torchrun."""
+    """True if the words before torchrun are a Python with options, or if there are none."""
     return not words or (
         _PYTHON.fullmatch(words[0].rpartition("/")[2]) is not None and all(word.startswith("-") for word in words[1:])
     )

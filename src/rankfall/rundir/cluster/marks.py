@@ -28,7 +28,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def identity_of(folder: Path) -> Identity | None:
-    """Returns the owner of a log folder, or None."""
+    """Returns the owner of a log folder; None if it cannot be read."""
     try:
         return decoding.decode((folder / OWNER_NAME).read_bytes(), kind=Identity)
     except (OSError, msgspec.DecodeError):
@@ -76,19 +76,19 @@ class RankMap(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def locals(self) -> frozenset[int] | None:
-        """Local ranks of the current round, or None."""
+        """Local ranks of the current round; None if unknown."""
         found = frozenset(number - self.base for number in self.ranks if 0 <= number - self.base < ROUND)
         return found or None
 
     def route(self, routes: Routes) -> None:
-        """Configures a log's routes."""
+        """Configures the routes of a log by the proved facts."""
         routes.base = self.base
         routes.locals = self.locals
         if self.roles is not None or self.settled:
             routes.roles = self.roles or ()
 
     def of_no_rank(self, number: int) -> bool:
-        """True if a stream's rank will never become known."""
+        """True if the rank of a stream will never become known."""
         return number not in self.ranks and (self.settled or bool(self.ranks))
 
 
@@ -129,7 +129,7 @@ def stop_path(run: Path, attempt: int) -> Path:
 
 
 def read_stop(run: Path, attempt: int) -> Stop | None:
-    """Returns the stop mark, or None."""
+    """Returns the stop mark; None if nothing was stopped."""
     return _read(stop_path(run, attempt))
 
 
@@ -176,7 +176,7 @@ class StopMark:
         self._found: Stop | None = None
 
     def read(self) -> Stop | None:
-        """Returns the stop mark, or None."""
+        """Returns the stop mark; None while nothing was stopped."""
         if self._found is None and os.path.exists(self._text):  # noqa: PTH110 - called at each poll
             self._found = _read(self._path)
         return self._found

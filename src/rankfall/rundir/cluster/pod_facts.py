@@ -103,13 +103,13 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def over(self) -> bool:
-        """True if no instance of the training container will run any more."""
+        """True if, by this snapshot, no instance of the training container runs or will run again."""
         ended = self.main is not None and self.main.state == "terminated"
         return self.gone or ended or self.phase in _OVER
 
     @property
     def unheard(self) -> bool:
-        """True if the node controller withdrew Ready because the kubelet is silent.
+        """True if the control plane withdrew the pod's Ready condition because the node's kubelet is silent.
 
         A kubelet gives a reason with Ready False; the controller gives none.
         """
@@ -118,7 +118,7 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return running and ready is not None and ready.status == "False" and not ready.reason
 
     def condition(self, kind: str) -> Condition | None:
-        """Returns the condition of this type, or None."""
+        """Returns the condition of this type; None if absent."""
         return next((one for one in self.conditions if one.type == kind), None)
 
 
@@ -170,7 +170,7 @@ def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: b
 
 
 def later(held: PodFact, fact: PodFact) -> PodFact:
-    """Returns a pod's facts after another snapshot, with older ones that it lacks.
+    """Returns the facts of a pod after one more snapshot; it keeps older facts that the new one lacks.
 
     Snapshots may overtake each other; a deleted pod's last event may be only a name.
     """
@@ -198,14 +198,14 @@ def later(held: PodFact, fact: PodFact) -> PodFact:
 
 
 def _goes_back(held: ContainerFact | None, main: ContainerFact | None) -> bool:
-    """True if a snapshot shows an earlier container state."""
+    """True if a snapshot shows an earlier state of the container."""
     if held is None or main is None or main.restarts != held.restarts:
         return held is not None and main is not None and main.restarts < held.restarts
     return held.state == "terminated" and main.state == "running"
 
 
 def stamp_ns(said: str | None) -> int | None:
-    """Converts RFC 3339 to nanoseconds since the epoch, or None. The API gives whole seconds."""
+    """Converts RFC 3339 to nanoseconds since the epoch; None if absent or invalid. The API gives whole seconds."""
     if not said:
         return None
     try:
@@ -275,7 +275,7 @@ def _container(status: Mapping[str, Any], field: str) -> ContainerFact | None:
 
 
 def _waits_again(status: Mapping[str, Any]) -> bool:
-    """True if the kubelet will start another instance (CrashLoopBackOff)."""
+    """True if the newest instance has ended and the kubelet will start another (CrashLoopBackOff)."""
     ended = word(mapping(mapping(status, "lastState"), "terminated").get("containerID"))
     return "waiting" in mapping(status, "state") and ended is not None and ended == word(status.get("containerID"))
 

@@ -51,11 +51,11 @@ class PodSource(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def workloads(self) -> tuple[str, ...]:
-        """Names of all workloads, the owner first."""
+        """Names of all workloads, with the owner of the others first."""
         return tuple(self.jobs.values()) or (self.object,)
 
     def mine(self, pod: Mapping[str, Any]) -> bool:
-        """True if a matched pod belongs to this attempt's job."""
+        """True if a pod that the selectors matched belongs to this attempt's job."""
         if self.marks is None:
             return True
         meta = pod.get("metadata") or {}

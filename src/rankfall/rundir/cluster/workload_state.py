@@ -44,12 +44,12 @@ class NativeState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def over(self) -> bool:
-        """True if it has ended for good."""
+        """True if the workload has ended for good."""
         return self.phase in {"succeeded", "failed"}
 
 
 def native_state(workload: Mapping[str, Any], *, inner: Mapping[str, Any] | None = None) -> NativeState:
-    """Returns a workload's state by its conditions.
+    """Returns the state of a workload by its own conditions.
 
     ``inner`` is a TrainJob's JobSet with more detail, or None.
     """
@@ -80,7 +80,7 @@ def native_state(workload: Mapping[str, Any], *, inner: Mapping[str, Any] | None
 
 
 def dated(start: str) -> bool:
-    """True if this start has a time."""
+    """True if the controller has reported the time of this start."""
     return not start.endswith("/")
 
 
@@ -92,7 +92,7 @@ def same_start(one: str, other: str) -> bool:
 
 
 def with_job_of_set(state: NativeState, jobs: Iterable[Mapping[str, Any]]) -> NativeState:
-    """Adds the failed job's reason and message to its JobSet's end.
+    """Adds the reason and message of the failed job to the end of its JobSet.
 
     Only the job has the cause (a deadline, a rule, which pod).
     """
@@ -118,7 +118,7 @@ def _restart_of(job: Mapping[str, Any]) -> int:
 
 
 def _start(gang: Mapping[str, Any] | None, restarts: int) -> str:
-    """Identifies a start by restart count and last suspension's end."""
+    """Identifies a start by the restart count and the end time of the last suspension."""
     if gang is None:
         return ""
     resumed = condition(gang, "Suspended")
@@ -131,7 +131,7 @@ _JOBSET: Final = "JobSet"
 
 
 def workload_path(run: Path, attempt: int) -> Path:
-    """Returns the path of an attempt's workload journal."""
+    """Returns the path of the journal of an attempt's workload states."""
     return pods_folder(run, attempt) / "workload.jsonl"
 
 
@@ -157,14 +157,14 @@ class WorkloadFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def workload_facts(run: Path, attempt: int) -> dict[str, WorkloadFact]:
-    """Returns the newest workload facts by UID, in order of appearance."""
+    """Returns the newest facts of an attempt's workloads by UID, in order of first appearance."""
     reader: SnapshotReader[WorkloadFact] = SnapshotReader(workload_path(run, attempt), WorkloadFact)
     reader.poll()
     return reader.newest
 
 
 def first_gang(facts: Mapping[str, WorkloadFact]) -> str:
-    """Returns the UID of a TrainJob's first JobSet, or ""."""
+    """Returns the UID of the first JobSet that Rankfall saw of a TrainJob; empty if none."""
     if not any(fact.kind == _TRAINJOB for fact in facts.values()):
         return ""
     return next((uid for uid, fact in facts.items() if fact.kind == _JOBSET), "")

@@ -61,7 +61,7 @@ def write_derived(run_dir: RunDir) -> list[str]:
 
 
 def derived_files(run_dir: RunDir) -> list[Path]:
-    """Returns the existing derived files, all ranks last."""
+    """Returns the existing derived files, with the file of all ranks last."""
     found = sorted(path for path in run_dir.path.glob("rank-*.log") if _RANK_LOG.fullmatch(path.name))
     return [*found, *(path for path in (run_dir.path / ALL_RANKS,) if path.exists())]
 
@@ -85,12 +85,12 @@ def _one_attempt(views: list[View], outputs: _Outputs, problems: list[str]) -> N
 
 
 def begin_mark(attempt: int) -> bytes:
-    """Returns the line that begins an attempt."""
+    """Returns the line that begins this attempt in the file of all ranks."""
     return b"[attempt %d]\n" % attempt
 
 
 def line_prefix(rank: int | None, slot: int) -> bytes:
-    """Returns a line's prefix in the file of all ranks."""
+    """Returns the prefix of each line in the file of all ranks."""
     return b"[slot %d] " % slot if rank is None else b"[rank %d] " % rank
 
 
@@ -117,7 +117,7 @@ class _Outputs:
                 self._temporary(name).unlink(missing_ok=True)
 
     def begin(self, attempt: int) -> None:
-        """Marks an attempt's start in the file of all ranks."""
+        """Marks the start of this attempt's lines in the file of all ranks."""
         self._append(ALL_RANKS, begin_mark(attempt), "", ends=True)
 
     def write(self, rank: int | None, slot: int, data: bytes, *, source: str) -> None:
@@ -177,7 +177,7 @@ _BATCH_PLACES: Final = 4096
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Whole lines of one rank in one stream."""
+    """Whole lines of one rank in one stream, from ``first`` up to ``end``."""
 
     stream: str
     first: int
@@ -292,7 +292,7 @@ class AllRanksFile:
         self._write(skip=0)
 
     def _write(self, *, skip: int) -> None:
-        """Appends the batch without its first ``skip`` bytes."""
+        """Appends the batch without its first ``skip`` bytes, which are already there."""
         with self.path.open("ab", buffering=_BUFFER) as file:
             for text in self._text():
                 if skip < len(text):
@@ -315,7 +315,7 @@ class AllRanksFile:
                 while offset < place.end:
                     data = content.read(offset, min(_BLOCK, place.end - offset))
                     if not data:
-                        raise OSError(None, f"{place.stream} is shorter than it was")
+                        raise OSError(None, f"{place.stream} is shorter than before")
                     offset += len(data)
                     if offset < place.end:
                         yield data.replace(b"\n", b"\n" + prefix)
@@ -323,7 +323,7 @@ class AllRanksFile:
                         yield data.removesuffix(b"\n").replace(b"\n", b"\n" + prefix) + b"\n"
 
     def _resume(self) -> None:
-        """Resumes after any process and finishes its last batch."""
+        """Resumes after any process and finishes its last batch, or starts the file again."""
         self._tail = None
         self._long.clear()
         now = self._stored()

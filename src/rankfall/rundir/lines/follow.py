@@ -143,7 +143,7 @@ class LineTail:
         yield from self._due(now, bound=None if final else now - self._hold, final=final)
 
     def drain(self) -> Iterator[Line]:
-        """Yields all remaining lines, when no more will be written.
+        """Yields all remaining lines without a hold, when no more will be written.
 
         Includes last lines without LF.
         """
@@ -152,7 +152,7 @@ class LineTail:
         yield from self._ready(now, bound=None, final=True)
 
     def ranges_of(self, stream: str) -> Ranges:
-        """Returns the known ranges of a stream's ranks."""
+        """Returns the currently known ranges of a stream's ranks."""
         return self._ranges.get(stream, Ranges())
 
     def again(self, stream: str, *, first: int, last: int) -> Iterator[Line]:
@@ -176,7 +176,7 @@ class LineTail:
             yield from _kept(self._current)
 
     def _due(self, now: int, *, bound: int | None, final: bool) -> Iterator[Piece]:
-        """Yields spans whose hold is over, in line order."""
+        """Yields spans whose hold is over, in the order of lines."""
         for number in list(self._idle):
             self._fill(number, now, final=final)
         while self._heap and (bound is None or self._heap[0][0] <= bound):

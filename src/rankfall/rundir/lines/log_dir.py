@@ -36,14 +36,14 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim:
-    """A folder reserved for a run that is being created."""
+    """A folder that is reserved for a run that is being created."""
 
     def __init__(self, folder: Path, owner: Owner) -> None:
         self._folder = folder
         self._owner = owner
 
     def give_to(self, run_dir: RunDir) -> None:
-        """Records the owning run.
+        """Records the run that owns the folder.
 
         Raises:
             UsageError: Another run's, or the mark is unwritable.
@@ -118,7 +118,7 @@ class LogDir:
         except OSError as error:
             return f"{self._folder} cannot be written: {error.strerror or error}"
         except StoreError as error:
-            return f"{self._folder} is not filled: {error.message}"
+            return f"{self._folder} gets no files: {error.message}"
         return None
 
 
@@ -161,14 +161,16 @@ def _read_mark(mark: Path) -> Owner:
 
 
 def _taken(folder: Path, owner: Owner) -> UsageError:
-    whose = f"has the files of run {owner.run}" if owner.run else "is kept for a run that was being made"
+    whose = (
+        f"has the files of run {owner.run}" if owner.run else "is reserved for a run that was never completely created"
+    )
     return UsageError(
         f"$.log_dir: {folder} {whose}",
-        hint=f"name a folder for each run, or remove {MARK} there when its files are no longer needed",
+        hint=f"name another folder for each run, or remove {MARK} there if its files are no longer needed",
     )
 
 
 def _unusable(folder: Path, error: OSError) -> UsageError:
     return UsageError(
-        f"$.log_dir: {folder} cannot be used: {error.strerror or error}", hint="name a folder that you can write"
+        f"$.log_dir: {folder} cannot be used: {error.strerror or error}", hint="name a folder that you can write to"
     )

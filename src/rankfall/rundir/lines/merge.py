@@ -71,7 +71,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Block(NamedTuple):
-    """Adjacent lines of one rank and timestamp in one stream.
+    """Adjacent lines of one rank and one timestamp in one stream.
 
     Attributes:
         first: First line; its ``data`` is empty if several.
@@ -113,7 +113,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def useful(self) -> bool:
-        """True if the query may select any byte."""
+        """True if the query may select some byte of the stream."""
         ranges = self.ranges
         return ranges.any_in(self.wanted) or (self.unranked and (not ranges.simple or ranges.rank is None))
 
@@ -150,7 +150,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def lines(self, span: Span, *, late: bool = False) -> Iterator[Line]:
-        """Yields a span's selected lines."""
+        """Yields the selected lines of a span."""
         if self.since is not None and span.at is not None and span.at < self.since:
             return
         picked = None if self.errors is None else self.errors.pick(span.data)
@@ -169,7 +169,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
                 yield line
 
     def blocks(self, span: Span, *, late: bool = False) -> Iterator[Block]:
-        """Yields a span's selected lines in large blocks."""
+        """Yields the selected lines of a span in blocks as large as possible."""
         if span.cut or self.errors is not None or not self.matches.everything:
             yield from map(block_of, self.lines(span, late=late))
             return
@@ -184,7 +184,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MergeInput:
-    """A stream with its read, not yet yielded spans."""
+    """A stream that is being read, with its spans that were read and not yielded yet."""
 
     def __init__(self, number: int, name: StreamName, cursor: Forward) -> None:
         self.number = number
@@ -210,7 +210,7 @@ class MergeInput:
 
 
 def merge(feeds: list[MergeInput]) -> Iterator[tuple[int, Span]]:
-    """Yields spans with their input's number, in line order.
+    """Yields the spans of all inputs with their input's number, in the order of lines.
 
     Pieces of one long line remain adjacent.
     """
@@ -254,7 +254,7 @@ def read_blocks(run_dir: RunDir, query: LineQuery, *, problems: list[str] | None
 
 
 def open_view(run_dir: RunDir, query: LineQuery, problems: list[str]) -> list[View]:
-    """Returns the selected parts of all streams on disk."""
+    """Returns the selected parts of all streams on disk, in the order of their names."""
     with run_dir.reader() as tables:
         attempt = tables.newest_attempt() if query.attempt is None else query.attempt
         number = None if attempt == "all" else attempt
@@ -296,7 +296,7 @@ def _all_of(views: list[View], problems: list[str], *, ends: dict[str, int] | No
 
 
 def cursor_for(view: View, *, block: int = MAX_LINE, end: int | None = None) -> Forward:
-    """Returns a reader of the stream from the first chunk that is new enough."""
+    """Returns a reader of the stream from its beginning, or from the first chunk that is new enough."""
     path = view.name.path
     if view.since is not None:
         cursor = Forward(path, block=block)
@@ -315,7 +315,7 @@ def _size(view: View) -> int:
 
 
 def tail_of(views: list[View], count: int, *, ends: dict[str, int], problems: list[str]) -> list[Line]:
-    """Returns the last ``count`` selected lines before the streams' ends, in order.
+    """Returns the last ``count`` selected lines before the given ends of the streams, in the order of lines.
 
     Error lines need reading forward: earlier text decides about tracebacks.
     """

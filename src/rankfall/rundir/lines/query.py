@@ -52,7 +52,7 @@ _MAX_BLOCK: Final = 400
 
 
 class Tracebacks:
-    """Recognizes the lines of tracebacks in one stream, in order."""
+    """Recognizes the lines of tracebacks in one stream; lines must come in their order."""
 
     def __init__(self) -> None:
         self._left = 0
@@ -89,7 +89,7 @@ def names_failure(line: bytes) -> bool:
 
 
 class ErrorLines:
-    """Selects the error lines of one stream, chunk by chunk.
+    """Selects the error lines of one stream; its chunks must come in order.
 
     Lines that ``catalogue`` classifies as context are no errors.
     """
@@ -113,7 +113,7 @@ class ErrorLines:
 
 
 def _lines_with(pattern: Bounded[bytes], data: bytes) -> Iterator[int]:
-    """Yields the start of each matching line, once."""
+    """Yields the start of each line in which a pattern matches, once per line."""
     at = 0
     while (match := pattern.search(data, at)) is not None:
         yield data.rfind(b"\n", at, match.start()) + 1 or at
@@ -123,7 +123,7 @@ def _lines_with(pattern: Bounded[bytes], data: bytes) -> Iterator[int]:
 
 
 def error_lines_of(run_dir: RunDir, *, problems: list[str]) -> Callable[[], ErrorLines]:
-    """Returns a factory of error line selectors, with the user's signatures."""
+    """Returns a factory of selectors of error lines, one for each stream; the user's signatures are included."""
     from rankfall.rundir.user_signatures import tolerant_catalogue  # noqa: PLC0415 - loads the signatures
 
     catalogue, problem = tolerant_catalogue(run_dir.path.parent.parent)
@@ -184,7 +184,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     settled: bool = True
 
     def __contains__(self, rank: int) -> bool:
-        """True if this rank is selected."""
+        """True if the query selects this rank."""
         return self.ranks is None or rank in self.ranks
 
 
@@ -203,11 +203,11 @@ class Ranges:
 
     @property
     def known(self) -> bool:
-        """True if a rank is available, or never will be."""
+        """True if any rank is available, or none ever will be."""
         return self._settled or bool(self.ranges)
 
     def at(self, byte: int) -> int | None:
-        """Returns the rank of the line at ``byte``."""
+        """Returns the rank of the line that begins at ``byte``."""
         if self.simple:
             return self.rank
         for first, end, rank in reversed(self.ranges):
@@ -216,7 +216,7 @@ class Ranges:
         return None
 
     def pieces(self, offset: int, data: bytes) -> Iterator[tuple[int | None, bytes]]:
-        """Yields whole lines from ``offset``, split where their rank changes."""
+        """Yields whole lines that begin at byte ``offset``, in order, split where their rank changes."""
         if self.simple:
             yield self.rank, data
             return
@@ -246,9 +246,9 @@ def check(query: LineQuery) -> None:
     if query.tail is not None and query.tail < 0:
         raise UsageError(f"tail {query.tail} is negative", hint="give the number of last lines, 0 or more")
     if query.instance is not None and query.instance < 0:
-        raise UsageError(f"instance {query.instance} is negative", hint="starts of a slot are counted from 0")
+        raise UsageError(f"instance {query.instance} is negative", hint="count starts of a slot from 0")
     if query.attempt is not None and query.attempt != "all" and query.attempt < 1:
-        raise UsageError(f"there is no attempt {query.attempt}", hint="attempts are counted from 1")
+        raise UsageError(f"there is no attempt {query.attempt}", hint="count attempts from 1")
     matcher(query.grep)
 
 
@@ -262,7 +262,7 @@ def matcher(pattern: str | None) -> Matcher:
 
 
 class Matcher:
-    """Searches bytes for a pattern, in linear time."""
+    """Searches bytes for a pattern, in time linear in their length."""
 
     def __init__(self, pattern: str | None) -> None:
         self._search = None
@@ -281,7 +281,7 @@ class Matcher:
             text = text.decode(errors="replace") if isinstance(text, bytes) else text
             raise UsageError(
                 f"grep pattern {pattern[:200]!r} is not valid: {text}",
-                hint="RE2 syntax: no look-around, no back references",
+                hint="use RE2 syntax: it has no lookahead, lookbehind or back references",
             ) from None
 
     @property
@@ -297,12 +297,12 @@ class Matcher:
 def chosen_streams(
     run_dir: RunDir, query: LineQuery, *, attempt: int | None, since: int, problems: list[str] | None = None
 ) -> list[StreamName]:
-    """Returns the streams on disk that may match, regardless of ranks."""
+    """Returns the stream files on disk that may match the query, without regard to ranks."""
     return of_query(find_streams(run_dir.logs_dir, attempt=attempt, since=since, problems=problems), query)
 
 
 def of_query(names: list[StreamName], query: LineQuery) -> list[StreamName]:
-    """Returns the streams that may match, regardless of ranks."""
+    """Returns the streams that may match the query, without regard to ranks."""
     return [
         name
         for name in names
@@ -333,7 +333,7 @@ def known_ranges(run_dir: RunDir, tables: Queries, attempt: int | None, names: l
 
 
 def wanted_ranks(run_dir: RunDir, tables: Queries, query: LineQuery, attempt: int) -> Wanted:
-    """Returns the selected ranks of one attempt."""
+    """Returns the ranks of one attempt that the query selects."""
     if not query.by_rank:
         return Wanted(ranks=None)
     ranks = set(query.ranks or ())
@@ -369,7 +369,7 @@ def _last_rank(run_dir: RunDir, tables: Queries, attempt: int) -> int | None:
 
 
 def last_known_rank(run_dir: RunDir, attempt: int) -> int | None:
-    """Returns the newest round's last rank by records, or None."""
+    """Returns the last rank of the newest round by the ranks' records; None before any record."""
     sizes = world_sizes(run_dir, attempt)
     return sizes[max(sizes)] - 1 if sizes else None
 

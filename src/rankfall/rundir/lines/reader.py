@@ -69,7 +69,7 @@ class Forward:
         self._more_rows = True
 
     def take(self, *, final: bool) -> list[Span]:
-        """Returns the next lines, or none now.
+        """Returns the next lines; empty if there are none now.
 
         ``final``: the last line counts without an LF.
 
@@ -131,7 +131,7 @@ class Forward:
         return False
 
     def _split(self, data: bytes) -> list[Span]:
-        """Splits at lines that begin a new chunk."""
+        """Splits at the lines that begin a new chunk."""
         spans = []
         pos = 0
         while pos < len(data):
@@ -158,7 +158,7 @@ class Forward:
         return self._at
 
     def _following(self) -> int | None:
-        """Returns the next chunk's offset."""
+        """Returns the offset of the next row's chunk."""
         if self._next >= len(self._rows) and self._more_rows:
             self._rows = self.index.rows(max(0, self._row_number), self._batch)
             # Opens the index once, unless it has very many rows.
@@ -169,7 +169,7 @@ class Forward:
 
 
 class Backward(NamedTuple):
-    """One line found from the end, with timestamp and first byte."""
+    """One line found from the end: timestamp, first byte, bytes without LF, and whether it was truncated."""
 
     at: int | None
     offset: int
@@ -178,7 +178,7 @@ class Backward(NamedTuple):
 
 
 def lines_backward(path: Path, *, end: int, block: int = 65536) -> Iterator[Backward]:
-    """Yields the lines of ``path[:end]``, last first, with timestamps.
+    """Yields the lines of ``path[:end]`` from the last to the first, with timestamps.
 
     Raises:
         OSError: The stream cannot be read.
@@ -229,7 +229,7 @@ def _bounded(buffer: bytes, start: int, end: int) -> tuple[bytes, bool]:
 
 
 def _line_start(path: Path, byte: int) -> int:
-    """Returns the start of the line that extends to ``byte``."""
+    """Returns the offset of the first byte of the line that extends to ``byte``."""
     while byte > 0:
         length = min(MAX_LINE, byte)
         found = read_bytes(path, byte - length, length).rfind(b"\n")

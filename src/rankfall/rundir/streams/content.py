@@ -53,14 +53,14 @@ _SEEK_MAGIC: Final = 0x8F92EAB1
 
 
 class _Table(NamedTuple):
-    """Start of each frame, packed and unpacked, and the end."""
+    """Start of each frame, packed and unpacked; one entry more than frames."""
 
     packed: Sequence[int]
     plain: Sequence[int]
 
 
 class _Key(NamedTuple):
-    """Identity of a file when opened."""
+    """Identity of one file at the time of opening."""
 
     device: int
     inode: int
@@ -128,12 +128,12 @@ class Packed:
         except zstd.ZstdError as error:
             raise _damaged(self._path, f"frame {number}: {error}") from None
         if len(found) != size or not unpacker.eof:
-            raise _damaged(self._path, f"frame {number} has not the size that its table says")
+            raise _damaged(self._path, f"frame {number} has another size than its table states")
         return found
 
 
 def _table_of(fd: int, size: int, path: Path) -> _Table:
-    """Returns the table at the end of the file."""
+    """Returns the table at the end of a file of this size."""
     footer = os.pread(fd, _FOOTER.size, max(0, size - _FOOTER.size))
     if len(footer) < _FOOTER.size:
         raise _damaged(path, "it has no table")
@@ -144,7 +144,7 @@ def _table_of(fd: int, size: int, path: Path) -> _Table:
         raise _damaged(path, "it has no table")
     data = os.pread(fd, _SKIPPABLE.size + length, begin)
     if len(data) < _SKIPPABLE.size + length or _SKIPPABLE.unpack_from(data) != (_SKIP_MAGIC, length):
-        raise _damaged(path, "its table is torn")
+        raise _damaged(path, "its table is incomplete")
     rows = data[_SKIPPABLE.size : -_FOOTER.size]
     if any(packed < _LEAST_FRAME or not 0 < plain <= _MAX_FRAME for packed, plain in _ENTRY.iter_unpack(rows)):
         raise _damaged(path, "its table does not fit its frames")
@@ -227,7 +227,7 @@ def read_zstd(fd: int, path: Path) -> Iterator[bytes]:
             if unpacker is None or unpacker.eof:
                 unpacker = zstd.ZstdDecompressor(options=options)
             elif not data and unpacker.needs_input:
-                raise _damaged(path, "it ends inside of a frame")
+                raise _damaged(path, "it ends inside a frame")
             yield unpacker.decompress(data, max_length=_CHUNK)
             # A new frame gets the old one's unused input.
             data = unpacker.unused_data if unpacker.eof else b""
@@ -303,7 +303,7 @@ def open_content(path: Path) -> Raw | Packed:
 
 
 def content_size(path: Path) -> int:
-    """Returns a stream's size in bytes.
+    """Returns the size of a stream in bytes.
 
     Raises:
         OSError: As :func:`open_content`.
@@ -341,7 +341,7 @@ def open_regular(path: Path, *, links: bool = True) -> int:
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
     return fd
 
 

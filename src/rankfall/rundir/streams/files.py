@@ -49,7 +49,7 @@ class StreamName(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rank(self) -> int | None:
-        """Rank in the name, or None."""
+        """Rank that the name itself contains; None if it contains none."""
         return numbers.matched(self.local[1:]) if self.local.startswith("r") else None
 
     @property
@@ -60,7 +60,7 @@ class StreamName(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_a_rank(self) -> bool:
-        """True if a rank's process wrote it, even an unknown rank."""
+        """True if a process that became a rank wrote it, even if that rank is unknown."""
         return self.local != SLOT
 
 
@@ -141,7 +141,7 @@ def find_streams(
                 folder = logs / first / second / third
                 inside = {name.removesuffix(PACKED_SUFFIX) for name in entries(folder, notes)}
                 notes.extend(
-                    f"{folder / name}: the stream is gone, only its index is left"
+                    f"{folder / name}: the stream no longer exists, only its index"
                     for name in sorted(inside)
                     if name.endswith(".idx") and name.removesuffix(".idx") + ".log" not in inside
                 )
@@ -215,23 +215,23 @@ class IndexReader:
             return file.count
 
     def rows(self, first: int, count: int = _BATCH) -> list[IndexRow]:
-        """Returns up to ``count`` rows from ``first``."""
+        """Returns up to ``count`` rows from row ``first`` on."""
         with _Opened(self) as file:
             return file.rows(first, count)
 
     def find(self, byte: int) -> int:
-        """Returns the number of the row with ``byte``, or -1."""
+        """Returns the number of the row whose chunk contains ``byte``; -1 if there is none."""
         with _Opened(self) as file:
             return file.bisect(lambda row: row.offset <= byte)
 
     def at(self, byte: int) -> IndexRow | None:
-        """Returns the row with ``byte``, or None."""
+        """Returns the row whose chunk contains ``byte``; None if absent."""
         with _Opened(self) as file:
             number = file.bisect(lambda row: row.offset <= byte)
             return file.rows(number, 1)[0] if number >= 0 else None
 
     def stamp(self, byte: int) -> int | None:
-        """Returns the arrival time of the chunk with ``byte``, or None.
+        """Returns the arrival time of the chunk that contains ``byte``; None if unknown.
 
         After the last row it is a lower bound.
         """
@@ -239,7 +239,7 @@ class IndexReader:
         return row.stamp if row else None
 
     def last_stamp(self) -> int | None:
-        """Returns the newest line's arrival time."""
+        """Returns the arrival time of the newest line by the newest row."""
         with _Opened(self) as file:
             rows = file.rows(file.count - 1, 1)
             if not rows:
@@ -248,7 +248,7 @@ class IndexReader:
             return last if stamp < last <= stamp + MOST_APART_NS else stamp
 
     def offset_since(self, stamp: int) -> int | None:
-        """Returns the first chunk's offset that arrived at ``stamp`` or later, or None.
+        """Returns the offset of the first chunk that arrived at ``stamp`` or later; None if absent.
 
         After a clock step back it may be a neighbor.
         """
@@ -276,7 +276,7 @@ class _Opened:
             return self
         if head != MAGIC:
             # Shorter than its header: the writer is starting.
-            self._reader.problem = f"{path.name} is no index" if size >= len(MAGIC) else None
+            self._reader.problem = f"{path.name} is not an index" if size >= len(MAGIC) else None
             return self
         self._reader.problem = None
         self.count = (size - len(MAGIC)) // ROW.size
@@ -294,7 +294,7 @@ class _Opened:
         return [IndexRow._make(row) for row in ROW.iter_unpack(data[: len(data) // ROW.size * ROW.size])]
 
     def bisect(self, before: Callable[[IndexRow], bool]) -> int:
-        """Returns the last row for which ``before`` is true, or -1.
+        """Returns the number of the last row for which ``before`` is true; -1 if there is none.
 
         It must be true for a first part only.
         """
@@ -315,7 +315,7 @@ def index_path(stream: Path) -> Path:
 
 
 def position(path: Path, byte: int) -> int:
-    """Returns the line number (from 1) of a byte, as in ``path:line``.
+    """Returns the line number (from 1) of byte ``byte`` of a stream, as in ``path:line``.
 
     With an index, at most one chunk is counted.
 
@@ -335,13 +335,13 @@ def position(path: Path, byte: int) -> int:
     except OSError as error:
         raise StoreError(
             f"cannot read {path}: {error.strerror or error}",
-            hint="the stream was moved or is not readable; rankfall doctor",
+            hint="check with rankfall doctor: the stream was moved or is not readable",
         ) from error
     return line + 1
 
 
 def _anchor(content: Raw | Packed, row: IndexRow | None, byte: int) -> tuple[int, int]:
-    """Returns a byte at or before ``byte`` and its line (from 0)."""
+    """Returns a byte at or before ``byte`` and its line (from 0), from the row if that is plausible."""
     if row is None or not 0 < row.offset <= byte or row.line > row.offset + 1:
         return 0, 0
     before = content.read(row.offset - 1, 1)
@@ -350,7 +350,7 @@ def _anchor(content: Raw | Packed, row: IndexRow | None, byte: int) -> tuple[int
 
 
 def stamps_backward(index: IndexReader, byte: int) -> Iterator[IndexRow]:
-    """Yields rows from that of ``byte`` back to the first."""
+    """Yields rows from the row that contains ``byte`` back to the first."""
     number = index.find(byte)
     while number >= 0:
         first = max(0, number - _BATCH + 1)
@@ -369,13 +369,13 @@ class _Seen(NamedTuple):
 
 
 class Standing:
-    """Remembers unchanged folders."""
+    """Remembers which folders are unchanged, by path."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
 
     def stands(self, folder: str) -> bool:
-        """True if no entry was created, renamed or removed since the last False.
+        """True if no entry was created, renamed or removed since the last False result.
 
         After False, list the folder immediately. A missing folder is unchanged.
         """

@@ -49,12 +49,12 @@ def compress_run(run_dir: RunDir, *, smallest: int = SMALLEST) -> list[str]:
                     problems.append(f"{name.stream} is not compressed: {why}")
         mark.unlink()
     except OSError as error:
-        problems.append(f"the streams are not compressed any further: {error.strerror or error}")
+        problems.append(f"compressing of streams stopped: {error.strerror or error}")
     return problems
 
 
 def unfinished_compressions(home: Path, *, but: RunDir) -> list[Path]:
-    """Returns this home's other runs with an unfinished compression."""
+    """Returns other run directories of this home with an unfinished compression."""
     try:
         with os.scandir(home / "runs") as entries:
             return [
@@ -135,7 +135,7 @@ def _packed(source: int, target: int, path: Path) -> int:
         while at < size:
             data = again.read(at, _BLOCK)
             if not data or data != os.pread(source, len(data), at):
-                raise OSError(errno.EIO, "the compressed form reads otherwise than the stream", str(path))
+                raise OSError(errno.EIO, "the compressed form differs from the stream", str(path))
             at += len(data)
     return size
 
@@ -164,7 +164,7 @@ def _being_written(fd: int) -> str | None:
     except BlockingIOError:
         return "a process still has it open for writing"
     except OSError as error:
-        return f"the file system does not tell whether it is being written ({error.strerror or error})"
+        return f"the file system does not show whether a process writes it ({error.strerror or error})"
     return None
 
 
@@ -265,7 +265,7 @@ class StreamAppender:
         self._at_line_start = data.endswith(b"\n")
 
     def cut(self, size: int, index_size: int) -> None:
-        """Truncates both files.
+        """Truncates both files to these sizes.
 
         Raises:
             OSError: The files cannot be changed.
@@ -293,7 +293,7 @@ def _all(fd: int, data: bytes) -> int:
 
 
 def _count(fd: int, size: int) -> tuple[int, bool]:
-    """Returns the newlines of ``size`` bytes, and True if a line begins next."""
+    """Returns the newlines of the first ``size`` bytes, and True if the next byte begins a line."""
     count = at = 0
     last = b"\n"
     while at < size:

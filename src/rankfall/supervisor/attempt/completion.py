@@ -38,28 +38,28 @@ class SettleWindow:
         return opens
 
     def over(self, now: float) -> bool:
-        """True if the attempt need not wait for more slots."""
+        """True if the attempt need not wait for the remaining slots."""
         if self.opened is None:
             return False
         open_for = now - self.opened
         return open_for >= self._most or (open_for >= self._least and now - self._last_change >= self._quiet)
 
     def quiet(self, now: float) -> bool:
-        """True if the failed processes' output had time and nothing new arrives."""
+        """True if the output of the failed processes had time to arrive and no new data arrives."""
         if self.opened is None:
             return False
         least = min(self._most, max(PROVEN_S, self._least))
         return now - self.opened >= least and now - self._last_change >= QUIET_S
 
     def last_change(self) -> float:
-        """Returns the time of the last new data."""
+        """Returns the time of the last new data; it changes with each new piece."""
         return self._last_change
 
     def waits_for(self, verdict: Verdict) -> str:
-        """Returns the user text about an open window's pending evidence."""
+        """Returns the user text about an open window and its pending evidence."""
         cause = verdict.cause
-        so_far = "no cause is known so far" if cause.slug == "unknown" else f"so far {cause.slug} ({cause.confidence})"
-        return f"the verdict waits for further evidence, until nothing comes for {self._quiet:g} s and at most {self._most:g} s: {so_far}"
+        so_far = "no cause found yet" if cause.slug == "unknown" else f"so far {cause.slug} ({cause.confidence})"
+        return f"the verdict waits for more evidence until none arrives for {self._quiet:g} s, at most {self._most:g} s: {so_far}"
 
     def close(self) -> None:
         """Forgets the failure: the gang continued without the slot."""
@@ -67,7 +67,7 @@ class SettleWindow:
 
 
 def is_final(verdict: Verdict) -> bool:
-    """True if no later node fault would change the proven decision."""
+    """True if the rank's own end proves the cause and no later node fault would change the decision."""
     return verdict.cause.confidence == "proven" and verdict.rank is not None and verdict.retry == "no"
 
 
@@ -123,7 +123,7 @@ class SuccessWatch:
     def see_surplus(
         self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, least: int, now: int
     ) -> tuple[int, ...]:
-        """Returns the rankless slots of a ``MIN:MAX`` gang when all others ended with 0.
+        """Returns the slots of a ``MIN:MAX`` gang without a rank when all others ended with 0.
 
         No gang remains for them to join.
         """
@@ -159,7 +159,7 @@ class SuccessWatch:
         return "reached"
 
     def _see_count(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> Standing:
-        """Checks if enough slots, of all or one role, ended with 0."""
+        """Checks whether enough slots, of all or of one role, ended with 0."""
         role = self._success.role
         counted = [facts for facts in slots if role is None or facts.role == role]
         wanted = self._success.wanted(len(counted))
@@ -167,7 +167,7 @@ class SuccessWatch:
         if len(done) >= wanted:
             self._reached = max((facts.ended_at or now for facts in done), default=now)
             of = f" of role {role}" if role is not None else ""
-            self.because = f"{len(done)} of {len(counted)} slots{of} ended with 0, {wanted} are wanted"
+            self.because = f"{len(done)} of {len(counted)} slots{of} ended with 0, {wanted} are required"
             return "reached"
         places = {(facts.rank, facts.pid): facts.slot for facts in ranks}
         fallen = {
@@ -235,7 +235,7 @@ class Survival:
         return self._settled("fell") if clock - self._since > PATIENCE_S else "waits"
 
     def _is_own_fault(self, case: Case, gone: Collection[int]) -> bool:
-        """True if a remaining slot's rank failed by itself, or the failure would repeat."""
+        """True if a rank of a remaining slot failed by itself, or if a removed slot's failure would repeat."""
         verdict = diagnose_by(self._strategy, case).verdict
         if verdict.slot in gone:
             return verdict.retry == "no"

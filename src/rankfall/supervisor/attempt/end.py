@@ -88,11 +88,11 @@ class AttemptEnd:
 
     @property
     def open(self) -> bool:
-        """True if it is not to end and no settle window is open."""
+        """True if the attempt is not to end and no settle window is open."""
         return not self.decided and self._window.opened is None
 
     def case(self, *, hung: bool = False) -> Case:
-        """Returns the current case."""
+        """Returns the current case, for a diagnosis."""
         return self._scope.case(cancelled=self.cancelled, done=self._success.reached, hung=hung)
 
     def stop(self, reason: str) -> None:
@@ -133,7 +133,7 @@ class AttemptEnd:
         self.stop(reason)
 
     def so_far(self) -> Diagnosis:
-        """Returns the diagnosis so far, as if running slots had been stopped."""
+        """Returns the diagnosis of the failure under examination, as if the running slots had been stopped."""
         return diagnose_by(self._scope.plan.strategy, msgspec.structs.replace(self.case(), ended=True))
 
     def conclude(self) -> Diagnosis:
@@ -151,22 +151,22 @@ class AttemptEnd:
         return found
 
     def _waits_for(self, running: Collection[int], took: float) -> tuple[str, str]:
-        """Returns kind and user text of the condition that a stop waits for."""
+        """Returns the kind and the user text of the condition that a stop waits for."""
         if self._stopping is None or not self._stopping.asked:
             return (
                 "logs",
-                f"the stop waits until the logs of all containers are open, at most {LOGS_OPEN_TIMEOUT_S:g} s",
+                f"the stop waits until the logs of all containers are open, for at most {LOGS_OPEN_TIMEOUT_S:g} s",
             )
         nodes = sorted({s.node for s in self._scope.slots() if s.slot in running and s.node})
         where = f" on {', '.join(nodes[:_MAX_NODES])}" if nodes else ""
         grace = self._scope.spec.policies.grace_s
         if took < grace + FORCE_AFTER_S:
-            return "ends", f"waits for the end of {slots_text(running)}{where}, at most {grace:g} s from SIGTERM on"
-        what = "their wrappers" if self._scope.plan.cluster is None else "what the platform says of their nodes"
-        return "ends", f"{slots_text(running)}{where}: no end was reported; waits for {what}"
+            return "ends", f"waits for the end of {slots_text(running)}{where}, at most {grace:g} s after SIGTERM"
+        what = "their wrappers" if self._scope.plan.cluster is None else "the platform's report on their nodes"
+        return "ends", f"{slots_text(running)}{where}: no end reported yet; waits for {what}"
 
     def report(self, found: Diagnosis) -> None:
-        """Stores and reports the verdict before waiting for data that only completes its record."""
+        """Stores and reports the verdict on a failed attempt before waiting for data that only completes its record."""
         if found.verdict.state == "failed":
             attempt = self._scope.plan.attempt
             version = self._run_store.add_verdict(attempt, found)
@@ -204,11 +204,11 @@ class AttemptEnd:
         return found
 
     def _end_lost(self) -> None:
-        """Ends leftover processes of a slot without wrapper."""
+        """Ends processes that a slot without a wrapper may have left behind."""
         lost = [s.slot for s in self._scope.slots() if s.state == "lost"]
         if lost and self._backend.end(self._scope.plan, lost, grace=self._scope.spec.policies.grace_s):
             slots = ", ".join(map(str, lost))
-            self._events.say("gap", f"ended what slot {slots} left behind", at=time.time_ns(), slots=lost)
+            self._events.say("gap", f"ended leftover processes of slot {slots}", at=time.time_ns(), slots=lost)
 
     def _report_full_disk(self) -> None:
         """Adds a full disk as the reason why no wrapper could start."""

@@ -44,7 +44,7 @@ class Membership:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Requested nodes of this attempt by role."""
+        """Requested number of nodes of this attempt by role."""
         return first_sizes(self._spec) | self.plan.sizes
 
     @property
@@ -139,7 +139,7 @@ class Membership:
             self._events.say("resize", text, at=now, attempt=self.plan.attempt, nodes=change.nodes, done=True)
 
     def give_up_joining(self) -> None:
-        """Drops slots that never started, because the attempt is being stopped."""
+        """Drops slots that were to join but never started, because the attempt is being stopped."""
         change = self.plan.changes[-1] if self.plan.changes else None
         if change is None or change.done_at is not None:
             return
@@ -166,13 +166,13 @@ class Membership:
     # -- outlived
 
     def outlive(self, bad: frozenset[BadEnd], *, now: int) -> None:
-        """Records that the gang continued without these ends' slots."""
+        """Records that the gang continued after these ends, without the slots among them."""
         gone = sorted(number for kind, number, _ in bad if kind == "slot")
         left = tuple(Left(slot=number, at=now, why="lost") for number in gone)
         outlived = (*self.plan.outlived, *sorted(bad, key=str))
         self._store(msgspec.structs.replace(self.plan, left=(*self.plan.left, *left), outlived=outlived))
         without = f" without slot {_numbers(gone)}" if gone else ""
-        text = f"the gang goes on in a new round{without}"
+        text = f"the gang continues in a new round{without}"
         self._events.say("resize" if not gone else "gap", text, at=now, attempt=self.plan.attempt, lost=gone)
 
     def surplus(self, slots: Iterable[int], *, now: int) -> None:

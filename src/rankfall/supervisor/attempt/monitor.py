@@ -130,7 +130,7 @@ class AttemptMonitor:
 
     @property
     def plan(self) -> Plan:
-        """Current plan of the attempt."""
+        """Current plan of the attempt; slots may have joined or left."""
         return self._scope.plan
 
     def run(self, *, settled: Diagnosis | None = None) -> Diagnosis | None:
@@ -167,13 +167,13 @@ class AttemptMonitor:
         self._attempt_end.stop("a slot could not be started")
 
     def give_up_unstarted(self) -> None:
-        """Counts slots that have not started as lost."""
+        """Counts slots that have not started as lost, because they will not start any more."""
         self._scope.slot_states.give_up_unstarted()
 
     # -- one poll
 
     def _look(self) -> bool:
-        """Returns True if all slots have ended."""
+        """Polls everything once. Returns True if all slots have ended."""
         scope, attempt_end = self._scope, self._attempt_end
         now, clock = time.time_ns(), time.monotonic()
         self._stop_at_once(clock)
@@ -229,7 +229,7 @@ class AttemptMonitor:
         return False
 
     def _stop_at_once(self, clock: float) -> None:
-        """Stops a canceled run before anything is read, because reading may take long."""
+        """Stops all slots of a canceled run before anything is read, because reading may take long."""
         if self._attempt_end.stopping:
             return
         self._request_watch.look_for_cancel()
@@ -248,7 +248,7 @@ class AttemptMonitor:
         now: int,
         clock: float,
     ) -> None:
-        """Decides if a failure, deadline or hang ends the attempt."""
+        """Decides whether a failure, a deadline or a hang ends the attempt."""
         if self._spec.elastic and not bad:
             # torchrun itself stopped for a new round.
             self._window.close()
@@ -300,7 +300,7 @@ class AttemptMonitor:
             self._scope.replan(self._slot_restarts.plan)
         final = self._slot_restarts.final
         if final is not None and any(kind == "slot" and slot in self._slot_restarts.down for kind, slot, _ in bad):
-            self._attempt_end.settle(final, reason="a part of the job that cannot be started again fell")
+            self._attempt_end.settle(final, reason="a part of the job failed that cannot be restarted")
 
     def _close_window(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd]) -> None:
         if self._spec.elastic:
@@ -337,10 +337,10 @@ class AttemptMonitor:
         if not self._draining:
             self._draining = True
             wait = self._success.drain_s
-            text = f"done: {self._success.because}; the others have {wait:g} s to finish"
+            text = f"done: {self._success.because}; the other slots have {wait:g} s to finish"
             self._events.say("success", text, at=now, attempt=self.plan.attempt)
         if self._success.drained(now):
-            self._attempt_end.stop(f"the job is done: {self._success.because}")
+            self._attempt_end.stop(f"the job has succeeded: {self._success.because}")
 
     def _pause(self, took: float) -> float:
         """Returns the seconds until the next poll; a poll of thousands of slots ``took`` 0.1 s."""

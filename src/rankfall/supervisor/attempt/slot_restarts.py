@@ -83,11 +83,11 @@ class SlotRestarts:
                 self._take(row)
 
     def waits(self, slot: int) -> bool:
-        """True if the slot is to restart."""
+        """True if the slot is to restart and has not yet."""
         return slot in self._waiting
 
     def own(self, slot: int | None) -> bool:
-        """True if a failure of this slot is not the attempt's."""
+        """True if a failure of this slot is handled here and is no failure of the attempt."""
         return slot in self._alone and slot not in self.down
 
     @property
@@ -107,7 +107,7 @@ class SlotRestarts:
     def look(
         self, slots: tuple[SlotFacts, ...], *, changed: bool, clock: float, halted: Callable[[], bool] = lambda: False
     ) -> None:
-        """Decides about failed slots and starts due ones.
+        """Decides about failed slots and starts slots that are due.
 
         ``halted`` is called before each decision, because stopped slots fail too.
 
@@ -132,7 +132,7 @@ class SlotRestarts:
             return
         del self._seen[slot]
         if facts.state == "lost" and self._backend.end(self.plan, [slot], grace=self._grace):
-            self._events.say("gap", f"ended what slot {slot} left behind", at=time.time_ns(), slots=[slot])
+            self._events.say("gap", f"ended leftover processes of slot {slot}", at=time.time_ns(), slots=[slot])
         case = msgspec.structs.replace(self._observer.case(only=slot), slots=(facts,), ended=True, succeeded=False)
         found = diagnose_by(self.plan.strategy, case)
         if found.verdict.cause.confidence != "proven" and self._backend.deleted_externally(self.plan) is not None:
@@ -160,7 +160,7 @@ class SlotRestarts:
         self._take(row)
 
     def _take(self, row: SlotFailureRow) -> None:
-        """Observes the next instance, or leaves the slot failed."""
+        """Applies a decision: observes the next instance from now on, or leaves the slot failed."""
         fall = row.fall
         if not fall.again:
             self.down.add(fall.slot)
@@ -189,7 +189,7 @@ class SlotRestarts:
         del self._waiting[slot]
         self._run_store.decision_done(row, at=now)
         self._falls[self._falls.index(row)] = msgspec.structs.replace(row, done_at=now)
-        text = f"slot {slot} is started again alone, the others run on (restart {row.fall.instance + 1} of this slot)"
+        text = f"slot {slot} is restarted alone, the others continue (restart {row.fall.instance + 1} of this slot)"
         self._events.say("slot", text, at=now, attempt=self.plan.attempt, slot=slot, instance=row.fall.instance + 1)
 
     def _announce_wait(self, row: SlotFailureRow, now: int) -> None:

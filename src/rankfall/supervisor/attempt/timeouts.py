@@ -59,7 +59,7 @@ class HangWatch:
         self._progress = max(self._progress, now)
 
     def goes_on(self, now: int, imports: Mapping[Any, str]) -> bool:
-        """True, with more time, if the apparent hang is an advancing import."""
+        """Returns True, and extends the time, if the apparent hang is an import that advances."""
         if self._steps or not imports:
             return False
         since = self._importing_since = now if self._importing_since is None else self._importing_since
@@ -72,7 +72,7 @@ class HangWatch:
         return True
 
     def quiet_for(self, now: int) -> float:
-        """Returns the seconds since the last progress."""
+        """Returns the seconds since the last sign of progress."""
         last = self._progress if self._steps else max(self._progress, self._busy)
         return max(0, now - last) / _NS
 
@@ -129,13 +129,13 @@ class TimeoutWatch:
             self._watch_hang(delta, slots, ranks, now=now)
 
     def _is_blind(self, now: int) -> bool:
-        """True if the pods cannot be watched, or could not until a moment ago."""
+        """True if the pods cannot be watched, or could not until a moment ago; reports that wait."""
         clock = time.monotonic()
         if self._scope.blind:
             self._blind_at = clock
         blind = self._blind_at is not None and clock - self._blind_at < _SIGHT_S
         if blind and self._deadlines.passed(now, absent=self._absent(self._scope.ranks())) is not None:
-            text = "the startup deadline is over, and waits until the pods can be watched again"
+            text = "the startup deadline has passed; it takes effect when the pods can be watched again"
             self._scope.wait("pods", text, now=now)
         elif self._blind and not blind:
             self._scope.waited(now=now)
@@ -163,7 +163,7 @@ class TimeoutWatch:
         return sum(self._backend.life(plan, slot) in {"absent", "starting"} for slot in late) > spare
 
     def _absent(self, ranks: tuple[RankFacts, ...]) -> int:
-        """Returns the number of ranks that never appeared."""
+        """Returns the number of ranks that have never appeared."""
         plan, spec = self._scope.plan, self._scope.spec
         wanted = 1
         if plan.launcher != "exec":
@@ -205,7 +205,7 @@ class TimeoutWatch:
         if plan.launcher == "torchrun" and (absent := self._absent(ranks)):
             # A launcher may still import torch or wait in the rendezvous; ``startup_s`` limits it.
             now = time.time_ns()
-            text = f"{why}: {absent} ranks have not been there yet; only torchrun's own limit and deadlines.startup_s end that"
+            text = f"{why}: {absent} ranks have not started yet; only torchrun's limit and deadlines.startup_s end this wait"
             self._events.say("waiting", text, at=now, attempt=plan.attempt)
             self._hang.hold(now)
             return
@@ -216,7 +216,7 @@ class TimeoutWatch:
             self._scope.observer.forget_stacks()
             return
         if self._hang.goes_on(now, imports):
-            text = f"{why}, and {len(imports)} of {len(ranks)} ranks are still importing: they are looked at again"
+            text = f"{why}, and {len(imports)} of {len(ranks)} ranks are still importing: they are checked again"
             self._events.say("waiting", text, at=now, attempt=plan.attempt)
             self._scope.observer.forget_stacks()
             return

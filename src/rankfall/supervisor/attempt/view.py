@@ -78,7 +78,7 @@ class AttemptStartup:
         self._due = now + _WAIT_POLL_NS
 
     def see(self, slots: Collection[SlotFacts], ranks: Collection[RankFacts], *, now: int) -> None:
-        """Checks if the attempt runs now."""
+        """Checks whether the attempt runs now. ``now`` is in nanoseconds since the epoch."""
         # An ``exec`` command need not start ranks.
         begun = ranks or (self._launcher == "exec" and all(s.state == "running" for s in slots))
         if not self.running and begun and not self.over:
@@ -148,12 +148,12 @@ class AttemptScope:
 
     @property
     def followed(self) -> bool:
-        """True if every running container's log was tried."""
+        """True if the log of each running container is open or could not be opened."""
         return self._collector.following
 
     @property
     def blind(self) -> bool:
-        """True if the cluster's pods cannot be watched."""
+        """True if the pods of a cluster cannot be watched at present."""
         return self._collector.blind
 
     # -- the gang
@@ -182,13 +182,13 @@ class AttemptScope:
         return self.observer.poll(now)
 
     def take(self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> None:
-        """Reports a poll's result and queues it for the store."""
+        """Reports the result of one poll and queues it for the store."""
         self.writer.saw(delta)
         self.attempt_events.tell(delta, slots, ranks, now=now)
         self.startup.see(slots, ranks, now=now)
 
     def look(self) -> Delta:
-        """Polls and processes immediately."""
+        """Polls and processes immediately, for callers that judge nothing in between."""
         delta = self.poll(time.time_ns())
         self.take(delta, self.slots(), self.ranks(), now=time.time_ns())
         return delta
@@ -210,7 +210,7 @@ class AttemptScope:
         self._reason(text, now=now)
 
     def waited(self, *, now: int) -> None:
-        """Clears the wait."""
+        """Clears the wait, because the attempt continues."""
         if self._waits is not None:
             self._waits = None
             self._reason(None, now=now)
@@ -221,7 +221,7 @@ class AttemptScope:
             self._run_store.set_run(state, reason=text, at=now)
 
     def announce_problems(self) -> None:
-        """Reports problems of collectors and readers."""
+        """Reports the problems of collectors, which run in separate threads, and of readers."""
         for text in self.observer.take_new_problems():
             self._run_store.note(f"attempt {self.plan.attempt}: {text}")
         full = self._storage.problem() if self.plan.cluster is None else None
@@ -244,7 +244,7 @@ class AttemptScope:
         )
 
     def _first_failure_at(self, slots: tuple[SlotFacts, ...]) -> int | None:
-        """Returns the failure's time in nanoseconds since the epoch, or None."""
+        """Returns the time of the failure under examination in nanoseconds since the epoch; None if unknown or none."""
         ranks = self.ranks()
         bad = self.members.bad(slots, ranks)
         ends = [one.ended_at for one in ranks if ("rank", one.rank, one.pid) in bad and one.ended_at is not None]

@@ -90,7 +90,7 @@ def root_facts(tables: Queries, *, attempt: int, diagnosis: Diagnosis) -> RootFa
 
 
 def root_facts_of_case(case: Case, diagnosis: Diagnosis) -> RootFacts:
-    """Returns the same facts for an unstored diagnosis."""
+    """Returns the same facts for a diagnosis that is not stored yet."""
     return _facts(diagnosis, ranks=case.ranks, slots=case.slots, evidence=case.evidence)
 
 
@@ -170,12 +170,12 @@ class Decisions:
         return row.decision if row is not None else None
 
     def delay_s(self, number: int) -> float:
-        """Returns the decided back-off in seconds, or 0."""
+        """Returns the decided back-off after an attempt in seconds; 0 without one."""
         decision = self.about(number)
         return decision.delay_s if decision is not None else 0.0
 
     def avoided(self) -> frozenset[str]:
-        """Returns the nodes to avoid."""
+        """Returns the nodes that the next attempts must avoid."""
         found = set()
         for number, row in self._rows.items():
             diagnosis = self._attempts.diagnosis(number)
@@ -198,7 +198,7 @@ class Decisions:
         """Ends the run: revokes a decision for an impossible attempt, marks others as done."""
         made = self.about(self._attempts.newest)
         if made is not None and made.action in _RETRIES:
-            text = f"no other attempt followed: {because}" if because else "no other attempt followed"
+            text = f"no new attempt followed: {because}" if because else "no new attempt followed"
             self._keep(self._attempts.newest, Decision(action="stop", rule="not_begun", because=text))
         self.close()
 
@@ -209,7 +209,7 @@ class Decisions:
             return
         made = self._made(number, diagnosis, root_facts(self._writer, attempt=number, diagnosis=diagnosis))
         if made.action == "retry_elsewhere":
-            late = f"{made.because}; known only after attempt {number + 1} had begun"
+            late = f"{made.because}; found only after attempt {number + 1} had started"
             self._keep(number, msgspec.structs.replace(made, because=late, delay_s=0.0))
 
     def decide_for_slot(self, number: int, diagnosis: Diagnosis, case: Case, slot: int) -> Decision:
@@ -227,7 +227,7 @@ class Decisions:
         self._close_slot_decisions()
 
     def _close_slot_decisions(self) -> None:
-        """Marks slot decisions as done if nothing follows or the gang restarted."""
+        """Marks decisions about single slots as done if nothing follows or a new attempt restarted the whole gang."""
         newest = self._attempts.newest
         for place, row in enumerate(self.falls):
             if row.done_at is None and (not row.fall.again or row.attempt < newest):
@@ -275,7 +275,7 @@ class Decisions:
         return decision
 
     def _stored_slot_decision(self, number: int, diagnosis: Diagnosis) -> Decision | None:
-        """Returns the decision about the slot that ended this attempt."""
+        """Returns the stored decision about the slot whose failure ended this attempt, or None."""
         for row in reversed(self.falls):
             if row.attempt == number and not row.fall.again and _same(row.fall.diagnosis, diagnosis):
                 return row.fall.only_decision
@@ -296,6 +296,6 @@ class Decisions:
 
 
 def _same(one: Diagnosis, other: Diagnosis) -> bool:
-    """Ignores version and decision."""
+    """True if two diagnoses are equal apart from version and decision."""
     verdict = msgspec.structs.replace(other.verdict, version=one.verdict.version, decision=one.verdict.decision)
     return one == msgspec.structs.replace(other, verdict=verdict)

@@ -66,7 +66,7 @@ class RunEnd:
             if request is None and self._control.cancelled is None:
                 found = self._attempts.diagnosis(number)
                 said = found.verdict.decisive if found is not None else None
-                return self.end("deleted", said.line if said is not None else "somebody deleted it in the cluster")
+                return self.end("deleted", said.line if said is not None else "it was deleted in the cluster")
             return self.end("cancelled", request.text if request else "cancelled")
         decision = self._decisions.about(number)
         return self.end("failed", decision.because if decision else "no verdict was reached")
@@ -76,9 +76,9 @@ class RunEnd:
         return self.end("failed" if self._attempts.known(number).state == "failed" else "deleted", text)
 
     def between(self, *, cancelled: bool) -> Outcome:
-        """Ends or releases the run on a request between attempts."""
+        """Ends or releases the run on a request while no attempt runs."""
         if not cancelled:
-            return self.let_go("supervision let go of the run between two attempts")
+            return self.let_go("the supervisor released the run between two attempts")
         request = read_cancel(self._run_dir.path)
         reason = request.text if request else f"cancelled: {self._control.cancelled}".rstrip(": ")
         return self.end("cancelled", reason)
@@ -107,7 +107,7 @@ class RunEnd:
         return outcome
 
     def again(self, final: RunState) -> None:
-        """Completes the end of a run whose process was killed."""
+        """Completes the end of a run whose process was killed after it stored this final state."""
         self._decisions.end(because=self._run_store.writer.run().reason)
         left = pending_cleanup(self._run_dir)
         if left == "files":
@@ -117,7 +117,7 @@ class RunEnd:
         self._run_store.flush()
 
     def _leave(self, final: RunState) -> None:
-        """Removes the run's objects if nothing else does."""
+        """Removes the run's objects from the platform if nothing else does."""
         newest = self._attempts.newest
         if final in {"cancelled", "deleted"} and newest:
             self._planner.remove(self._attempts.known(newest))
@@ -125,7 +125,7 @@ class RunEnd:
             self._expire()
 
     def _expire(self) -> None:
-        """Starts a process that removes the remaining objects."""
+        """Starts a process that removes the objects that the platform does not."""
         try:
             spawn(self._run_dir)
         except InfrastructureError as error:
@@ -211,7 +211,7 @@ class Supervised:
         )
 
     def to_end(self) -> Outcome:
-        """Runs until the run ends or is released."""
+        """Runs until the run ends or is released, and returns the outcome."""
         over = False
         try:
             outcome = self._to_end()
@@ -234,7 +234,7 @@ class Supervised:
         except InfrastructureError as error:
             if self._attempts.newest:
                 raise
-            return end("failed", f"the run could not be begun: {error.in_one_line}")
+            return end("failed", f"the run could not start: {error.in_one_line}")
         if self._attempts.newest:
             text = f"supervision resumed at attempt {self._attempts.newest}"
             self._events.say("resumed", text, at=time.time_ns())
@@ -256,9 +256,9 @@ class Supervised:
                 number += 1
                 start_at = self._turns.wait(number - 1, delay_s=self._decisions.delay_s(number - 1))
                 if start_at == "late":
-                    return end("failed", f"the total deadline of {self._spec.deadlines.total_s:g} s is over")
+                    return end("failed", f"the total deadline of {self._spec.deadlines.total_s:g} s has passed")
                 if start_at == "gone":
-                    return end("deleted", "somebody deleted it in the cluster while it was suspended")
+                    return end("deleted", "it was deleted in the cluster while it was suspended")
                 if start_at == "wished":
                     return self._run_end.between(cancelled=self._request() == "cancel")
                 self._find_late_evidence()
@@ -274,11 +274,11 @@ class Supervised:
                 return self._run_end.after(number)
             diagnosis = self._watch(number)
             if diagnosis is None:
-                return self._run_end.let_go("supervision let go of the run; its slots go on")
+                return self._run_end.let_go("the supervisor released the run; its slots continue")
             self._attempts.conclude(number, diagnosis)
 
     def _hold(self) -> bool:
-        """Becomes the only supervisor. False on another request."""
+        """Makes this process the run's only supervisor. Returns False on another request meanwhile."""
         held = self._takeover.take(
             attempts=self._attempts.newest, waits=self._ready, cancelled=lambda: self._request() == "cancel"
         )
@@ -315,12 +315,12 @@ class Supervised:
         return True
 
     def _nodes_to_avoid(self) -> frozenset[str]:
-        """Returns the nodes to avoid, updated after the wait for old pods."""
+        """Returns the nodes to avoid, updated after the possibly long wait for old pods."""
         self._find_late_evidence()
         return self._decisions.avoided()
 
     def _find_late_evidence(self) -> None:
-        """Reads evidence newer than the verdicts and reports it."""
+        """Reads evidence newer than the verdicts and reports it to the affected nodes."""
         for number, found in self._late.look():
             plan = self._attempts.plan(number)
             show_verdict(self._backend, plan, found, spec=self._spec, say=self._gap)

@@ -67,7 +67,7 @@ class LateEvidence:
 
 
 def _overrules(found: Verdict, held: Verdict) -> bool:
-    """True if platform evidence proves a different verdict."""
+    """True if a new verdict differs and platform evidence proves it."""
     stated = found.decisive is not None and found.decisive.source in _STATED
     other = (found.cause.slug, found.rank, found.node) != (held.cause.slug, held.rank, held.node)
     return other and stated and found.state == "failed" and found.cause.confidence == "proven"

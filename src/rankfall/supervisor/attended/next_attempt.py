@@ -103,7 +103,7 @@ class Planner:
                 self._control.wait(_AGAIN_S)
 
     def _sized_plan(self, number: int, *, before: AttemptRow | None, exclude: Collection[str]) -> Plan:
-        """Plans with the requested number of nodes."""
+        """Plans with the currently requested number of nodes."""
         # Includes secret values: the manifests are sent.
         spec = self._run_dir.whole_spec()
         sizes = requested_sizes(self._run_dir.path, spec)
@@ -167,11 +167,11 @@ class RestartSchedule:
         self._outside = outside
 
     def hold(self) -> Suspension:
-        """Returns the run's suspensions."""
+        """Returns the run's current and past suspension."""
         return read_suspension(self._run_dir.path, initially=self._spec.suspend)
 
     def total_at(self) -> int | None:
-        """Returns the total deadline in nanoseconds since the epoch, given the suspensions.
+        """Returns the total deadline in nanoseconds since the epoch, given the suspensions so far.
 
         None without one, or before the first attempt.
         """
@@ -181,7 +181,7 @@ class RestartSchedule:
         return total_end(self._spec.deadlines, first=first, paused=self.hold().paused(first, time.time_ns()))
 
     def wait(self, after: int, *, delay_s: float) -> Literal["now", "wished", "late", "gone"]:
-        """Waits for the next attempt, a request, the total deadline, or the removal of a suspended workload."""
+        """Waits until the next attempt may begin, a request, the total deadline, or removal of a suspended workload."""
         ended = (self._attempts.known(after).ended or time.time_ns()) if after else 0
         due = ended + round(delay_s * _NS)
         before = self._attempts.plan(after) if after else None
@@ -193,7 +193,9 @@ class RestartSchedule:
             if hold.suspended:
                 if state != "suspended":
                     self._run_store.set_run("suspended", reason=hold.text, at=now)
-                    self._events.say("suspended", f"{hold.text}; rankfall resume {self._run_dir.id} goes on", at=now)
+                    self._events.say(
+                        "suspended", f"{hold.text}; to continue: rankfall resume {self._run_dir.id}", at=now
+                    )
                 state = "suspended"
                 if hold.outside and before is not None and self._outside.ended(before) == "gone":
                     return "gone"

@@ -124,7 +124,7 @@ class Takeover:
             except InfrastructureError as error:
                 if not error.passing or not (attempts or time.monotonic() < until):
                     raise
-                self._tell(f"supervision waits for the cluster: {error.message}")
+                self._tell(f"the supervisor waits for the cluster: {error.message}")
                 waits()
                 self._control.wait(_AGAIN_S if attempts else _SOON_S)
             else:
@@ -133,12 +133,12 @@ class Takeover:
                 self._check_holder(other)
                 # A dead holder cannot cancel: the wait continues until its death is certain.
                 if other.alive and cancelled():
-                    raise self._elsewhere(other, "and is cancelled there")
+                    raise self._elsewhere(other, "so it can be cancelled only there")
                 self._watch(time.monotonic() + _LOOK_S)
         return False
 
     def _watch(self, until: float) -> None:
-        """Mirrors the attempt meanwhile."""
+        """Waits and mirrors the attempt meanwhile."""
         if self._standby and self._following is None:
             self._following = self._follow()
         while (
@@ -154,15 +154,19 @@ class Takeover:
         if not other.who:
             return
         if other.alive and not self._standby:
-            raise self._elsewhere(other, "not from here")
-        then = "it is taken over when they are gone" if self._standby else "looking whether they still live"
+            raise self._elsewhere(other, "so it cannot be supervised here")
+        then = (
+            "this process takes over when that one ends"
+            if self._standby
+            else "checking whether that process still runs"
+        )
         self._tell(f"{other.who} supervises this run (for {other.since}); {then}")
 
     def _elsewhere(self, other: HeldBy, words: str) -> HeldElsewhere:
         run = self._run_dir.id
         return HeldElsewhere(
             f"run {run} is supervised by {other.who} (for {other.since}), {words}",
-            hint=f"do it there; or rankfall attach {run}, which takes over when that supervisor is gone",
+            hint=f"run the command there, or run rankfall attach {run} to take over when that supervisor ends",
         )
 
     def _tell(self, text: str) -> None:

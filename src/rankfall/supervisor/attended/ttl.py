@@ -32,13 +32,13 @@ _START_S: Final = 30.0
 
 
 def needed(run_dir: RunDir) -> bool:
-    """True if the platform does not enforce the objects' time to live."""
+    """True if the objects of this run have a time to live that their platform does not enforce."""
     spec = run_dir.spec
     return spec.backend == "trainjob" and spec.ttl_s is not None and not spec.unattended
 
 
 def spawn(run_dir: RunDir) -> None:
-    """Starts the independent waiting process.
+    """Starts the waiting process; returns when it is independent.
 
     Raises:
         InfrastructureError: It does not start.
@@ -76,7 +76,7 @@ def expire(run_dir: RunDir, *, backend: Backend | None = None) -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Detaches from the terminal, waits and removes. Returns the exit code."""
+    """Detaches from the caller and its terminal, waits and removes. Returns the exit code of the detached process."""
     run_dir = RunDir(Path(argv[0]))
     if os.fork():
         # The caller waits only for this process.
@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
     except RankfallError as error:
         sys.stderr.write(f"time to live: {error}\n")
         return error.exit_code
-    sys.stderr.write(f"time to live: {'the objects are gone' if gone else 'nothing was removed'}\n")
+    sys.stderr.write(f"time to live: {'the objects have been removed' if gone else 'nothing was removed'}\n")
     return 0
 
 
@@ -116,7 +116,7 @@ def _cleared(backend: Backend, plan: Plan) -> bool:
 
 
 def _unkept(run_dir: RunDir, why: str) -> str:
-    return f"the time to live of {run_dir.id}'s objects is not kept: {why}"
+    return f"the objects of {run_dir.id} will not be removed after their time to live: {why}"
 
 
 def _by_hand(run_dir: RunDir) -> str:

@@ -29,7 +29,7 @@ _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
 def cancel(run_dir: RunDir, *, reason: str, say: Callable[[str], None], backend: Backend | None = None) -> Answer:
-    """Removes an unattended run's objects and waits for their end.
+    """Removes an unattended run's objects from the cluster and waits for their end.
 
     Raises:
         KubeError: The server refuses.
@@ -45,7 +45,7 @@ def cancel(run_dir: RunDir, *, reason: str, say: Callable[[str], None], backend:
 
 
 def suspend(run_dir: RunDir, *, reason: str, backend: Backend | None = None) -> Answer:
-    """Suspends an unattended run and waits until no pod runs.
+    """Suspends an unattended run and waits until none of its pods runs.
 
     Raises:
         KubeError: The server refuses.

@@ -59,7 +59,7 @@ def first_start(plan: Plan) -> Plan:
 
 
 def next_start(plan: Plan, run_dir: RunDir, *, restarted: bool, gang: str = "") -> Plan:
-    """Returns the plan of the next gang start.
+    """Returns the plan of the next gang start with the same objects.
 
     ``restarted`` False: suspended and resumed. ``gang``: UID of a TrainJob's new JobSet, or empty.
     """
@@ -97,7 +97,7 @@ def _of_start(place: ClusterPlan, attempt: int, *, restarted: bool, gang: str) -
 
 
 _RULE: Final = "native"
-_RESTARTED: Final = "{shown} started the gang again by itself, as its failure policy says"
+_RESTARTED: Final = "{shown} restarted the gang, as its failure policy requires"
 
 
 class Unattended:
@@ -133,7 +133,7 @@ class Unattended:
         )
 
     def to_end(self) -> Outcome:
-        """Records the run until it ends or is released.
+        """Records the run until it ends or this process releases it.
 
         Raises:
             RankfallError: The launch failed.
@@ -255,7 +255,7 @@ class Unattended:
         self._begin(next_start(Plan.of_row(row.plan, self._spec), self._run_dir, restarted=restart, gang=gang))
 
     def _next_gang(self, number: int, workload: Workload) -> str | None:
-        """Returns a new JobSet's UID, empty if unchanged, None on release."""
+        """Returns the UID of a TrainJob's new JobSet, empty if unchanged, or None on a release."""
         place = Plan.of_row(self._attempts[number].plan, self._spec).cluster
         before = gang_of_start(self._run_dir, place, attempt=number) if place is not None else ""
         if not before:
@@ -264,7 +264,7 @@ class Unattended:
             try:
                 state = workload.look()
             except InfrastructureError as error:
-                self._gap(f"{workload.label} cannot be seen: {error.message}; it is asked again")
+                self._gap(f"cannot read {workload.label}: {error.message}; trying again")
             else:
                 return "" if state is None or state.gang == before else state.gang
             self._control.wait(POLL_INTERVAL_S)
@@ -278,7 +278,7 @@ class Unattended:
             try:
                 state = workload.look()
             except InfrastructureError as error:
-                self._gap(f"{workload.label} cannot be seen: {error.message}; it is asked again")
+                self._gap(f"cannot read {workload.label}: {error.message}; trying again")
             else:
                 if state is None or state.deleting:
                     return "gone"
@@ -298,7 +298,7 @@ class Unattended:
         state = self._close_attempt(number, found)
         if ended.how == "held":
             self._run_store.set_run("suspended", reason=self._hold(), at=time.time_ns())
-            how = "" if self._run_dir.foreign is not None else f"; rankfall resume {self._run_dir.id} goes on"
+            how = "" if self._run_dir.foreign is not None else f"; to continue: rankfall resume {self._run_dir.id}"
             self._events.say("suspended", f"{self._hold()}{how}", at=time.time_ns())
             return None
         if ended.how == "again":
@@ -340,17 +340,17 @@ class Unattended:
         return found
 
     def _replaced(self, ended: Ended, workload: Workload) -> str | None:
-        """Returns the text about a recreated gang, or None."""
+        """Returns the text about a deleted and recreated gang of this start, or None."""
         if ended.how != "again" or ended.state is None or ended.state.gang in {"", ended.gang}:
             return None
-        return f"the jobset of {workload.label} was deleted in the cluster, and its controller made another one"
+        return f"the jobset of {workload.label} was deleted in the cluster, and its controller created a new one"
 
     def _taken(self, workload: Workload) -> str:
         ttl = self._spec.ttl_s
         if self._run_dir.foreign is not None:
-            return f"{workload.label} is not there any more: somebody deleted it; nobody saw it end"
-        own = f", or it had ended and its time to live of {ttl} s was over" if ttl is not None else ""
-        return f"{workload.label} is not there any more: somebody deleted it{own}; nobody saw it end"
+            return f"{workload.label} no longer exists: it was deleted, and no process recorded its end"
+        own = f", or its time to live of {ttl} s after its end has passed" if ttl is not None else ""
+        return f"{workload.label} no longer exists: it was deleted{own}; no process recorded its end"
 
     def _close_attempt(self, number: int, found: Diagnosis) -> str:
         verdict = found.verdict
@@ -367,7 +367,7 @@ class Unattended:
         return verdict.state
 
     def _decided(self, number: int, because: str) -> None:
-        """Kubernetes has restarted the gang."""
+        """Stores the decision that Kubernetes made: it has restarted the gang."""
         now = time.time_ns()
         decision = Decision(action="retry", rule=_RULE, because=because, at=rfc3339(now))
         found = self._run_store.add_decision(number, decision)
@@ -375,13 +375,13 @@ class Unattended:
         self._events.say("decision", f"retry: {because}", at=now, attempt=number, action="retry", rule=_RULE)
 
     def _hold(self) -> str:
-        """Returns the newest suspension's text since the attempt began."""
+        """Returns the text of the newest suspension request since the newest attempt began."""
         since = self._attempts[max(self._attempts)].started or 0
         hold = read_suspension(self._run_dir.path, initially=self._spec.suspend)
         asked = [one for one in hold.requests if one.what == "suspend" and one.at >= since]
         if asked:
             return asked[-1].text
-        return hold.text if hold.suspended else "suspended in the cluster, by a queue or by somebody else"
+        return hold.text if hold.suspended else "suspended in the cluster, by a queue or a user"
 
     def _end_deleted(self, words: str) -> Outcome:
         """Ends a run without workload: canceled if requested, else deleted."""

@@ -69,7 +69,10 @@ def fallen(case: Case, *, state: NativeState | None, label: str, strategy: str, 
     notes = []
     if unseen is not None:
         known = sorted({code for code in codes if code is not None and code in _NAMES and case.backend != FOREIGN})
-        notes = [unseen, *(f"more than code {code}, which tells a cause of group {_NAMES[code]}" for code in known)]
+        notes = [
+            unseen,
+            *(f"more than exit code {code} for the group of causes {_NAMES[code]}" for code in known),
+        ]
     whole = msgspec.structs.replace(
         case, ended=True, succeeded=False, evidence=(*case.evidence, *pieces), missing=(*notes, *case.missing)
     )
@@ -78,7 +81,7 @@ def fallen(case: Case, *, state: NativeState | None, label: str, strategy: str, 
         return found
     at = stamp_ns(state.at) or 0
     passed = Passed(
-        which="attempt", at=at, text=f"{label}: {state.reason}: {state.message or 'the deadline is over'}"[:_LINE]
+        which="attempt", at=at, text=f"{label}: {state.reason}: {state.message or 'the deadline has passed'}"[:_LINE]
     )
     return deadline_diagnosis(
         passed, run=case.run or "", attempt=case.attempt or 1, role=case.role or "", missing=whole.missing
@@ -88,24 +91,24 @@ def fallen(case: Case, *, state: NativeState | None, label: str, strategy: str, 
 def why_unrecorded(
     run_dir: RunDir, slots: Iterable[SlotFacts], pods: Collection[PodFact], *, attempt: int
 ) -> str | None:
-    """Explains missing data of unfollowed pods, or returns None."""
+    """Explains missing data of pods that no process followed; None if there are none."""
     run, foreign = run_dir.id, run_dir.foreign
     if pods:
         seen = {fact.slot for fact in pods}
         unseen = [facts.slot for facts in slots if facts.slot not in seen]
         return _without_pods(unseen, label=foreign.target.label) if foreign is not None else None
     how = (
-        f"rankfall attach {run} (or rankfall wait) running, or leave unattended out"
+        f"keep rankfall attach {run} (or rankfall wait) running, or leave unattended out"
         if foreign is None
-        else f"rankfall logs -f {foreign.target.label} running while the job runs"
+        else f"keep rankfall logs -f {foreign.target.label} running while the job runs"
     )
-    return f"lines and records of attempt {attempt}: nobody was attached when it fell, and its pods are gone; next time leave {how}"
+    return f"lines and records of attempt {attempt}: no process recorded it when it failed, and its pods no longer exist; next time {how}"
 
 
 def of_other_containers(
     slots: Collection[SlotFacts], pods: Collection[PodFact], *, attempt: int
 ) -> tuple[Evidence, ...]:
-    """Returns evidence that another container failed a pod.
+    """Returns evidence that another container failed a pod whose training container ended well.
 
     A cause if no slot failed, else context.
     """
@@ -144,7 +147,7 @@ def _code_at_end(text: str) -> int | None:
 
 
 def stopped_slot(facts: SlotFacts, *, ours: bool) -> SlotFacts:
-    """Returns a slot of an ended start, ``unknown`` if its pod vanished.
+    """Returns a slot of an ended start, ``unknown`` if its pod vanished unobserved.
 
     ``ours``: stopped while running, with wrappers.
     """
@@ -156,20 +159,20 @@ def stopped_slot(facts: SlotFacts, *, ours: bool) -> SlotFacts:
 
 
 def _without_pods(slots: Sequence[int], *, label: str) -> str | None:
-    """Describes slots of a foreign job without pods, or None."""
+    """Describes missing data of a foreign job's slots without pods; None if there are none."""
     if not slots:
         return None
     named = ", ".join(map(str, slots[:_MAX_LISTED])) + (
         f" and {len(slots) - _MAX_LISTED} more" if len(slots) > _MAX_LISTED else ""
     )
     return (
-        f"lines and states of slot{'s' if len(slots) > 1 else ''} {named}: no pod was there any more, or never one, when they were looked for; "
-        f"next time leave rankfall logs -f {label} running while the job runs"
+        f"lines and states of slot{'s' if len(slots) > 1 else ''} {named}: they had no pod when Rankfall listed the pods; "
+        f"next time keep rankfall logs -f {label} running while the job runs"
     )
 
 
 def _of_code(facts: SlotFacts, case: Case) -> Evidence | None:
-    """Returns a cause from the wrapper's exit code if records are missing."""
+    """Returns a cause from the wrapper's exit code if its records did not arrive."""
     # Without a wrapper the codes have no meaning.
     slug = _CAUSE_OF_CODE.get(facts.exit_code or 0) if case.backend != FOREIGN else None
     known = any(piece.slot == facts.slot and piece.source != "exit" for piece in case.evidence)
@@ -273,7 +276,7 @@ class ReplacedPods:
         cause = found.verdict.cause
         self._events.say(
             "fall",
-            f"slot {slot} fell: {cause.slug} ({cause.confidence}); retry: {fall.because}, the others run on",
+            f"slot {slot} failed: {cause.slug} ({cause.confidence}); retry: {fall.because}, the others continue",
             at=now,
             attempt=self._plan.attempt,
             slot=slot,

@@ -64,7 +64,7 @@ class StartPods:
         self._journal.poll()
 
     def now(self) -> dict[str, str]:
-        """Returns the phases of all pods by UID.
+        """Returns the phases of present and past pods by UID.
 
         Raises:
             KubeError: Unfollowed pods, and the API fails.
@@ -90,9 +90,9 @@ class StartPods:
             return True
         if clock < self._until:
             return False
-        words = ", ".join([*left[:_MAX_LISTED], *([f"{len(unseen)} that nobody saw"] if unseen else [])])
+        words = ", ".join([*left[:_MAX_LISTED], *([f"{len(unseen)} never listed"] if unseen else [])])
         self._run_store.note(
-            f"attempt {self._plan.attempt}: the logs of some pods could not be had to their end: {words}"
+            f"attempt {self._plan.attempt}: the logs of some pods could not be read completely: {words}"
         )
         return True
 
@@ -124,7 +124,7 @@ _BEHIND_S: Final = 3.0
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
-    """The workload start of an attempt, written on first sight."""
+    """The workload start of an attempt, with ``start`` and ``gang`` of ``NativeState``; written on first sight."""
 
     start: str
     gang: str = ""
@@ -168,17 +168,17 @@ class WorkloadPoller:
 
     @property
     def begun(self) -> bool:
-        """True if the workload was observed running, also by earlier processes."""
+        """True if this or an earlier process observed the workload running, so that its start is identified."""
         return self._started is not None
 
     @property
     def gang(self) -> str:
-        """UID of this start's JobSet, or empty."""
+        """UID of the TrainJob's JobSet whose pods this start has; empty while unknown."""
         known = self._gang or (self._started.gang if self._started is not None else "")
         return known or first_gang(workload_facts(self._run, self._attempt))
 
     def ask(self) -> None:
-        """Queries the workload if due."""
+        """Queries the workload if due and this start is not over."""
         if self.how is not None or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + POLL_INTERVAL_S
@@ -190,7 +190,7 @@ class WorkloadPoller:
             self._due = time.monotonic() + _AGAIN_S
             if error.message != self._unanswered:
                 self._unanswered = error.message
-                self._say(f"{self._workload.label} cannot be seen: {error.message}; it is asked again")
+                self._say(f"cannot read {self._workload.label}: {error.message}; trying again")
             return
         self._unanswered = ""
         if found is None:
@@ -245,7 +245,7 @@ class WorkloadPoller:
             make_folder(self._file.parent)
             replace_file(self._file, msgspec.json.encode(started))
         except (OSError, StoreError) as error:
-            self._run_store.note(f"which start attempt {self._attempt} is could not be written: {error}"[:_MAX_NOTE])
+            self._run_store.note(f"could not store the pods' start of attempt {self._attempt}: {error}"[:_MAX_NOTE])
 
 
 def gang_of_start(run_dir: RunDir, place: ClusterPlan, *, attempt: int) -> str:

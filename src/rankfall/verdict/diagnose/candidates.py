@@ -231,7 +231,7 @@ def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
     if facts is None or facts.killed_by in {"wrapper", "agent"}:
         return None
     if facts.state == "lost":
-        return _fact(subject, "killed_unknown", SILENT, "likely", "its wrapper is gone without a word")
+        return _fact(subject, "killed_unknown", SILENT, "likely", "its wrapper vanished without a record")
     if facts.state != "ended":
         return None
     plain = subject.rank is None and subject.slot is not None and subject.slot.launcher == "plain"
@@ -248,7 +248,7 @@ def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
         alone = not perhaps_victim
     if facts.exit_code and not explained and not victim and alone:
         slug = exit_slug(facts.exit_code)
-        return _fact(subject, slug, SILENT, "likely", f"exit code {facts.exit_code} and no word of why")
+        return _fact(subject, slug, SILENT, "likely", f"exit code {facts.exit_code} without an error message")
     return None
 
 

@@ -52,7 +52,7 @@ def drop_generic_after_death(candidates: list[Candidate], root: Root) -> list[Ca
             and any(d.before(candidate) for d in deaths)
         )
         if echo:
-            root.rejected.append((candidate, "raised after another rank had died; nothing in it says more"))
+            root.rejected.append((candidate, "raised after another rank had died; it has no further information"))
         else:
             kept.append(candidate)
     return kept or candidates
@@ -97,11 +97,13 @@ def drop_without_message_beside_death(candidates: list[Candidate], root: Root) -
     """Drops ranks with Python's exit code and no message, unless they ended before each death."""
     silent = [c for c in candidates if is_without_message(c)]
     stopped = [c for c in candidates if _perhaps_stopped_by_torchrun(c, silent)]
-    root.rejected += [(c, "torchrun ends a rank so when another one of its node has ended") for c in stopped]
+    root.rejected += [(c, "torchrun ends a rank like this when another rank of its node has ended") for c in stopped]
     candidates = [c for c in candidates if c not in stopped]
     deaths = [c for c in candidates if c.tier == SILENT and c.slug != "user_exit"]
     echoes = [c for c in candidates if is_without_message(c) and any(not c.before(d) for d in deaths)]
-    root.rejected += [(c, "ended with code 1 and without a word, as whoever loses its partner does") for c in echoes]
+    root.rejected += [
+        (c, "ended with code 1 and without a message, as a rank does that loses its peer") for c in echoes
+    ]
     return [c for c in candidates if c not in echoes]
 
 
@@ -121,7 +123,7 @@ def drop_outlived(candidates: list[Candidate], subjects: Subjects, root: Root, *
         if best is None or not (c.bare or best.passed):
             return None
         if best.passed and (decided or (c.bare and others)):
-            return "the job went on with its work after it"
+            return "the job continued its work after it"
         if not c.bare:
             return None
         if facts is not None and facts.killed_by in {"wrapper", "agent"} and failed:
@@ -130,7 +132,7 @@ def drop_outlived(candidates: list[Candidate], subjects: Subjects, root: Root, *
         if facts is not None and own_failure(facts):
             return None
         if any(not surely_after(best, o.best) and not _of_others(c, o) for o in own_code if o is not c and o.best):
-            return "a line of text only, and an exception of the job's own code that nobody caught ended another rank"
+            return "only a line of text, while an uncaught exception of the job's own code ended another rank"
         return None
 
     kept = []

@@ -121,7 +121,7 @@ def _why_consequence(subject: Subject, chosen: Candidate | None, *, stopper: str
     if facts.killed_by == "wrapper":
         return "peer_teardown", f"{stopper} stopped it after another rank had failed"
     if own_failure(facts) and chosen is not None and not chosen.unordered:
-        return "peer_lost", "it fell after the root; see alternatives"
+        return "peer_lost", "it failed after the root; see alternatives"
     return None
 
 
@@ -157,9 +157,9 @@ def missing_of(case: Case, subjects: Subjects, chosen: Candidate | None) -> tupl
     """Returns messages about evidence that would have helped; bounded."""
     found = list(case.missing)
     if chosen is not None and chosen.slug in {"killed_unknown", "external_signal"}:
-        found.append("who sent the signal: the kernel does not tell, and nobody of Rankfall's did")
+        found.append("the sender of the signal: the kernel does not record it, and Rankfall did not send it")
     if chosen is not None and chosen.slug == "user_exit":
-        found.append("a word of the program itself: it ended with a code and without an exception")
+        found.append("a message of the program: it ended with a code and without an exception")
     if case.world_size is not None:
         unseen = [n for n in range(case.world_size) if n not in subjects.ranks]
         if unseen:
@@ -170,7 +170,7 @@ def missing_of(case: Case, subjects: Subjects, chosen: Candidate | None) -> tupl
             if r.state == "ended" and r.exit_code is None and r.signal is None and r.killed_by is None
         )
         if unread:
-            found.append(f"the exit status of{numbered('rank', unread)}: nobody could read it")
+            found.append(f"the exit status of{numbered('rank', unread)}: no process could read it")
     return tuple(dict.fromkeys(found))[:MAX_MISSING]
 
 
@@ -253,17 +253,21 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
     """Returns the diagnosis without a cause: a consequence, or ``unknown``."""
     missing = list(missing_of(case, subjects, None))
     if root.suspects:
-        missing.insert(0, f"a word from the suspected peer{numbered('rank', root.suspects)}: it never said why it left")
+        missing.insert(
+            0, f"a message of the suspected peer{numbered('rank', root.suspects)}: it left no reason for its end"
+        )
     if root.suspect_slots:
         missing.insert(0, f"any rank of{numbered('slot', root.suspect_slots)}: it never joined")
     if root.repeated:
-        missing.insert(0, "a word of the part that fell first: what there is only repeats that something failed")
+        missing.insert(
+            0, "a message of the part that failed first: the existing messages only repeat that something failed"
+        )
     subject, piece = root.nearest or (None, None)
     slug = piece.slug if piece else "unknown"
     # The signal was sent to this subject, and a data worker is its child.
     named = piece is not None and (slug in {"external_signal", "dataloader_died"} or root.alone)
     if root.alone:
-        missing.insert(0, "the other end: every other rank came to a good end, so the partner was outside of the job")
+        missing.insert(0, "the other end: all other ranks succeeded, so the peer was outside the job")
     rank = root.suspects[0] if not named and len(root.suspects) == 1 else None
     at_subject = named and subject is not None
     suspect = subjects.ranks.get(rank) if rank is not None else None
@@ -299,7 +303,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         decisive=Decisive(source=piece.source, where=piece.where, line=piece.line[:MAX_LINE]) if piece else None,
         evidence=proof_of(subjects, None),
         consequences=consequences_of(subjects, {subject.key} if at_subject and subject else set(), None),
-        missing=tuple(missing) or ("anything that says why the job ended",),
+        missing=tuple(missing) or ("any evidence of why the job ended",),
         phase="teardown" if late else msgspec.UNSET,
         retry="no" if late else info.retry,
         node_action="none",

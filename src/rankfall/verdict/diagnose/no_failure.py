@@ -59,7 +59,7 @@ def not_begun(text: str, *, run: str, state: RunState = "failed") -> Diagnosis:
         scope="external",
         decisive=Decisive(source="recorder", where="before attempt 1", line=text),
         retry="no",
-        decision=Decision(action="stop", rule="not_begun", because="no attempt was begun", state="done"),
+        decision=Decision(action="stop", rule="not_begun", because="no attempt was started", state="done"),
     )
     return Diagnosis(verdict=verdict, fingerprint=f"not_begun:{slug}")
 

@@ -70,13 +70,13 @@ def _independent(fault: Candidate, fall: _Fall, others: list[tuple[Candidate, _F
     if fall.failed is False:
         stuck = any(other.tier == HANG for other, _ in others)
         if fall.victim and real:
-            return f"what ran on {_node(fault)} failed only as another failure's victim"
+            return f"what ran on {_node(fault)} failed only as a consequence of another failure"
         return f"nothing on {_node(fault)} had failed by itself" if real or (stuck and not fall.victim) else None
     for other, its in real:
         if order(its.until, fall.since) == "before":
             return f"{_who(other)} had failed before anything on {_node(fault)} did"
         if of_own_code(other.best) and order(fall.until, its.since) != "before":
-            return f"the clocks cannot tell which failed first, and no fault of a node explains the exception of {_who(other)}"
+            return f"the clocks do not show which failed first, and no fault of a node explains the exception of {_who(other)}"
     return None
 
 

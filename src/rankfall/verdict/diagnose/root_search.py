@@ -47,7 +47,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     if not candidates:
         candidates = [c for c in (only_silent_rank(case, subjects),) if c is not None]
     if candidates:
-        root.rejected += [(c, "the work of its rank was done") for c in late]
+        root.rejected += [(c, "its rank had finished its work") for c in late]
     candidates = drop_outlived(candidates or late, subjects, root, hung=case.hung)
     if not candidates:
         found = only_consequences(case, subjects)
@@ -55,7 +55,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
         return found if only is None else Root(chosen=only)
     strong = [c for c in candidates if not c.weak]
     if strong:
-        root.rejected += [(c, "bystanders say this too when something else fell") for c in candidates if c.weak]
+        root.rejected += [(c, "other ranks also report this when something else fails") for c in candidates if c.weak]
         candidates = strong
     candidates = without_faults_elsewhere(candidates, subjects, root, case=case)
     candidates, disputed = _settle_mismatch(candidates, subjects, root)
@@ -73,12 +73,12 @@ def find_root(case: Case, subjects: Subjects) -> Root:
         earliest, others = _parted(first, [c.specificity < most for c in first])
     else:
         earliest, others = _parted(first, preceded([c.moment for c in first]))
-    root.rejected += [(c, "fell later, by more than the clocks' uncertainty") for c in others]
+    root.rejected += [(c, "failed later, by more than the clocks' uncertainty") for c in others]
     earliest.sort(key=lambda c: (-c.specificity, -c.support, c.order))
     chosen = earliest[0]
     root.tied = len(earliest) > 1
     root.rejected += [
-        (c, "fell at the same time as far as the clocks tell; shown beside the chosen one") for c in earliest[1:]
+        (c, "failed at the same time within the clocks' uncertainty; listed with the chosen one") for c in earliest[1:]
     ]
     root.chosen = chosen
     root.independent += own_exceptions(c for c in candidates if c is not chosen)
@@ -114,7 +114,7 @@ def _weaker(chosen: Candidate, other: Candidate) -> str:
     if chosen.tier > EXPLICIT:
         return "a fact that the job cannot forge outweighs it"
     if other.tier == HANG:
-        return "a rank that fell outweighs one that only stood still"
+        return "a rank that failed outweighs one that only hung"
     return "an explicit failure outweighs a silent one" if other.tier == SILENT else "weaker kind of evidence"
 
 

@@ -89,16 +89,25 @@ def ask(strategy: Strategy, case: Case) -> Diagnosis:
         found: object = strategy.pick(case)
     except Exception as error:  # noqa: BLE001 - third-party code; a run needs its verdict in any case
         words = f"{type(error).__name__}: {_text(error)}"[:_MAX_WORDS]
-        return _noted(causal(case), f"the answer of strategy {strategy.name}: it failed with {words}; causal answered")
+        return _noted(
+            causal(case),
+            f"the answer of strategy {strategy.name}: it failed with {words}; the strategy causal was used",
+        )
     if found is None:
-        return _noted(causal(case), f"a record that strategy {strategy.name} could choose; causal answered")
+        return _noted(
+            causal(case), f"a record that strategy {strategy.name} could choose; the strategy causal was used"
+        )
     if not isinstance(found, Diagnosis):
-        words = f"a {type(found).__name__} and no Diagnosis"[:_MAX_WORDS]
-        return _noted(causal(case), f"the answer of strategy {strategy.name}: it gave {words}; causal answered")
+        words = f"a {type(found).__name__} instead of a Diagnosis"[:_MAX_WORDS]
+        return _noted(
+            causal(case), f"the answer of strategy {strategy.name}: it gave {words}; the strategy causal was used"
+        )
     # Facts, not a matter of the strategy.
     verdict = msgspec.structs.replace(found.verdict, run=case.run, attempt=case.attempt, state=state_of(case))
     found = msgspec.structs.replace(found, verdict=verdict)
-    return _noted(found, f"causal's weighing of all evidence: strategy {strategy.name} chose this cause")
+    return _noted(
+        found, f"the choice of the strategy causal from all evidence: strategy {strategy.name} chose this cause"
+    )
 
 
 def _first_record_of_each(subjects: Subjects, order: Callable[[Evidence], tuple[object, ...]]) -> list[Candidate]:

@@ -28,7 +28,7 @@ Where = Literal["line", "exception", "launcher", "kernel"]
 
 #: Allowed group names, and their content.
 GROUPS: Final = {
-    "rank": "global rank that the text speaks of",
+    "rank": "global rank that the text is about",
     "peer_rank": "the other rank that it names",
     "peers": 'ranks it names as missing or lagging, as text: "1, 3"',
     "host": "host or address of the other side",
@@ -145,7 +145,9 @@ def check_signature(signature: Signature, *, place: str) -> None:
     from rankfall.verdict.signatures.patterns import PatternError, compile_one  # noqa: PLC0415 - re2 is loaded only where it is used
 
     if signature.slug not in catalogue():
-        raise SpecError(f"{place}: slug", f"no cause is named {signature.slug!r}", hint="causes: rankfall.model.causes")
+        raise SpecError(
+            f"{place}: slug", f"there is no cause {signature.slug!r}", hint="use a cause of `rankfall config causes`"
+        )
     if signature.id.partition(".")[0] != signature.slug:
         raise SpecError(f"{place}: id", f"must begin with the slug: {signature.slug}.<variant>")
     compiled = {}
@@ -155,7 +157,7 @@ def check_signature(signature: Signature, *, place: str) -> None:
         try:
             compiled[field] = compile_one(pattern)
         except PatternError as error:
-            raise SpecError(f"{place}: {field}", f"RE2 refuses it: {error}") from None
+            raise SpecError(f"{place}: {field}", f"RE2 rejects it: {error}") from None
         if compiled[field].search(b""):
             raise SpecError(f"{place}: {field}", "matches the empty line, so it would match every line")
     groups = {name.decode() for name in compiled["pattern"].groupindex}

@@ -149,8 +149,8 @@ async def running(
             await kube.create(PODS, body)
         except ApiError as error:
             raise InfrastructureError(
-                f"the pod that would copy cannot be made: {error.message}",
-                hint="its rights, quota or pod security: docs/kubernetes.md#code-and-files",
+                f"the pod that copies cannot be created: {error.message}",
+                hint="check rights, quota and pod security: docs/kubernetes.md#code-and-files",
             ) from error
         await _until_running(kube, volume, name=name, say=say, unschedulable_s=unschedulable_s)
         yield name
@@ -177,7 +177,7 @@ async def _node_of(kube: Kube, volume: Volume) -> str | None:
         claim = await kube.get(PVCS, volume.claim, namespace=volume.namespace)
     except ObjectNotFound as error:
         raise InfrastructureError(
-            error.message, hint=f"make it, or name another claim of namespace {volume.namespace}"
+            error.message, hint=f"create it, or name another claim of namespace {volume.namespace}"
         ) from error
     phase = _status(claim).get("phase")
     if phase == "Lost" or meta(claim).get("deletionTimestamp"):
@@ -220,9 +220,9 @@ async def _until_running(kube: Kube, volume: Volume, *, name: str, say: Say, uns
         if phase in {"Failed", "Succeeded"} or reason in _NEVER:
             raise _never(volume, f"{reason}: {text}" if text else reason or str(phase))
         if reason == "Unschedulable" and passed > unschedulable_s:
-            raise _never(volume, f"no node takes it: {text}")
+            raise _never(volume, f"no node accepts it: {text}")
         if passed > _STARTING_S:
-            raise _never(volume, f"it has not started in {_STARTING_S:.0f} s: {reason or phase}")
+            raise _never(volume, f"it did not start within {_STARTING_S:.0f} s: {reason or phase}")
         if events and passed > _EVENTS_AFTER_S and reason != "Unschedulable":
             events, trouble = await _trouble(kube, name, namespace=volume.namespace)
             if "Multi-Attach" in trouble:
@@ -251,12 +251,12 @@ def _waits(pod: Object) -> tuple[str, str]:
 def _never(volume: Volume, why: str) -> InfrastructureError:
     if "sh" in why and ("executable file not found" in why or "no such file" in why):
         return InfrastructureError(
-            f"image {volume.image} has no sh, which the pod that copies starts with: {why}",
+            f"image {volume.image} has no sh, which the pod that copies needs: {why}",
             hint="name an image with sh and Python 3.8 in kubernetes.workspace.image (cp: --image)",
         )
     return InfrastructureError(
-        f"the pod that would copy to claim {volume.claim} does not run: {why}",
-        hint="cure that and try again; another image: kubernetes.workspace.image (cp: --image)",
+        f"the pod that copies to claim {volume.claim} does not run: {why}",
+        hint="repair that and try again, or name another image in kubernetes.workspace.image (cp: --image)",
     )
 
 
@@ -284,7 +284,7 @@ async def _remove(kube: Kube, name: str, *, namespace: str, say: Say) -> None:
     except KubeError as error:
         say(f"pod {namespace}/{name} could not be removed: {error.message}; it ends by itself")
         return
-    say(f"pod {namespace}/{name} is still going; it ends by itself")
+    say(f"pod {namespace}/{name} still runs; it ends by itself")
 
 
 async def _sweep(kube: Kube, namespace: str) -> None:

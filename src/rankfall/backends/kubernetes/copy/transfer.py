@@ -63,7 +63,7 @@ class ExecChannel(Channel):
         self._heard = time.monotonic()
 
     def close(self) -> None:
-        """Ends the channel."""
+        """Ends the channel in both directions."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -79,7 +79,7 @@ class ExecChannel(Channel):
         self.moved += len(body) if kind == frames.DATA else 0
 
     def get(self) -> tuple[bytes, bytes]:
-        """Returns the next frame except pings."""
+        """Returns the next frame that is not a ping."""
         kind, body = super().get()
         self.moved += len(body) if kind == frames.DATA else 0
         return kind, body
@@ -116,10 +116,10 @@ class ExecChannel(Channel):
 
     def _look(self) -> None:
         if self._over and not self._buffer:
-            raise TransferInterruptedError("the connection ended before all was there")
+            raise TransferInterruptedError("the connection ended before the copy was complete")
 
     def last_words(self) -> None:
-        """Raises the other side's last error.
+        """Raises the other side's last error, if any.
 
         Raises:
             TransferError: The received error.
@@ -193,7 +193,7 @@ async def channel(
 
 
 async def in_thread(work: Callable[[], _T], made: ExecChannel) -> _T:
-    """Runs blocking work in a thread that ends with a canceled caller."""
+    """Runs blocking work in a thread, which also ends with a canceled caller."""
     task = asyncio.create_task(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)
@@ -238,7 +238,7 @@ class VolumeCopier:
         self._pod: str | None = None
 
     async def put(self, tree: Tree, below: bytes) -> Counts:
-        """Sends a tree below the root, except existing files.
+        """Sends a tree below the volume's root, except existing files.
 
         Raises:
             InfrastructureError: The copy failed.
@@ -247,7 +247,7 @@ class VolumeCopier:
         return await self._carried(words, lambda made: send(tree, made))
 
     async def get(self, below: bytes, dest: Path, *, exclude: Sequence[str] = ()) -> Counts:
-        """Receives a file or folder from below the root.
+        """Receives a file or folder from below the volume's root.
 
         Raises:
             InfrastructureError: The copy failed.
@@ -276,9 +276,9 @@ class VolumeCopier:
             cuts = 1 if moved else cuts + 1
             if cuts > _MOST_CUTS:
                 raise InfrastructureError(
-                    f"the copy was cut {cuts} times in a row: {why}", hint="the same again goes on where it stopped"
+                    f"the copy was cut {cuts} times in a row: {why}", hint="run the same command again: it resumes"
                 )
-            self._say(f"the copy was cut and goes on: {why}")
+            self._say(f"the copy was cut and resumes: {why}")
             await asyncio.sleep(_PAUSE_S * 2**cuts)
             if not await self._alive(self._pod):
                 await self.close()
@@ -304,7 +304,7 @@ class VolumeCopier:
             return (made.moved if made else 0), str(error), None
         except TransferError as error:
             raise InfrastructureError(
-                str(error), hint="nothing half-copied bears its name; the same again goes on"
+                str(error), hint="run the same command again: it resumes, and no incomplete file has a final name"
             ) from None
         except (ExecLost, ExecFailed, Unreachable, ServerError, ObjectNotFound) as error:
             return (made.moved if made else 0), error.message, None
@@ -323,8 +323,8 @@ class VolumeCopier:
             return
         if made.code == _NO_PYTHON:
             raise InfrastructureError(
-                f"image {self._volume.image} has no Python 3.8 or newer, which copies files",
-                hint="name an image that has one in kubernetes.workspace.image (cp: --image)",
+                f"image {self._volume.image} has no Python 3.8 or newer, which is needed to copy files",
+                hint="name an image with one in kubernetes.workspace.image (cp: --image)",
             )
         if made.stderr:
             said = excerpt(made.stderr.decode("utf-8", "replace"))

@@ -28,7 +28,7 @@ _POD_FIELDS: Final = ("imagePullSecrets", "tolerations", "serviceAccountName", "
 
 
 def pinned(spec: JobSpec) -> JobSpec:
-    """Fixes this user's folder in the spec, so that others find it."""
+    """Fixes the folder of this user's runs in the spec, so that others find it."""
     workspace = spec.kubernetes.workspace
     if workspace is None or workspace.folder is not None:
         return spec
@@ -38,7 +38,7 @@ def pinned(spec: JobSpec) -> JobSpec:
 
 
 def volume_of(section: Kubernetes, workspace: Workspace, *, image: str, python: str | None = None) -> Volume:
-    """Returns a workspace's volume with the rights of the job's pods."""
+    """Returns a workspace's volume, mounted with the rights of the job's pods."""
     own: dict[str, Any] = {
         "imagePullSecrets": [{"name": name} for name in section.image_pull_secrets],
         "tolerations": list(section.tolerations),
@@ -74,7 +74,7 @@ def place_of_run(spec: JobSpec, run: str, *, say: Callable[[str], None], image: 
     image = image or copy_pod_image(spec)
     if image is None:
         raise UsageError(
-            f"run {run} names no image for the pod that copies", hint="give one with sh and Python 3.8: --image"
+            f"run {run} names no image for the pod that copies", hint="name one with sh and Python 3.8 with --image"
         )
     volume = volume_of(spec.kubernetes, workspace, image=image, python=spec.python)
     return _place(
@@ -110,7 +110,7 @@ async def upload_code(kube: Kube, run_dir: RunDir, *, namespace: str, say: Calla
 
 
 def place_of_claim(section: Kubernetes, *, say: Callable[[str], None]) -> Place:
-    """Returns the place of a claim's files, from its root."""
+    """Returns the place of a claim's files; paths begin at its root."""
     access = access_of(section)
     section = msgspec.structs.replace(section, context=access.context, namespace=access.namespace)
     workspace = section.workspace or Workspace(claim="")

@@ -46,20 +46,20 @@ async def wait_until_gone(
         KubeError: Unreadable.
     """
     began = time.monotonic()
-    tell = teller(kube, f"waiting for the earlier {label} to go", say=say)
+    tell = teller(kube, f"waiting for the removal of the earlier {label}", say=say)
     waited = await wait_gone(kube, groups, namespace=namespace, until=patience.until, say=say, tell=tell)
     if waited.unseen is not None:
         raise waited.unseen
     if waited.left:
         found = await blocked(kube, waited.left)
         raise StillThere(
-            f"cannot launch: the earlier {label} is not gone after {span(time.monotonic() - began)}: {found.text}",
-            hint=found.hint or "launch again later: the same call goes on where this one ended",
+            f"cannot launch: the earlier {label} still exists after {span(time.monotonic() - began)}: {found.text}",
+            hint=found.hint or "launch again later: the launch resumes",
         )
 
 
 class Made(msgspec.Struct, frozen=True):
-    """A new object, removed if the launch is refused."""
+    """A new object of this launch, removed if the launch is refused."""
 
     resource: Resource
     name: str
@@ -139,8 +139,8 @@ class Ensurer:
                 return True
             if not same_identity(found, manifest):
                 raise NameTaken(
-                    f"cannot launch: {label} is there and not of this run ({described(found)})",
-                    hint="it was left alone; give the job another name",
+                    f"cannot launch: {label} exists and is not of this run ({described(found)})",
+                    hint="give the job another name; this object was not changed",
                 )
             if reference is not None and not owners_of(found) and token_of(found) == self._token:
                 return await self._adopt(resource, found, reference)

@@ -32,11 +32,11 @@ class LaunchError(InfrastructureError):
 
 
 class NameTaken(LaunchError):  # noqa: N818 - reads as the answer that it is
-    """A running or foreign object of this name exists."""
+    """A running or foreign object of this name exists; it stays unchanged."""
 
 
 class StillThere(LaunchError):  # noqa: N818 - reads as the answer that it is
-    """An object that must disappear first remains."""
+    """An object that must disappear first remains after the limit."""
 
 
 class Vanished(LaunchError):  # noqa: N818 - reads as the answer that it is
@@ -58,7 +58,7 @@ def unseen(error: KubeError, names: Collection[str]) -> bool:
 
 
 def passes(error: KubeError) -> bool:
-    """True if the request may succeed later, including 409 from quotas."""
+    """True if the request may succeed after a check of its effect."""
     if isinstance(error, Unreachable):
         return not error.tls
     return isinstance(error, Conflict | Expired | TooManyRequests | ServerError)
@@ -101,7 +101,7 @@ class RetryBudget:
 
 
 async def look(kube: Kube, resource: Resource, name: str, *, namespace: str, patience: RetryBudget) -> Object | None:
-    """Returns the current object, or None.
+    """Returns the current object; None if it does not exist.
 
     Raises:
         KubeError: Unreadable until the budget is spent.
@@ -128,7 +128,7 @@ async def resolve_create(
     if not passes(error):
         raise error
     if not (isinstance(error, Conflict) and error.already_exists):
-        patience.say(f"{error.message}; looking whether it was done all the same")
+        patience.say(f"{error.message}; checking whether the request took effect")
     found = await look(kube, resource, name, namespace=namespace, patience=patience)
     if found is None:
         await patience.or_raise(error)

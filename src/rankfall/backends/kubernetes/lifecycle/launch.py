@@ -56,18 +56,18 @@ def check_replaceable(found: Object, state: Standing, *, name: str, replace: boo
     whose = described(found)
     if state == "foreign":
         raise NameTaken(
-            f"cannot launch {name}: an object of this name is there and not of this run ({whose})",
-            hint="it was left alone; give the job another name",
+            f"cannot launch {name}: an object of this name exists and is not of this run ({whose})",
+            hint="give the job another name; this object was not changed",
         )
     if state == "alive" and not replace:
         raise NameTaken(
-            f"cannot launch {name}: one of this name {'is held back' if suspended(found) else 'runs'} already ({whose})",
-            hint=f"rankfall attach {excerpt(label(found, LABEL_RUN))} follows it; --replace ends it and starts anew",
+            f"cannot launch {name}: one of this name {'exists and is suspended' if suspended(found) else 'already runs'} ({whose})",
+            hint=f"watch it with rankfall attach {excerpt(label(found, LABEL_RUN))}, or replace it with --replace",
         )
     if removed:
         raise NameTaken(
-            f"cannot launch {name}: somebody else made one of this name meanwhile ({whose})",
-            hint="two clients launch the same run: stop one of them",
+            f"cannot launch {name}: another client created one of this name meanwhile ({whose})",
+            hint="stop one of them: two clients launch the same run",
         )
 
 
@@ -124,7 +124,7 @@ async def launch(
         KubeError: Refused, or unreachable until the limit.
     """
     if not label(workload, LABEL_RUN):
-        raise ValueError(f"a workload without label {LABEL_RUN}: it could not be told from a foreign one")
+        raise ValueError(f"a workload without label {LABEL_RUN}: it could not be distinguished from a foreign one")
     began = kube.counters.requests
     launcher = _Launch(
         kube, workload, resource, token=request_token, owner=owner, replace=replace, wait_s=wait_s, say=say
@@ -268,8 +268,8 @@ class _Launch:
 
     def _vanished(self, name: str) -> Vanished:
         return Vanished(
-            f"{self._resource.label(name, self._space)} was deleted by somebody else while it was being launched",
-            hint="nothing of it runs; launch it again if it is still wanted",
+            f"{self._resource.label(name, self._space)} was deleted by another client during the launch",
+            hint="launch it again if you still need it; nothing of it runs",
         )
 
     async def _release(self, name: str, uid: str) -> None:
@@ -308,4 +308,4 @@ class _Launch:
                     patience=self._patience,
                 )
             except KubeError as error:
-                self._say(f"{error.message}; {made.resource.label(made.name, self._space)} is left behind")
+                self._say(f"{error.message}; {made.resource.label(made.name, self._space)} remains in the cluster")

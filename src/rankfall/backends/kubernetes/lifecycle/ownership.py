@@ -71,7 +71,7 @@ def standing(found: Object, wanted: Object, *, token: str) -> Standing:
 
 
 def same_identity(found: Object, wanted: Object) -> bool:
-    """True if both belong to one run, or one user's runs of one name."""
+    """True if both belong to one run, or to one user's runs of one name."""
     theirs, ours = label(found, LABEL_RUN), label(wanted, LABEL_RUN)
     if not theirs or not ours:
         return False
@@ -137,7 +137,7 @@ def owners_of(item: Mapping[str, Any]) -> list[Object]:
 
 
 def owner_reference(workload: Object) -> Object:
-    """Returns companions' owner reference.
+    """Returns companions' owner reference, for deletion with the workload.
 
     Omits ``blockOwnerDeletion``, which often needs the right to change finalizers.
     """
@@ -168,7 +168,7 @@ def described(item: Object, *, now: datetime | None = None) -> str:
     if annotation(item, ANNOTATION_OWNER):
         words.append(f"launched by {excerpt(annotation(item, ANNOTATION_OWNER))}")
     elif not words:
-        words.append(f"made by {_maker(item)}")
+        words.append(f"created by {_maker(item)}")
     words.append(f"{age(meta(item).get('creationTimestamp'), now=now)} old")
     return ", ".join(words)
 
@@ -176,11 +176,11 @@ def described(item: Object, *, now: datetime | None = None) -> str:
 def _maker(item: Object) -> str:
     fields = meta(item).get("managedFields")
     first = fields[0] if isinstance(fields, list) and fields else None
-    return excerpt(str(_dict(first).get("manager") or "nobody known"))
+    return excerpt(str(_dict(first).get("manager") or "unknown creator"))
 
 
 def age(stamp: Any, *, now: datetime | None = None) -> str:
-    """Returns the time since a timestamp, by this machine's clock."""
+    """Returns the time since a server timestamp, by this machine's clock."""
     try:
         moment = datetime.fromisoformat(str(stamp))
         return span(((now or datetime.now(UTC)) - moment).total_seconds())

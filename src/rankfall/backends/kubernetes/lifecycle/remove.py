@@ -57,7 +57,7 @@ async def remove(
     except KubeError as error:
         if not passes(error):
             raise
-        say(f"{error.message}; whether {resource.label(name, namespace)} is gone is not known")
+        say(f"{error.message}; cannot find out whether {resource.label(name, namespace)} still exists")
         return "unknown"
     waited = await wait_gone(
         kube,
@@ -68,7 +68,7 @@ async def remove(
         tell=teller(kube, f"removing {resource.label(name, namespace)}", say=say),
     )
     if waited.unseen is not None:
-        say(f"{waited.unseen.message}; whether {resource.label(name, namespace)} is gone is not known")
+        say(f"{waited.unseen.message}; cannot find out whether {resource.label(name, namespace)} still exists")
         return "unknown"
     return "gone" if waited.gone else "going"
 
@@ -83,7 +83,7 @@ async def order_delete(
     propagation: Propagation,
     patience: RetryBudget,
 ) -> None:
-    """Deletes one object by UID, if it exists.
+    """Deletes one object by UID; accepts that it no longer exists.
 
     Raises:
         KubeError: Failed until the budget was spent.
@@ -116,11 +116,11 @@ def teller(kube: Kube, doing: str, *, say: Say) -> Tell:
 
 
 def _check_ours(found: dict[str, Any], name: str, pods_selector: str) -> None:
-    """Refuses an object without Rankfall's marks, or of another run."""
+    """Refuses an object without Rankfall's marks, or of another run than the pods."""
     run = label(found, LABEL_RUN)
     wanted = [part.partition("=")[2] for part in pods_selector.split(",") if part.partition("=")[0] == LABEL_RUN]
     if not run or any(run != one for one in wanted):
         raise NameTaken(
             f"did not remove {name}: it is not of this run ({described(found)})",
-            hint="nothing was touched; look at it with kubectl describe",
+            hint="check it with kubectl describe; nothing was changed",
         )

@@ -74,11 +74,11 @@ async def _object(one: Left) -> tuple[str, str]:
     names = _foreign(_finalizers(one.item))
     if names:
         name = excerpt(str(meta(one.item).get("name")))
-        hint = f"the program that set it has to take it away: does it run? kubectl get {one.resource.plural} {name} -o yaml"
+        hint = f"check that the program that set the finalizer runs, because it must remove it; see kubectl get {one.resource.plural} {name} -o yaml"
         return f"{label} waits for finalizer {names}", hint
     if not deleting(one.item):
         return f"{label} is not being deleted yet", ""
-    return f"{label} is being deleted since {age(meta(one.item)['deletionTimestamp'])}", ""
+    return f"{label} has been in deletion since {age(meta(one.item)['deletionTimestamp'])}", ""
 
 
 async def _pod(kube: Kube, item: Object) -> tuple[str, str]:
@@ -105,14 +105,14 @@ async def _node(kube: Kube, name: str) -> str:
         async with asyncio.timeout(_NODE_S):
             found = await kube.get(NODES, name)
     except ObjectNotFound:
-        return "the node is gone"
+        return "the node no longer exists"
     except (KubeError, TimeoutError):
         return ""
     status = found.get("status")
     conditions = status.get("conditions") if isinstance(status, dict) else None
     for condition in conditions if isinstance(conditions, list) else ():
         if isinstance(condition, dict) and condition.get("type") == "Ready" and condition.get("status") != "True":
-            return f"the node is not ready since {age(condition.get('lastTransitionTime'))}"
+            return f"the node has not been ready since {age(condition.get('lastTransitionTime'))}"
     return ""
 
 
@@ -198,7 +198,7 @@ def groups_of(resource: Resource, name: str, *, uid: str | None, pods: str) -> t
 
 
 def pods_of(resource: Resource, name: str) -> str:
-    """Returns the platform's label selector for a workload's pods."""
+    """Returns the platform's label selector for pods of a workload of this name."""
     return f"{JOB_NAME if resource == JOBS else JOBSET_NAME}={name}"
 
 
@@ -248,7 +248,7 @@ class _Wait:
                 return WaitResult(self.left)
             except TimeoutError:
                 failure: KubeError = Unreachable(
-                    f"cannot list {PODS.label(None, self._namespace)}: no answer in time", hint="ask again later"
+                    f"cannot list {PODS.label(None, self._namespace)}: no answer in time", hint="try again later"
                 )
                 return WaitResult(self.left, failure)
             except KubeError as error:
@@ -274,7 +274,7 @@ class _Wait:
             raise error
         self._groups.remove(group)
         self._there.pop(group, None)
-        self._say(f"{error.message}; going on without seeing them")
+        self._say(f"{error.message}; continuing without this information")
 
     async def watched(self, left: Sequence[Left], tell: Tell) -> KubeError | None:
         """Watches until affected groups are empty or time is over; returns a persistent error."""

@@ -21,7 +21,7 @@ from rankfall_inside.transfer.tree import FILE, Tree
 MOST_PACKED: Final = 700 << 10
 # Text shrinks to a fifth, and every attempt packs.
 _MOST_RAW: Final = 32 << 20
-_INSTEAD: Final = "name a volume for it: kubernetes.workspace (--workspace CLAIM); or bring it in the image, or leave out more with code_exclude (--code-exclude)"
+_INSTEAD: Final = "name a volume in kubernetes.workspace (--workspace CLAIM), put the code into the image, or skip more with code_exclude (--code-exclude)"
 
 
 def packed_code(spec: JobSpec, tree: Tree | None) -> bytes | None:
@@ -42,17 +42,17 @@ def packed_code(spec: JobSpec, tree: Tree | None) -> bytes | None:
         return None
     if spec.inside == "off":
         raise Refused(
-            f"$.code: with inside: off nobody in the pod could unpack it (backend {spec.backend})",
-            hint="use kubernetes.workspace (--workspace CLAIM), or inside: auto, or bring it in the image",
+            f"$.code: with inside: off, no code of Rankfall in the pod could unpack it (backend {spec.backend})",
+            hint="use kubernetes.workspace (--workspace CLAIM), or inside: auto, or put the code into the image",
         )
     if tree.size > _MOST_RAW:
-        raise _too_large(spec, tree, f"more than the {_MOST_RAW >> 20} MiB that could become small enough")
+        raise _too_large(spec, tree, f"more than {_MOST_RAW >> 20} MiB, which cannot become small enough")
     try:
         packed = pack(tree)
     except TransferError as error:
         raise UsageError(f"$.code: {error}", hint="leave it out with code_exclude (--code-exclude)") from None
     if len(packed) > MOST_PACKED:
-        raise _too_large(spec, tree, f"{len(packed)} packed, and {MOST_PACKED} fit into a config map")
+        raise _too_large(spec, tree, f"{len(packed)} packed, but only {MOST_PACKED} fit into a config map")
     return packed
 
 
@@ -63,11 +63,11 @@ def code_note(spec: JobSpec, tree: Tree, packed: bytes | None, *, run: str) -> s
         return f"{what}, {len(packed)} packed, in the config map; pods unpack it to {code_dir(spec, run=run)}"
     workspace = spec.kubernetes.workspace
     claim = workspace.claim if workspace is not None else ""
-    return f"{what}, copied to claim {claim} before the start; pods see it in {code_dir(spec, run=run)}"
+    return f"{what}, copied to claim {claim} before the start; its path in pods: {code_dir(spec, run=run)}"
 
 
 def copy_pod_image(spec: JobSpec) -> str | None:
-    """Returns the image of workspace, job or first role."""
+    """Returns the copy pod's image: workspace's, job's or first role's."""
     workspace = spec.kubernetes.workspace
     found = [workspace.image if workspace is not None else None, spec.kubernetes.image]
     return next((one for one in (*found, *(part.spec.kubernetes.image for part in spec.parts)) if one), None)
@@ -89,7 +89,7 @@ def code_dir(spec: JobSpec, *, run: str) -> str:
 
 
 def code_folder(workspace: Workspace, job: str, *, run: str) -> str:
-    """Returns the code's folder below the volume's root."""
+    """Returns the folder of the code below the volume's root."""
     return f"{workspace.folder or runs_folder(job)}/{run}/{CODE}"
 
 

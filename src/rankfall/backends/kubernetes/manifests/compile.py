@@ -158,7 +158,7 @@ def _problems(whole: Gang, members: Sequence[Member], inside_zip: bytes) -> list
 
 
 def _objects(members: Sequence[Member]) -> tuple[list[Object], int]:
-    """Returns ordered objects and the workload's index."""
+    """Returns ordered objects, without config map and other roles' Jobs, and the workload's index."""
     first = members[0]
     if first.request.spec.backend == "job":
         return [indexed_job(first.request, first.pod, first.policies), service(first.request)], 0
@@ -188,11 +188,11 @@ def _notes(members: Sequence[Member]) -> list[str]:
         if trainer.own_runtime(spec):
             why = ", ".join(trainer.needs_own(request))
             found.append(
-                "runtime: a TrainingRuntime of this job's own, because "
+                "runtime: a TrainingRuntime only for this job, because "
                 + (f"a shared one could not express {why}" if why else "kubernetes.runtime names none")
             )
         else:
-            found.append(f"runtime: {spec.kubernetes.runtime}; what it restarts by itself is the platform's choice")
+            found.append(f"runtime: {spec.kubernetes.runtime}; the platform decides which restarts it does by itself")
     most = most_required_names(spec)
     if not spec.elastic and spec.slot_count > most:
         found.append(
@@ -201,11 +201,9 @@ def _notes(members: Sequence[Member]) -> list[str]:
     if spec.kubernetes.queue is not None:
         found.append(f"queue: {spec.kubernetes.queue} of Kueue releases the job")
     if spec.unattended and spec.policies.hang_timeout_s is not None:
-        found.append("hang: not looked for without a supervisor")
+        found.append("hang: not detected without a supervisor")
     if by_rule:
-        found.append(
-            "node: with rules Kubernetes waits for ever for a pod whose node is lost, until somebody removes it"
-        )
+        found.append("node: with rules, Kubernetes waits for a pod on a lost node until a user deletes the pod")
     if spec.unattended and spec.success.policy != "all":
-        found.append("success: Kubernetes ends the others at once; drain_s is the grace that their commands have")
+        found.append("success: Kubernetes ends the other pods immediately; drain_s is the grace time of their commands")
     return found

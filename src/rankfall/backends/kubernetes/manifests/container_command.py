@@ -30,7 +30,7 @@ for python in "${{RANKFALL_PYTHON-}}" python3 python; do
   exec "$python" -I -S {BUNDLE_PATH} "$@"
 done
 if [ "${{RANKFALL_INSIDE-}}" = require ]; then
-  say "no Python 3.8 or newer in this image, and inside: require asks for one; name it in \\$.python"
+  say "no Python 3.8 or newer in this image, but inside: require needs one; name it in \\$.python"
   exit {_REFUSED}
 fi
 launcher=exec nproc=1
@@ -40,7 +40,7 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
     --nproc) nproc=$2 ;;
     --chdir) cd "$2" || exit {_REFUSED} ;;
     --code)
-      say "no Python 3.8 or newer in this image, which unpacks the job's code; name one in \\$.python, or use kubernetes.workspace"
+      say "no Python 3.8 or newer in this image, but one must unpack the job's code; name one in \\$.python, or use kubernetes.workspace"
       exit {_REFUSED}
       ;;
   esac
@@ -49,7 +49,7 @@ done
 [ $# -eq 0 ] || shift
 for word in "$@"; do
   if [ "$word" = '{NODE_REFERENCE}' ]; then
-    say "no Python 3.8 or newer in this image, which works out the place of this slot among all roles; name one in \\$.python"
+    say "no Python 3.8 or newer in this image, but one must compute the ranks of this slot; name one in \\$.python"
     exit {_REFUSED}
   fi
 done
@@ -66,7 +66,7 @@ case $launcher in
     export ROLE_NAME="${{RANKFALL_ROLE-}}"
     ;;
 esac
-say "no Python 3.8 or newer in this image: the command runs plainly, and what is seen of it comes from outside only"
+say "no Python 3.8 or newer in this image: the command starts directly, and Rankfall observes it only from outside"
 unset RANKFALL_TOKEN RANKFALL_TORCHRUN
 exec "$@"
 """
@@ -122,18 +122,18 @@ def start_of(request: Request) -> Start:
         return Start(launcher="exec", chosen="torchrun", words=words, rdzv=rdzv, note=note)
     if spec.launcher == "torchrun" or (spec.elastic and spec.launcher == "auto"):
         words = _words(request, command, rdzv=rdzv)
-        why = "MIN:MAX nodes need it" if spec.elastic else "asked for"
+        why = "MIN:MAX nodes need it" if spec.elastic else "requested"
         note = f"launcher: torchrun ({why}; the image must have torch)"
         return Start(launcher="torchrun", chosen="torchrun", words=words, torchrun=words, rdzv=rdzv, note=note)
     if spec.launcher == "exec":
-        return Start(launcher="exec", chosen="exec", words=plain, note="launcher: exec (asked for)")
+        return Start(launcher="exec", chosen="exec", words=plain, note="launcher: exec (requested)")
     if spec.launcher == "plain" or command.kind == "program":
-        why = "asked for" if spec.launcher == "plain" else "the command is a program of its own"
+        why = "requested" if spec.launcher == "plain" else "the command is not a Python script"
         return _plain(spec, plain, why)
     if spec.inside == "off":
-        return _plain(spec, plain, "with inside: off nobody in the pod could look for torch")
+        return _plain(spec, plain, "with inside: off, no code of Rankfall in the pod could search for torch")
     torchrun = _words(request, command, rdzv=rdzv)
-    note = "launcher: torchrun where the image's Python has torch, else plain: decided in each pod"
+    note = "launcher: torchrun where the image's Python has torch, else plain: each pod decides"
     return Start(launcher="auto", chosen=None, words=plain, torchrun=torchrun, rdzv=rdzv, note=note)
 
 

@@ -49,7 +49,7 @@ def indexed_job(request: Request, template: Object, native: Native) -> Object:
 
 
 def child_spec(request: Request, template: Object, native: Native) -> Object:
-    """Returns the Job's spec without suspend and TTL, which a JobSet sets."""
+    """Returns the Job's spec without suspend and TTL, which a JobSet sets itself."""
     return {
         "completionMode": "Indexed",
         "completions": request.count,
@@ -80,7 +80,7 @@ def _retries(request: Request, *, by_rule: bool) -> Object:
 
 
 def _of_one_slot(spec: JobSpec) -> int:
-    """Returns the most restarts of one slot by the supervisor."""
+    """Returns the most restarts of one slot by the supervisor, within and outside ``max_restarts``."""
     free = {rule.budget for rule in spec.rules if rule.action == "ignore" and rule.budget is not None}
     return spec.policies.max_restarts + sum(spec.policies.budgets.get(name, 0) for name in free)
 
@@ -105,7 +105,7 @@ def metadata(request: Request, *, marks: dict[str, str] | None = None) -> Object
 
 
 def identity(request: Request) -> Object:
-    """Returns name and namespace of an attempt's objects."""
+    """Returns name and namespace, equal for all objects of an attempt."""
     return {"name": request.names.object, "namespace": request.namespace}
 
 

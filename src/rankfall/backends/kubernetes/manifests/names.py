@@ -64,11 +64,11 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def workload(self) -> str:
-        """Object that creates this role's pods."""
+        """Name of the object that creates this role's pods."""
         return self.object if self.replica or not self.role else f"{self.object}-{self.role}"
 
     def host(self, index: int) -> str:
-        """Returns a pod's host name, also its name's prefix."""
+        """Returns the host name of the pod with this index, also its pod name's prefix."""
         return f"{self.object}-{self.role}-0-{index}" if self.role and self.replica else f"{self.workload}-{index}"
 
     def address(self, index: int, *, namespace: str) -> str:
@@ -84,7 +84,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Ownership labels of all objects and pods."""
+        """Ownership labels of every object and pod of the attempt."""
         return {LABEL_RUN: self.run, LABEL_ATTEMPT: str(self.attempt)}
 
 
@@ -105,7 +105,7 @@ def names_for(
 
 
 def check_names(names: Names, *, count: int, backend: str) -> None:
-    """Refuses names that the cluster would refuse or truncate.
+    """Refuses names that the cluster would refuse, or truncate, later.
 
     Raises:
         Refused: Derived name and its length.
@@ -131,7 +131,7 @@ def _room(role: str, *, replica: bool) -> int:
 
 
 def _run_part(run: str, room: int) -> str:
-    """Returns the run's id, truncated, with its unique digits."""
+    """Returns the run's id, truncated if needed, with its unique digits."""
     if len(run) <= room and _DNS_1035.fullmatch(run):
         return run
     found = _RUN.fullmatch(run)

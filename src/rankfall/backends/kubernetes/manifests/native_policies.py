@@ -148,7 +148,7 @@ class _Compiler:
             action = "FailJob" if self._set else "Ignore"
             self.made.append({"action": action, **match})
             self.notes.append(
-                f"{path}: Kubernetes does not count these restarts, so budget {rule.budget!r} is not kept"
+                f"{path}: Kubernetes does not count these restarts, so budget {rule.budget!r} has no effect"
             )
         else:
             self._act(rule, path, match)
@@ -205,7 +205,9 @@ class _Compiler:
 
     def _cause_codes(self, causes: Iterable[str], path: str) -> list[int]:
         if self.spec.inside == "off":
-            self.problem(path, "with inside: off no cause is seen in the pod", "use inside: auto, or exit_codes")
+            self.problem(
+                path, "with inside: off, no code of Rankfall in the pod finds causes", "use inside: auto, or exit_codes"
+            )
             return []
         meant = {slug for cause in causes for slug in slugs_of(cause)}
         codes = {code_of(slug) for slug in meant}
@@ -219,7 +221,7 @@ class _Compiler:
             )
             return []
         if not codes & SURE:
-            self.problem(path, f"nobody inside a pod can be sure of {names}", _SUPERVISED)
+            self.problem(path, f"no code inside a pod can prove {names}", _SUPERVISED)
             return []
         return sorted(codes)
 
@@ -245,7 +247,7 @@ class _Compiler:
     def _one_number(self, path: str, name: str) -> None:
         self.problem(
             path,
-            f"budget {name!r} would be a second count, and Kubernetes keeps one (max_restarts)",
+            f"budget {name!r} would be a second count, but Kubernetes has only one (max_restarts)",
             f"use 0 or max_restarts; {_SUPERVISED}",
         )
 
@@ -274,7 +276,7 @@ class _Compiler:
         if not self.request.served.at_least(SUCCESS_POLICY_SINCE):
             self.problem(
                 "$.success.policy",
-                f"{success.policy} cannot be kept",
+                f"{success.policy} is not supported",
                 _SUPERVISED,
                 needs=f"Kubernetes 1.{SUCCESS_POLICY_SINCE}",
             )
@@ -289,14 +291,14 @@ class _Compiler:
         if self._set and self.free and self.fails:
             self.problem(
                 "$.rules",
-                "a JobSet tells two classes of failure apart: rules that fail and rules that ignore cannot be had together",
+                "a JobSet has two classes of failure: rules that fail exclude rules that ignore",
                 _SUPERVISED,
                 needs="JobSet 0.10",
             )
         if spec.backend == "job" and spec.restart_scope == "gang" and restarts:
             self.problem(
                 "$.policies.max_restarts",
-                "a Job cannot start its whole gang again by itself",
+                "a Job cannot restart its whole gang by itself",
                 "use max_restarts: 0, restart_scope: replica, backend: jobset, or leave unattended out",
             )
         if len(self.made) > MAX_RULES:
@@ -306,7 +308,7 @@ class _Compiler:
         if self.made and not self.request.served.at_least(POD_FAILURE_POLICY_SINCE):
             self.problem(
                 "$.rules" if spec.rules else "$.policies.max_restarts",
-                "rules by exit code or condition cannot be kept",
+                "rules by exit code or condition are not supported",
                 _SUPERVISED,
                 needs=f"Kubernetes 1.{POD_FAILURE_POLICY_SINCE} (beta from 1.26)",
             )

@@ -43,7 +43,7 @@ _MOST_WAITED_FOR_SHARED: Final = 32
 
 
 def template(request: Request, start: Start, *, container: str) -> Object:
-    """Returns the pod template.
+    """Returns the pod template: metadata and spec.
 
     Raises:
         SpecError: An override removes a required part.
@@ -88,12 +88,12 @@ def template(request: Request, start: Start, *, container: str) -> Object:
 
 
 def labels(request: Request) -> dict[str, str]:
-    """Returns the labels of a role's objects."""
+    """Returns the labels of a role's pods and objects."""
     return {**_labels(request), LABEL_ROLE: request.part.name}
 
 
 def shared_labels(request: Request) -> dict[str, str]:
-    """Returns the labels of a whole job's object."""
+    """Returns the labels of an object of the whole job."""
     return _labels(request) if request.gang.several else labels(request)
 
 
@@ -138,7 +138,7 @@ def required_names(request: Request) -> list[str]:
 
 
 def most_required_names(spec: JobSpec) -> int:
-    """Returns the most names in a container's command."""
+    """Returns the largest number of names in a container's command."""
     shared = spec.backend == "trainjob" and spec.kubernetes.runtime is not None
     return _MOST_WAITED_FOR_SHARED if shared else _MOST_WAITED_FOR
 
@@ -151,7 +151,7 @@ def wrapper_grace_s(spec: JobSpec) -> float:
 
 
 def termination_grace_s(spec: JobSpec) -> int:
-    """Returns the seconds until the kubelet kills all."""
+    """Returns the seconds until the kubelet kills the pod's remaining processes."""
     return math.ceil(wrapper_grace_s(spec)) + _KUBELET_MARGIN_S
 
 
@@ -289,7 +289,7 @@ def volumes(request: Request) -> list[Object]:
 
 
 def _workspace_volume(spec: JobSpec) -> list[Object]:
-    """Returns the workspace's volume, unless the job declares it."""
+    """Returns the workspace's volume, unless the job declares one of this claim."""
     workspace = spec.kubernetes.workspace
     if workspace is None or _declared(spec) is not None:
         return []
@@ -327,7 +327,7 @@ def check_spec_of_pod(spec: JobSpec) -> None:
     """
     if spec.cwd is not None and not spec.cwd.startswith("/") and not spec.code_folders:
         raise Refused(
-            f"$.cwd: {spec.cwd!r} is no absolute path, and backend {spec.backend} has no folder to start from",
+            f"$.cwd: {spec.cwd!r} is not an absolute path, and backend {spec.backend} has no folder to start from",
             hint="give the path in the image or on a volume",
         )
 

@@ -35,8 +35,8 @@ _REPLACED: Final = MappingProxyType(
 _APPENDED: Final = frozenset({"tolerations", "envFrom", "topologySpreadConstraints", "readinessGates", "finalizers"})
 _RESERVED_SPEC: Final = MappingProxyType(
     {
-        "hostname": "pods are found by the names that Kubernetes gives them",
-        "subdomain": "it is the name of the service that Rankfall makes",
+        "hostname": "Rankfall finds pods by the names that Kubernetes gives them",
+        "subdomain": "it is the name of the service that Rankfall creates",
         "restartPolicy": "Rankfall restarts the gang itself",
         "ephemeralContainers": "they cannot be part of a template",
     }
@@ -80,7 +80,7 @@ def _lists(key: str, mine: Sequence[Any], theirs: Sequence[Any]) -> list[Any]:
 
 
 def check_override(pod: Mapping[str, Any], *, container: str, own_env: Collection[str]) -> None:
-    """Refuses overrides that would remove a required part.
+    """Refuses overrides that would remove a part that a run requires.
 
     Raises:
         SpecError: Names path and alternative.
@@ -107,13 +107,13 @@ def check_override(pod: Mapping[str, Any], *, container: str, own_env: Collectio
             elif "image" not in item:
                 raise SpecError(
                     f"{path}.name",
-                    f"there is no container {item['name']!r} to override, and without an image it is no new one",
-                    hint=f"the training container is {container!r}; give a container of your own an image",
+                    f"there is no container {item['name']!r} to override, and without an image it cannot be a new one",
+                    hint=f"the training container is {container!r}; give an additional container an image",
                 )
 
 
 def check_volumes(path: str, volumes: Sequence[Any]) -> None:
-    """Refuses volume names reserved by Rankfall.
+    """Refuses volumes with names reserved by Rankfall.
 
     Raises:
         SpecError: Contains the path.
@@ -141,10 +141,10 @@ def _check_training_container(path: str, item: Mapping[str, Any], *, own_env: Co
 
 def _items(path: str, items: Any) -> list[Mapping[str, Any]]:
     if not isinstance(items, list | tuple):
-        raise SpecError(path, "is no list")
+        raise SpecError(path, "is not a list")
     for number, item in enumerate(items):
         if not isinstance(item, Mapping) or not isinstance(item.get("name"), str):
-            raise SpecError(f"{path}[{number}].name", "is missing: without it nothing says which one is meant")
+            raise SpecError(f"{path}[{number}].name", "is missing: it names the object")
     return list(items)
 
 

@@ -58,12 +58,12 @@ def refuse(backend: str, problems: Sequence[Problem]) -> None:
     if not problems:
         return
     texts = [problem.text(backend) for problem in problems]
-    message = texts[0] if len(texts) == 1 else "\n  ".join(("this job cannot be carried out as it is:", *texts))
+    message = texts[0] if len(texts) == 1 else "\n  ".join(("this job cannot run as it is:", *texts))
     raise Refused(message, hint="; ".join(dict.fromkeys(problem.instead for problem in problems)))
 
 
 def unsupported_fields(request: Request) -> list[Problem]:
-    """Returns problems of server or object kind."""
+    """Returns problems of server or object kind, supervised or not."""
     spec, served = request.spec, request.served
     return [
         *_served(spec, served),
@@ -94,7 +94,7 @@ def _served(spec: JobSpec, served: ServedFacts) -> list[Problem]:
                 path="$.backend",
                 why=f"the server does not serve {kind}",
                 needs=_INSTALL.get(spec.backend),
-                instead="have it installed, or use backend: job",
+                instead="install it, or use backend: job",
             )
         )
     if spec.kubernetes.image is None and (spec.backend != "trainjob" or spec.kubernetes.runtime is None):
@@ -114,7 +114,7 @@ def _log_store(spec: JobSpec) -> list[Problem]:
     return [
         Problem(
             path="$.kubernetes.log_store",
-            why="with inside: off nobody in the pod could write there",
+            why="with inside: off, no code of Rankfall in the pod could write there",
             instead="use inside: auto, or leave the log store out",
         )
     ]
@@ -126,7 +126,7 @@ def _scope(spec: JobSpec) -> list[Problem]:
         found.append(
             Problem(
                 path=path,
-                why="one replica alone cannot be started again",
+                why="one replica alone cannot be restarted",
                 needs="JobSet 0.12" if spec.backend == "jobset" else None,
                 instead="use restart_scope: gang, or backend: job",
             )
@@ -138,7 +138,7 @@ def _scope(spec: JobSpec) -> list[Problem]:
             found.append(
                 Problem(
                     path=f"$.rules[{number}].{'exclude_node' if rule.exclude_node else 'action'}",
-                    why="a pod that is replaced alone may come to the same node again",
+                    why="a pod that is replaced alone may be placed on the same node again",
                     instead="use action: restart, or restart_scope: gang",
                 )
             )
@@ -146,7 +146,7 @@ def _scope(spec: JobSpec) -> list[Problem]:
         found.append(
             Problem(
                 path="$.nnodes_max",
-                why="MIN:MAX nodes cannot be had",
+                why="MIN:MAX nodes are not supported",
                 needs="JobSet 0.12" if spec.backend == "jobset" else None,
                 instead="use a fixed number of nodes, or backend: job",
             )
@@ -192,7 +192,9 @@ def _labels(spec: JobSpec) -> list[Problem]:
         path = f"$.kubernetes.labels.{key}"
         if key == QUEUE_LABEL:
             found.append(
-                Problem(path=path, why="says to Kueue what kubernetes.queue says", instead="use kubernetes.queue")
+                Problem(
+                    path=path, why="is the label that kubernetes.queue sets for Kueue", instead="use kubernetes.queue"
+                )
             )
         elif key in _THEIR_LABELS or key.startswith(_THEIR_DOMAINS):
             found.append(
@@ -218,10 +220,10 @@ def _excluded(request: Request) -> list[Problem]:
 
 
 def two_classes() -> Problem:
-    """Returns the problem of two failure classes in a JobSet."""
+    """Returns the problem that a JobSet cannot distinguish two classes of failure."""
     return Problem(
         path="$.rules",
-        why="a JobSet tells two classes of failure apart: rules that fail and rules that ignore cannot be had together",
+        why="a JobSet has two classes of failure: rules that fail exclude rules that ignore",
         needs="JobSet 0.10",
         instead="leave unattended out",
     )
@@ -234,14 +236,14 @@ def bundle(size: int) -> list[Problem]:
     return [
         Problem(
             path="$.inside",
-            why=f"what travels into the pods has {size} bytes, and a config map holds {MOST_BUNDLE_BYTES}",
+            why=f"the bundle for the pods has {size} bytes, but a config map holds only {MOST_BUNDLE_BYTES}",
             instead="use inside: off",
         )
     ]
 
 
 def supervised_only(spec: JobSpec) -> list[Problem]:
-    """Returns problems of fields that need a supervisor."""
+    """Returns problems of fields that need a supervisor, without one."""
     policies, usual = spec.policies, Policies()
     found = [
         _needs_supervisor(f"$.policies.{field}")
@@ -267,7 +269,7 @@ def _needs_supervisor(path: str, *, needs: str | None = None) -> Problem:
 
 
 def problems(gang: Gang, chosen: Sequence[tuple[Part, Launcher | None]]) -> list[Problem]:
-    """Returns problems of several roles."""
+    """Returns problems of several roles on this backend."""
     if not gang.several:
         return []
     spec = gang.spec
@@ -277,7 +279,7 @@ def problems(gang: Gang, chosen: Sequence[tuple[Part, Launcher | None]]) -> list
             found.append(
                 Problem(
                     path="$.inside",
-                    why=f"with inside: off nobody in a pod of role {part.name} could work out its place among the ranks of all roles",
+                    why=f"with inside: off, no code of Rankfall in a pod of role {part.name} could compute its ranks among all roles",
                     instead="put the role with ranks first, or use inside: auto",
                 )
             )
@@ -299,7 +301,7 @@ def _of_object(spec: JobSpec) -> list[Problem]:
             found.append(
                 Problem(
                     path="$.roles",
-                    why="several roles are several Jobs, and without a supervisor nobody ends one when another falls",
+                    why="several roles are several Jobs, and without a supervisor a failed Job does not end the others",
                     instead="leave unattended out, or use backend: jobset",
                 )
             )

@@ -31,12 +31,12 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 
 
 def escape(text: str) -> str:
-    """Escapes text for the process to get exactly it."""
+    """Escapes text so that the process gets exactly this text."""
     return text.replace("$", "$$")
 
 
 def check_text(path: str, texts: Iterable[str]) -> None:
-    """Refuses text impossible in a manifest.
+    """Refuses text that a manifest cannot contain.
 
     Raises:
         SpecError: Invalid UTF-8 or a NUL byte.
@@ -47,15 +47,15 @@ def check_text(path: str, texts: Iterable[str]) -> None:
         except UnicodeEncodeError:
             raise SpecError(
                 path,
-                "holds bytes that are no UTF-8, which Kubernetes cannot carry",
+                "contains bytes that are not UTF-8, which Kubernetes cannot store",
                 hint="put such values into a file or a secret",
             ) from None
         if "\0" in text:
-            raise SpecError(path, "holds a NUL byte")
+            raise SpecError(path, "contains a NUL byte")
 
 
 def check_variables(env: Mapping[str, str]) -> None:
-    """Refuses variables impossible in a manifest.
+    """Refuses variables that Kubernetes or a manifest cannot contain.
 
     Raises:
         SpecError: Invalid name or text.
@@ -63,7 +63,7 @@ def check_variables(env: Mapping[str, str]) -> None:
     for name, value in env.items():
         if not _VARIABLE.fullmatch(name):
             raise SpecError(
-                f"$.env.{name}", "is no valid variable in a pod: letters, digits, _, - and dots, no digit first"
+                f"$.env.{name}", "is not a valid variable in a pod: letters, digits, _, - and dots, no digit first"
             )
         check_text(f"$.env.{name}", (value,))
 
@@ -85,7 +85,7 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def several(self) -> bool:
-        """True if the job has several roles."""
+        """True if the job has several roles, even if one runs."""
         return self.spec.several_roles
 
     def master(self, *, namespace: str) -> str:
@@ -102,13 +102,13 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
         return [names.address(index, namespace=namespace) for part, names in pairs for index in range(part.count)]
 
     def hosts(self, *, namespace: str) -> dict[str, str]:
-        """Returns each role's first address."""
+        """Returns each role's first slot's address."""
         pairs = zip(self.parts, self.names, strict=True)
         return {part.name: names.address(0, namespace=namespace) for part, names in pairs}
 
 
 def trainer_of(spec: JobSpec) -> str:
-    """Returns a TrainJob's training role."""
+    """Returns a TrainJob's training role: that of the rendezvous."""
     return spec.role_of(spec.head_slot)
 
 
@@ -127,7 +127,7 @@ _REFERENCES: Final = frozenset({"secretName", "secretRef", "secretKeyRef", "imag
 
 
 class ServedFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Capabilities of the API server.
+    """Capabilities of the API server, from discovery.
 
     Attributes:
         version: Kubernetes version, as (1, 34).
@@ -140,7 +140,7 @@ class ServedFacts(msgspec.Struct, frozen=True, kw_only=True):
     pod_overrides: PodOverrides | None = None
 
     def at_least(self, minor: int) -> bool:
-        """True if Kubernetes is 1.``minor`` or newer."""
+        """True if the server is Kubernetes 1.``minor`` or newer."""
         return self.version >= (1, minor)
 
 
@@ -186,7 +186,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def node_reference(self) -> str:
-        """Text that expands to this slot's index among those with ranks."""
+        """Text that the pod expands to this slot's index among those with ranks."""
         if not self.gang.several:
             return SLOT_REFERENCE
         # Kubernetes cannot add.
@@ -205,12 +205,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def restarts_as_set(self) -> bool:
-        """True if a JobSet restarts the gang."""
+        """True if a JobSet restarts the gang within one attempt."""
         return self.native_restarts > 0 and self.spec.backend != "job"
 
     @property
     def native_restarts(self) -> int:
-        """Number of restarts by Kubernetes."""
+        """Number of restarts that Kubernetes itself may do."""
         return self.spec.policies.max_restarts if self.spec.unattended else 0
 
 
@@ -258,12 +258,12 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def request_token(token: str) -> str:
-    """Returns a one-way digest of ``token``."""
+    """Returns a one-way digest of ``token`` for the object's annotation."""
     return hashlib.sha256(f"request:{token}".encode()).hexdigest()[:32]
 
 
 def masked(value: Any) -> Any:
-    """Returns a manifest without possible secrets."""
+    """Returns a manifest, or a part, without possible secrets."""
     if isinstance(value, Mapping):
         if value.get("kind") == "Secret" and isinstance(value.get("data"), Mapping):
             return {**value, "data": dict.fromkeys(value["data"], MASK)}

@@ -20,13 +20,13 @@ _JSON: Final = "_JSON"
 
 
 def secret_words(spec: JobSpec) -> dict[int, str]:
-    """Returns a command's secret arguments by index."""
+    """Returns a command's secret arguments by index, without the program."""
     label = masked_words(spec.command)
     return {number: word for number, word in enumerate(spec.command) if number and label[number] != word}
 
 
 def word_reference(number: int) -> str:
-    """Returns the reference to an argument."""
+    """Returns the reference that Kubernetes replaces with the argument."""
     return f"$({_VARIABLE}{number})"
 
 
@@ -46,7 +46,7 @@ def secret_variables(request: Request, *, as_json: bool) -> list[Object]:
 
 
 def job_variables(request: Request, escaped: Mapping[str, str]) -> list[Object]:
-    """Returns the job's variables, with secret ones as references."""
+    """Returns the job's variables; secret ones refer to the Secret."""
     return [
         _variable(request, name, f"env.{name}")
         if _is_secret(name, request.spec.env[name])

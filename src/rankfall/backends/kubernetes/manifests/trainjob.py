@@ -35,12 +35,12 @@ _OWN_RUNTIME: Final = "leave kubernetes.runtime out: Rankfall then makes a Train
 
 
 def own_runtime(spec: JobSpec) -> bool:
-    """True if the spec names no runtime."""
+    """True if the job gets its runtime, because the spec names none."""
     return spec.kubernetes.runtime is None
 
 
 def training_runtime(members: Sequence[Member]) -> Object:
-    """Returns the job's runtime, with all features of a JobSet."""
+    """Returns the job's own runtime with all features of a JobSet."""
     request = trainer(members).request
     return {
         "apiVersion": API_VERSION,
@@ -134,7 +134,7 @@ def selector(request: Request) -> str:
 
 
 def problems(request: Request, start: Start) -> list[Problem]:
-    """Returns the unsupported settings."""
+    """Returns the settings that this runtime does not support."""
     spec, section = request.spec, request.spec.kubernetes
     found = []
     if section.container not in {TRAINER_ROLE, Kubernetes().container}:
@@ -149,8 +149,8 @@ def problems(request: Request, start: Start) -> list[Problem]:
         found.append(
             Problem(
                 path="$.ttl_s",
-                why="a TrainJob of no version has a time to live, and one in its runtime would take the JobSet away under it",
-                instead="leave unattended out: what supervises the run removes it; or use backend jobset, or leave ttl_s out",
+                why="no version of a TrainJob has a time to live, and one in its runtime would delete the JobSet of a TrainJob that remains",
+                instead="leave unattended out (the supervisor then removes it), use backend jobset, or leave ttl_s out",
             )
         )
     if own_runtime(spec):
@@ -158,7 +158,7 @@ def problems(request: Request, start: Start) -> list[Problem]:
             found.append(
                 Problem(
                     path="$.kubernetes.runtime",
-                    why="the server serves no TrainingRuntime, so none can be made for this job",
+                    why="the server serves no TrainingRuntime, so Rankfall cannot create one for this job",
                     instead="name a ClusterTrainingRuntime in kubernetes.runtime",
                 )
             )
@@ -169,7 +169,7 @@ def problems(request: Request, start: Start) -> list[Problem]:
     ]
     if len(container_command(request, start)) - 3 > MOST_WORDS:
         found.append(
-            Problem(path="$.command", why=f"has too many words: a TrainJob takes {MOST_WORDS}", instead=_OWN_RUNTIME)
+            Problem(path="$.command", why=f"has too many words: a TrainJob accepts {MOST_WORDS}", instead=_OWN_RUNTIME)
         )
     return found
 
@@ -198,5 +198,5 @@ def _unsaid(request: Request) -> list[str]:
 
 
 def needs_own(request: Request) -> list[str]:
-    """Returns the fields that require a separate runtime."""
+    """Returns the fields that require a separate runtime, for its note."""
     return _unsaid(request) + (["$.kubernetes.exclude_nodes"] if request.excluded else [])

@@ -47,18 +47,24 @@ async def page(session: aiohttp.ClientSession, url: str) -> str:
     try:
         async with session.get(url, allow_redirects=False, headers={"Accept": "text/plain"}) as answer:
             if answer.status != HTTPStatus.OK:
-                raise EvidenceLost(f"it answered {answer.status}", hint="does the address lead to its metrics?")
+                raise EvidenceLost(
+                    f"it answered {answer.status}", hint="check that the address is the exporter's metrics page"
+                )
             data = bytearray()
             async for chunk in answer.content.iter_chunked(64 << 10):
                 data += chunk
                 if len(data) > MAX_PAGE:
                     raise EvidenceLost(
-                        f"its page is larger than {MAX_PAGE >> 20} MiB", hint="is it an exporter of one node?"
+                        f"its page is larger than {MAX_PAGE >> 20} MiB", hint="check that it is an exporter of one node"
                     )
     except TimeoutError:
-        raise EvidenceLost(f"it did not answer within {LIMIT_S:g} s", hint="is it reached from here?") from None
+        raise EvidenceLost(
+            f"it did not answer within {LIMIT_S:g} s", hint="check that the controller can reach it"
+        ) from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise EvidenceLost(f"it cannot be reached: {str(error)[:200]}", hint="is it reached from here?") from None
+        raise EvidenceLost(
+            f"it cannot be reached: {str(error)[:200]}", hint="check that the controller can reach it"
+        ) from None
     return data.decode("utf-8", "replace")
 
 
@@ -160,14 +166,14 @@ class ExporterSource:
 
     async def _keep(self, stood: Mapping[str, ActiveMetric]) -> None:
         if len(stood) > MAX_ACTIVE_METRICS:
-            LOG.error("%d values of metrics stand; only the newest %d are remembered over a restart", len(stood), MAX_ACTIVE_METRICS)  # fmt: skip
+            LOG.error("%d metrics show a fault; only the newest %d survive a restart", len(stood), MAX_ACTIVE_METRICS)  # fmt: skip
         try:
             with sole_writer():
                 await self._state.save_active_metrics(
                     dict(sorted(stood.items(), key=lambda each: -each[1].since)[:MAX_ACTIVE_METRICS])
                 )
         except KubeError as error:
-            LOG.warning("what stands in metrics cannot be kept: %s", error.message)
+            LOG.warning("cannot store the metrics that show a fault: %s", error.message)
 
     def _log_unreachable(self, silent: Mapping[str, str], *, of: Iterable[str]) -> None:
         for node in of:
@@ -181,7 +187,9 @@ class ExporterSource:
                 self._silent.pop(node)
             else:
                 LOG.warning(
-                    "the exporter of node `%s`: %s; nothing is taken for good meanwhile", node, printable(reason)
+                    "the exporter of node `%s`: %s; no node counts as recovered until it answers",
+                    node,
+                    printable(reason),
                 )
                 self._silent[node] = reason
         self._silent = {node: reason for node, reason in self._silent.items() if node in self._book.nodes}
@@ -189,7 +197,7 @@ class ExporterSource:
 
 
 def _place(item: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Returns node and address of a running pod, or None."""
+    """Returns node and address of a running pod of a DaemonSet, or None."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     owners = meta.get("ownerReferences") or ()
     made = any(each.get("kind") == "DaemonSet" and each.get("controller") for each in owners)

@@ -41,12 +41,12 @@ _KEEP_S: Final = 60.0
 
 
 def rest_s(poll_s: float, *, took_s: float) -> float:
-    """Returns the seconds from a poll's end to the next."""
+    """Returns the seconds between the end of a poll and the next one."""
     return max(poll_s - took_s, poll_s * LEAST_REST)
 
 
 class LineReader(Protocol):
-    """Converts lines to faults."""
+    """Converts lines to faults: ``KernelLines`` and ``PodLines``."""
 
     nameless: int
 
@@ -128,12 +128,12 @@ class LokiSource:
                 await self._state.save_position(self.name, place)
         except KubeError as error:
             # After a kill the lines would be read again and recognized.
-            LOG.warning("where %s stands cannot be kept: %s", self.name, error.message)
+            LOG.warning("cannot store the position of %s: %s", self.name, error.message)
 
     def _trouble(self, error: LokiError) -> None:
         if self._blind_since is None:
             self._blind_since = time.monotonic()
-            LOG.warning("%s: %s; nothing is taken for good meanwhile", self.name, error.message)
+            LOG.warning("%s: %s; no node counts as recovered until it answers", self.name, error.message)
         self._metrics.add("health_source_errors_total", source=self.name)
         self._metrics.set("health_source_blind_seconds", max(0.001, self.blind_s), source=self.name)
 
@@ -156,7 +156,7 @@ class LokiSource:
             return
         self._reported_lost.add(at)
         self._metrics.add("health_lines_lost_total", source=self.name)
-        LOG.error("%s: nanosecond %d holds more lines than Loki gives at once; the rest of them is lost", self.name, at)
+        LOG.error("%s: nanosecond %d holds more lines than one answer of Loki; the rest is lost", self.name, at)
 
 
 #: Seconds for one answer of Loki.

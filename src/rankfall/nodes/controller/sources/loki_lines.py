@@ -31,7 +31,7 @@ MAX_BOOTS: Final = 5_000
 
 
 def kernel_texts() -> tuple[str, ...]:
-    """Returns texts of which each relevant kernel line has one."""
+    """Returns texts of which each relevant kernel line has one; includes the schema of the agent's lines."""
     words: set[str] = set()
     for signature in default_catalogue().signatures:
         if "kernel" in signature.where and "line" not in signature.where:
@@ -81,7 +81,7 @@ class KernelLines:
         )
 
     def _began(self, key: str, at: int) -> int:
-        """Returns the latest possible start of this boot."""
+        """Returns the latest possible start of this boot, from this and earlier lines."""
         known = self.begun.get(key)
         if known is None and len(self.begun) >= MAX_BOOTS:
             for each in list(self.begun):

@@ -25,7 +25,7 @@ _AGAIN_S: Final = 2.0
 
 
 def doubting() -> Pace:
-    """Returns the pace of a watch that retries denials."""
+    """Returns the pace of a watch that retries a denial."""
     return Pace(denied=DENIED_S, doubting=True)
 
 
@@ -53,7 +53,7 @@ _MAX_CONCURRENT: Final = 20
 
 
 async def watch_nodes(kube: Kube, loop: Loop) -> None:
-    """Passes Node changes to the loop until canceled.
+    """Passes every Node change to the loop, until canceled.
 
     Raises:
         KubeError: The server refuses permanently.
