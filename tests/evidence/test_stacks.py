@@ -218,6 +218,8 @@ def test_real_dumps_of_torch_are_read(tmp_path):
 
     code = """
 import os, sys
+# The limit of these tests is for readers; torch maps more.
+import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
 import torch, torch.distributed as d, torch.multiprocessing as mp
 from torch._C import _distributed_c10d as c
 def f(r, port, folder):
