@@ -226,3 +226,25 @@ def test_a_named_link_is_followed_and_so_is_the_pipe_of_a_shell(tmp_path):
             assert why(tmp_path / "home", "/dev/stdin", stdin=pipe.stdout.fileno()).verdict["rank"] == 5
             pipe.stdout.close()
             pipe.wait()
+
+
+def test_i23_p8_a_pipe_or_file_with_text_is_explained_without_an_argument(tmp_path):
+    text = b"[rank5]: Traceback (most recent call last):\n[rank5]: KeyError: 1\n"
+    (tmp_path / "log").write_bytes(text)
+    done = why(tmp_path / "home", stdin=text)
+    assert (done.code, done.verdict["rank"], "explaining standard input" in done.err) == (0, 5, True)
+    with (tmp_path / "log").open("rb") as file:
+        assert why(tmp_path / "home", stdin=file.fileno()).verdict["rank"] == 5
+
+
+@pytest.mark.parametrize("kind", ["null", "empty", "open"])
+def test_i23_p8_without_text_the_newest_run_is_explained(tmp_path, kind):
+    (tmp_path / "log").write_bytes(b"")
+    ends = os.pipe()
+    if kind != "open":
+        os.close(ends[1])
+    stdin = {"null": subprocess.DEVNULL, "empty": ends[0], "open": ends[0]}[kind]
+    done = why(tmp_path / "home", stdin=stdin)
+    assert (done.code, "there is no run yet" in done.err) == (66, True)
+    for end in ends[: 2 if kind == "open" else 1]:
+        os.close(end)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import os
 import random
 
@@ -190,3 +193,58 @@ def test_a_flood_costs_no_more_evidence_than_a_few_lines(tmp_path):
 def test_a_line_without_end_is_read_in_pieces(tmp_path):
     (tmp_path / "f.log").write_bytes(b"x" * (9 << 20) + b"\n" + VALUE_ERROR.format(r=4).encode())
     assert explain_files([tmp_path]).verdict.rank == 4
+
+
+@pytest.mark.parametrize(
+    "name", ["{n}.log", "worker-{n}.txt", "slurm-99_{n}.out", "proc{n}.stderr.log", "train.{n}.log.gz"]
+)
+def test_i23_p2_files_that_differ_in_a_number_are_those_of_ranks(tmp_path, name):
+    for number in range(3):
+        text = VALUE_ERROR.replace("[rank{r}]: ", "") if number == 1 else "step 1\n"
+        data = text.encode()
+        (tmp_path / name.format(n=number)).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    assert explain_files([tmp_path]).verdict.rank == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["node0.log", "node1.log"], ""),
+        (["5.log", "7.log"], ""),
+        (["1.log"], ""),
+        (
+            ["0.log", "1.log"],
+            "[default0]:step 1\nE0501 10:00:00.2 4100 torch/distributed/elastic/agent/server/api.py:874] x\n",
+        ),
+    ],
+)
+def test_i23_p2_other_numbers_in_names_give_no_rank(tmp_path, names, text):
+    error = VALUE_ERROR.replace("[rank{r}]: ", "[default1]:" if text else "")
+    for name in names:
+        (tmp_path / name).write_text(text + error)
+    assert explain_files([tmp_path]).verdict.rank is None
+
+
+@pytest.mark.parametrize(
+    ("others", "rank"), [("", 1), ("job-master-0: step 1\n", None), ("worker-0: LOCAL_RANK=3\n", None)]
+)
+def test_i23_p1_a_worker_is_a_rank_where_each_has_one(tmp_path, others, rank):
+    lines = VALUE_ERROR.replace("[rank{r}]: ", "job-worker-1: ")
+    (tmp_path / "job.log").write_text(f"{others}job-worker-0: step 1\n{lines}")
+    assert explain_files([tmp_path / "job.log"]).verdict.rank == rank
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)])
+def test_i23_p8_compressed_logs_are_read_and_damage_is_named(tmp_path, suffix, pack):
+    text = VALUE_ERROR.format(r=4).encode()
+    path = tmp_path / f"job.log{suffix}"
+    path.write_bytes(pack(b"step 1\n" * 1000) + pack(text))
+    assert explain_files([path]).verdict.rank == 4
+    noise = random.Random(1).randbytes(1_000_000).hex().encode()
+    whole = pack(text + noise)
+    path.write_bytes(whole[:-100])
+    verdict = explain_files([path]).verdict
+    assert verdict.rank == 4
+    assert any("cut off" in one for one in verdict.missing)
+    path.write_bytes(whole[: len(whole) // 2] + b"\xff" * 500 + whole[len(whole) // 2 + 500 :])
+    assert any("damaged" in one for one in explain_files([path, tmp_path]).verdict.missing)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.scan import ChunkScanner, scan
-from rankfall.evidence.readers.text import decode, normalise, parse_prefix
+from rankfall.evidence.readers.text import decode, normalise
 from rankfall.evidence.readers.torchrun import read_reports
 from rankfall.evidence.readers.tracebacks import TracebackReader, find_tracebacks
 from rankfall.verdict.signatures.catalogue import default_catalogue

@@ -263,11 +263,19 @@ def test_a_time_that_is_not_known_is_said_to_be_unknown() -> None:
 
 
 def test_a_rank_is_ruled_out_only_where_the_cause_outside_is_proven() -> None:
-    outside = {"scope": "external", "rank": None, "node": None, "slot": None}
+    outside = {"scope": "external", "rank": None, "local_rank": None, "node": None, "slot": None}
     proven = render_verdict(fallen(cause=Cause.of("preempted", confidence="proven"), **outside))
     likely = render_verdict(fallen(cause=Cause.of("preempted", confidence="likely"), **outside))
     assert "rank    none: the cause is outside the job\nnode    none in particular" in proven
     assert "rank    unknown\nnode    unknown" in likely
+
+
+def test_i23_p2_a_local_rank_is_shown_where_the_global_one_is_unknown() -> None:
+    text = render_verdict(
+        fallen(scope="external", rank=None, local_rank=3, slot=None, cause=Cause.of("segfault", confidence="likely"))
+    )
+    assert text.startswith("Local rank 3 on node1 ")
+    assert "rank    unknown (local rank 3)" in text
 
 
 def test_lines_before_the_decisive_one_are_shown_above_it() -> None:

@@ -27,10 +27,10 @@ from rankfall.evidence.files.log_files import case_of_files
 from rankfall.evidence.readers import plain_pickle, torchrun
 from rankfall.evidence.readers.flight_recorder import Dumps
 from rankfall.evidence.readers.flyte_errors import container_error_evidence
+from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.scan import ChunkScanner
 from rankfall.evidence.readers.stacks import NewestDump, kernel_state, main_frames, text_of_json
 from rankfall.evidence.readers.stream_reader import StreamTail
-from rankfall.evidence.readers.text import parse_prefix
 from rankfall.evidence.readers.torchrun import error_file_evidence
 from rankfall.evidence.readers.tracebacks import find_tracebacks
 from rankfall.kernellog.record import parse_record
@@ -250,7 +250,7 @@ MODULES = frozenset(
     f"rankfall.{name}"
     for name in (
         "nodes.rules.kernel_lines", "evidence.readers.classify", "collect.pods.instance_folders", "evidence.readers.flyte_errors", "evidence.readers.flight_recorder",
-        "evidence.readers.kernel_log", "kernellog.record", "loki.client", "evidence.readers.plain_pickle", "evidence.readers.text", "evidence.attempt.activity",
+        "evidence.readers.kernel_log", "kernellog.record", "loki.client", "evidence.readers.plain_pickle", "evidence.files.packed", "evidence.readers.prefixes", "evidence.readers.text", "evidence.attempt.activity",
         "rundir.records", "evidence.readers.scan", "evidence.readers.stacks", "evidence.readers.stream_reader", "evidence.readers.torchrun",
         "evidence.readers.tracebacks", "rundir.lines.query", "rundir.streams.content", "rundir.streams.files",
     )

@@ -95,7 +95,7 @@ def of_finding(
         node=node,
         local_rank=prefix.local_rank
         if prefix.local_rank is not None
-        else numbers.whole(finding.groups.get("local_rank")),
+        else numbers.whole(finding.groups.get("local_rank") or finding.groups.get("process")),
         pid=meaning.pid,
         at=None if when is None else (when.earliest + when.latest) // 2,
         uncertainty=None if when is None else _LINE_S + (when.latest - when.earliest + 1) // 2 / _NS,

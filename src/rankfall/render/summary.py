@@ -98,7 +98,7 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
     slug = verdict.cause.slug
     subject = _subject(verdict)
     subject = subject[0].upper() + subject[1:]
-    if verdict.node and subject.startswith(("Rank ", "Slot ")):
+    if verdict.node and subject.startswith(("Rank ", "Slot ", "Local ")):
         subject += f" on {one_line(verdict.node, width=60)}"
     if slug == "unknown" and verdict.rank is None:
         return "The job failed; no recorded evidence explains it"
@@ -123,6 +123,12 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
     return f"{subject} {first} {others}".rstrip() + at + (order.get(confidence, "") if fact else "")
 
 
+def has_local_rank_only(verdict: Verdict) -> bool:
+    """True if a line gives only the local rank of the failure, and no fact gives its place."""
+    nowhere = verdict.rank is None and verdict.scope in {None, "external"} and verdict.cause.confidence != "proven"
+    return nowhere and verdict.local_rank is not None
+
+
 def _subject(verdict: Verdict) -> str:
     if verdict.rank is not None:
         return f"rank {verdict.rank}"
@@ -132,6 +138,8 @@ def _subject(verdict: Verdict) -> str:
         return f"slot {verdict.slot}"
     if verdict.scope == "node" and verdict.node:
         return f"node {one_line(verdict.node, width=60)}"
+    if has_local_rank_only(verdict):
+        return f"local rank {verdict.local_rank}"
     return "the job" if verdict.scope == "external" else "an unknown rank"
 
 

@@ -15,7 +15,7 @@ from rankfall.model import Consequence, Proof, Verdict
 from rankfall.render import formatting
 from rankfall.render.escape import clean, clean_line, one_line, shorten
 from rankfall.render.formatting import Paint
-from rankfall.render.summary import action_text, advice, cause_text, is_no_failure, summary
+from rankfall.render.summary import action_text, advice, cause_text, has_local_rank_only, is_no_failure, summary
 from rankfall.rundir.incomplete import PREFIX
 
 _MAX_EVIDENCE: Final = 6
@@ -273,6 +273,8 @@ def _rank(verdict: Verdict) -> str:
 
 
 def _no_rank(verdict: Verdict) -> str:
+    if has_local_rank_only(verdict):
+        return f"unknown (local rank {verdict.local_rank})"
     if verdict.cause.slug == "unknown":
         return "unknown"
     if verdict.scope == "external":

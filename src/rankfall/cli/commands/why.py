@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import select
+import stat
 import sys
 from pathlib import Path
+from typing import BinaryIO, Final
 
 import click
 
@@ -17,6 +21,9 @@ from rankfall.model import NotFound, UsageError, Verdict
 from rankfall.render.verdict import render_verdict
 from rankfall.rundir import RunDir
 from rankfall.strategy_registry import find_strategy
+
+# Seconds in which a program before the pipe prints its first bytes.
+_PIPE_S: Final = 0.5
 
 
 @click.command("why")
@@ -94,6 +101,9 @@ def _explained(
     strategy: str | None,
     where: Where,
 ) -> tuple[Verdict, str, RunDir | None]:
+    if not targets and attempt is None and slot is None and not fresh and _has_text(sys.stdin.buffer):
+        console.say("explaining standard input")
+        targets = ["-"]
     run = one_run(None) if not targets else _as_run(targets, where)
     if run is not None:
         run = as_it_is(run)
@@ -120,6 +130,20 @@ def _explained(
         ", ".join(targets),
         None,
     )
+
+
+def _has_text(stdin: BinaryIO) -> bool:
+    """True if standard input is a file, or a pipe with bytes within ``_PIPE_S``."""
+    try:
+        kind = os.fstat(stdin.fileno()).st_mode
+        if stat.S_ISREG(kind):
+            return bool(stdin.peek(1))  # type: ignore[attr-defined] # a buffered reader
+        if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)):
+            return False
+        ready, _, _ = select.select([stdin], [], [], _PIPE_S)
+        return bool(ready) and bool(stdin.peek(1))  # type: ignore[attr-defined] # as above
+    except (OSError, ValueError):
+        return False
 
 
 def _is_there(name: str) -> bool:

@@ -15,8 +15,8 @@ import msgspec
 from rankfall.evidence import builders as make
 from rankfall.evidence.attempt.slot_starts import Starts
 from rankfall.evidence.facts import Facts
+from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.stream_reader import CHUNK, Placed, StreamTail
-from rankfall.evidence.readers.text import Prefix
 from rankfall.model import Evidence, RankFacts, numbers
 from rankfall.model.evidence import digest
 from rankfall.rundir import NO_RANK, RunDir, StreamRow

@@ -15,14 +15,15 @@ import msgspec
 from rankfall.evidence import builders as make
 from rankfall.evidence.files.bounded_read import Part
 from rankfall.evidence.files.folder_listing import printable
+from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
 from rankfall.evidence.readers.scan import ChunkScanner, Finding
 from rankfall.evidence.readers.stacks import NewestDump
 from rankfall.evidence.readers.survival import Survival
-from rankfall.evidence.readers.text import Prefix
+from rankfall.evidence.readers.text import decode
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Evidence, RankfallError, numbers
 from rankfall.model.evidence import digest
-from rankfall.model.patterns import bounded
+from rankfall.model.patterns import bounded, linear
 from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.verdict.signatures.catalogue import Catalogue
 
@@ -36,6 +37,43 @@ _MAX_FAILURES: Final = 8
 _PIECE: Final = 1000
 _SHORT: Final = 200
 _ELASTIC: Final = bounded(r"attempt_(\d{1,4})/(\d{1,4})/[^/]+$", limit=4_096)
+_MAX_NAME: Final = 256
+_ENDINGS: Final = (
+    (".gz", ".bz2", ".xz", ".zst"),
+    (".log", ".txt", ".out", ".err"),
+    (".stdout", ".stderr", ".out", ".err"),
+)
+_NUMBER: Final = bounded(r"\d{1,6}\Z", limit=_MAX_NAME)
+_OF_NODES: Final = bounded(
+    r"(?:node|host|pod|slot|replica|attempt|restart|run|job|step|epoch|part)[^a-z]*$", limit=_MAX_NAME
+)
+# Workers are ranks only without other roles, and without a launcher that starts several ranks in each.
+_WORKER: Final = bounded(r"(?:^|[-_.])(?:worker|trainer|learner|proc|rank)[-_](\d{1,6})$", limit=_MAX_NAME)
+_SEVERAL: Final = (
+    b"master-",
+    b"chief-",
+    b"launcher-",
+    b"-ps-",
+    b"elastic",
+    b"torchrun",
+    b"ocal_rank",
+    b"OCAL_RANK",
+    b"nproc",
+)
+# A line that resembles an error, in the last bytes of a text; but not of a launcher about its processes.
+LAST_ERROR: Final = "unknown:last error"
+_TAIL: Final = 64 << 10
+_MAX_ERROR_LINE: Final = 4096
+_ERROR: Final = linear(
+    rb"(?im)^[^\n]*(?:error|exception|fatal|panic|failed|failure|aborted|cannot|could not|unable to|denied|no such)\b[^\n]*$"
+)
+_NO_ERROR: Final = bounded(
+    rb"(?i)\b0 errors?\b|warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|FAILED$|closing signal|Killing subprocess|return code"
+    rb"|^(?:srun|slurmstepd|mpirun|prterun)\b|error_file|exitcode|^\s*(?:raise|except|File)\b|^\s{4}",
+    limit=_MAX_ERROR_LINE,
+)
+# Bytes of a text that are searched for them.
+_SEARCHED: Final = 4 << 20
 _RANK_FILE: Final = bounded(r"(?i)(?:^|[^a-z])rank[-_. ]?(\d{1,6})(?:[^0-9]|$)", limit=256)
 
 
@@ -51,6 +89,8 @@ class Source(msgspec.Struct, kw_only=True):
         ends: Prefix and line end of each failure, by ID.
         survival: Speakers that continued after them.
         stacks: Stacks at its end.
+        workers: Number in the name of the worker that printed a finding, by ID.
+        several: The text names other roles, or launchers of several ranks for each worker.
     """
 
     name: str
@@ -65,6 +105,14 @@ class Source(msgspec.Struct, kw_only=True):
     ends: dict[str, tuple[Prefix, int]] = msgspec.field(default_factory=dict)
     survival: Survival = msgspec.field(default_factory=Survival)
     stacks: str | None = None
+    workers: dict[str, int] = msgspec.field(default_factory=dict)
+    several: bool = False
+
+    def rank_of_worker(self, piece: Evidence) -> int | None:
+        """Returns the rank of the worker that printed a finding, where each worker is one rank; else None."""
+        if self.several or self.prefixed or self.reported:
+            return None
+        return self.workers.get(piece.id)
 
     def weighed(self, *, alone: bool) -> Iterator[Evidence]:
         """Yields its evidence; a finding whose speaker continued is context.
@@ -96,6 +144,33 @@ def source_of(file: Path) -> Source:
     return Source(name=name, group=name, rank=numbers.matched(rank[1]) if rank else None)
 
 
+def rank_siblings(sources: Iterable[Source]) -> None:
+    """Sets the ranks of files that differ only in a number from 0 on, as ``2.log`` or ``worker-2.txt``.
+
+    Numbers of nodes, and files with lines of several ranks or of a launcher, give no rank.
+    """
+    groups: dict[tuple[str, str], dict[int, list[Source]]] = {}
+    for source in sources:
+        folder, _, name = source.name.rpartition("/")
+        stem = name.lower()[:_MAX_NAME]
+        for endings in _ENDINGS:
+            stem = next((stem.removesuffix(one) for one in endings if stem.endswith(one)), stem)
+        found = _NUMBER.search(stem)
+        number = numbers.matched(found[0]) if found else None
+        if found is None or number is None or stem == name.lower() or _OF_NODES.search(stem[: found.start()]):
+            continue
+        groups.setdefault((folder, stem[: found.start()]), {}).setdefault(number, []).append(source)
+    for group in groups.values():
+        members = [source for one in group.values() for source in one]
+        if len(group) < 2 or set(group) != set(range(len(group))):  # noqa: PLR2004 - one number alone means nothing
+            continue
+        if any(s.rank is not None or s.local_rank is not None or s.prefixed or s.reported for s in members):
+            continue
+        for number, named in group.items():
+            for source in named:
+                source.rank = number
+
+
 class Room:
     """Remaining memory for evidence of all files."""
 
@@ -124,6 +199,8 @@ class TextReader:
         self._lines = True
         self._scanner = ChunkScanner(catalogue, survival=source.survival)
         self._flooded: str | None = None
+        self._searched = 0
+        self._tail = b""
 
     @property
     def flooded(self) -> str | None:
@@ -147,6 +224,7 @@ class TextReader:
                     break
         finally:
             self._push(b"", final=True)
+            self._keep_last_error()
             if self._dump is not None:
                 self._source.stacks = self._guard.read(
                     self._dump.text, otherwise=None, what="stack", where=self._source.name
@@ -167,6 +245,10 @@ class TextReader:
             except Exception as error:  # noqa: BLE001 - text of jobs: one reader costs no other one
                 self._guard.failed(error, what="stack", where=self._source.name)
                 self._dump = None
+        self._tail = (self._tail + data)[-_TAIL:] if len(data) < _TAIL else data[-_TAIL:]
+        if self._searched < _SEARCHED:
+            self._searched += len(data)
+            self._source.several |= any(word in data for word in _SEVERAL)
         try:
             findings, statements = self._scanner.push(data, final=final)
             for finding, byte, line in findings:
@@ -181,6 +263,38 @@ class TextReader:
             where = f"{self._source.name}, bytes {first} to {self._next}"
             self._guard.failed(error, what="part of a log", where=where, data=data)
             self._begin(self._next)
+
+    def _keep_last_error(self) -> None:
+        """Stores the last line that resembles an error, for a verdict without a cause."""
+        if any(piece.role == "primary" for piece in (*self._source.found, *self._source.last.values())):
+            return
+        cut = self._tail.find(b"\n") + 1 if self._next > len(self._tail) else 0
+        found = [match.span() for match in _ERROR.finditer(self._tail) if match.start() >= cut]
+        for begin, stop in reversed(found):
+            line = self._tail[begin : min(stop, begin + _MAX_ERROR_LINE)].rstrip()
+            if not _NO_ERROR.search(line):
+                break
+        else:
+            return
+        byte = self._next - len(self._tail) + begin
+        number = self._scanner.lines - self._tail.count(b"\n", begin) + 1
+        prefix = parse_prefix(line)
+        self._source.found.append(
+            Evidence(
+                id=digest("last error", self._source.name, byte),
+                source="log",
+                slug="unknown",
+                role="context",
+                trust="job",
+                rank=prefix.rank,
+                local_rank=prefix.local_rank,
+                stream=self._source.group,
+                order=byte,
+                where=self._where(byte, number),
+                line=decode(line),
+                fingerprint=LAST_ERROR,
+            )
+        )
 
     def _where(self, byte: int, line: int) -> str:
         return f"{self._source.name}:{line}" if self._lines else f"{self._source.name}:byte {byte}"
@@ -197,9 +311,12 @@ class TextReader:
             when=None,
             rank=None,
             slot=prefix.slot,
-            node=None,
+            node=prefix.node or finding.groups.get("node"),
             attempt=source.attempt,
         )
+        worker = _WORKER.search(prefix.name[-_MAX_NAME:]) if prefix.name else None
+        if worker is not None and (number := numbers.matched(worker[1])) is not None:
+            source.workers[piece.id] = number
         if finding.kind not in source.last and not self._room.take(piece):
             source.last[None] = msgspec.structs.replace(
                 piece, id=digest("newest", source.name), line=piece.line[:_SHORT]

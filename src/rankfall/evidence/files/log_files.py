@@ -29,8 +29,9 @@ from rankfall.evidence.files.bounded_read import (
     parts_of_file,
     parts_of_stream,
 )
-from rankfall.evidence.files.file_source import Room, Source, TextReader, source_of
+from rankfall.evidence.files.file_source import Room, Source, TextReader, rank_siblings, source_of
 from rankfall.evidence.files.folder_listing import LeftOut, Listed, amount, list_files, opened, printable
+from rankfall.evidence.files.packed import SUFFIXES, unpacked
 from rankfall.evidence.readers import flyte_errors, torchrun
 from rankfall.evidence.readers.flight_recorder import Dumps, dump_rank
 from rankfall.evidence.readers.flyte_errors import container_error_evidence, is_container_error
@@ -39,7 +40,6 @@ from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Case, Evidence, RankFacts, RankfallError, UsageError
 from rankfall.model.evidence import digest
 from rankfall.rundir.reader_guard import ReaderGuard
-from rankfall.rundir.streams.content import PACKED_SUFFIX, read_zstd
 from rankfall.verdict.signatures.catalogue import Catalogue, default_catalogue
 
 # Shorter text hardly shows why a job ended.
@@ -194,7 +194,7 @@ class _Pile:
 def _no_log(name: str, neighbours: set[str]) -> bool:
     """True for a file to skip; of raw and compressed forms the raw one is read."""
     path = Path(name)
-    return path.suffix in _NO_LOGS or (path.suffix == PACKED_SUFFIX and path.stem in neighbours)
+    return path.suffix in _NO_LOGS or (path.suffix in SUFFIXES and path.stem in neighbours)
 
 
 def _is_error_file(file: Listed) -> bool:
@@ -222,11 +222,11 @@ def _parts(file: Listed, fd: int, share: Share) -> Iterator[Part]:
     if file.pipe:
         return parts_of_stream(chunks_of_pipe(fd), share, head=share.size // 4 * 3)
     size = os.fstat(fd).st_size
-    if file.path.suffix == PACKED_SUFFIX:
+    if file.path.suffix in SUFFIXES:
         head = share.size // 4 * 3
         if head > (most := max(LEAST_UNPACKED, RATIO * size)):
             head, share.why = most, f"it unpacks to more than {RATIO} times its size"
-        return parts_of_stream(read_zstd(fd, file.path), share, head=head)
+        return parts_of_stream(unpacked(fd, file.path), share, head=head)
     if not size:
         share.size = min(share.size, MAX_UNSIZED + TAIL)
         return parts_of_stream(chunks_of_pipe(fd), share, head=MAX_UNSIZED)
@@ -249,6 +249,7 @@ def _stacks(fd: int, share: Share) -> str | None:
 
 
 def _case(sources: list[Source], problems: list[str]) -> Case:
+    rank_siblings(sources)
     attempt = max((s.attempt for s in sources if s.attempt is not None), default=None)
     groups: dict[str, set[int]] = {}
     for source in sources:
@@ -271,6 +272,8 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
         for piece in source.weighed(alone=owner is not None or source.local_rank is not None):
             local = piece.local_rank if piece.local_rank is not None else source.local_rank
             rank = piece.rank if piece.rank is not None else owner
+            if rank is None and local is None:
+                rank = source.rank_of_worker(piece)
             found.append(msgspec.structs.replace(piece, rank=rank, local_rank=local, attempt=None))
         for sheet in _reported_facts(source):
             facts[sheet.rank] = sheet

@@ -42,13 +42,20 @@ def own_process_holds_most(text: str) -> bool:
 
 # Specificity of an exception without a signature.
 GENERIC = 20
+# Types of exceptions about a child process.
+_CHILD_ERRORS = ("ProcessExitedException",)
 _EXTERNAL = frozenset(
     {"KeyboardInterrupt", "torch.distributed.elastic.multiprocessing.api.SignalException", "SignalException"}
 )
 
 
 class Meaning(msgspec.Struct, frozen=True, kw_only=True):
-    """Classification of an exception with its chain."""
+    """Classification of an exception with its chain.
+
+    Attributes:
+        groups: Named parts of the signature's hit.
+        end: It only reports the end of another process, as a launcher's exception.
+    """
 
     slug: str
     role: EvidenceRole
@@ -60,6 +67,8 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()
     gpu: str | None = None
     pid: int | None = None
+    groups: dict[str, str] = {}
+    end: bool = False
 
 
 def exception_meaning(
@@ -69,11 +78,12 @@ def exception_meaning(
     frame: str = "",
     mark: Literal["retryable", "final"] | None = None,
     exit_code: int | None = None,
+    launcher: bool = False,
 ) -> Meaning:
     """Classifies an exception by its types and messages.
 
     The raised one has precedence, then the most specific of its chain: an error while handling a lost connection is
-    its consequence. ``frame``: top user frame, for the fingerprint.
+    its consequence. ``frame``: top user frame, for the fingerprint. ``launcher``: a launcher raised it about a process.
     """
     head_type, head_text = chain[0] if chain else ("", "")
     print_of = f"{_short(head_type)}:{normalise(head_text.split(chr(10), 1)[0])}:{frame}"
@@ -91,6 +101,19 @@ def exception_meaning(
             specificity=50,
             text=spoken,
             fingerprint=f"external_signal:{head_type}",
+        )
+    ended = _end_of_child(catalogue, head_type, head_text, launcher=launcher)
+    if ended is not None and mark is None:
+        made = meaning_of_hit(ended, text=spoken, fingerprint=f"{ended.signature.slug}:{print_of}")
+        return msgspec.structs.replace(made, end=True)
+    if launcher and mark is None:
+        return Meaning(
+            slug="controller_verdict",
+            role="context",
+            specificity=5,
+            text=spoken,
+            fingerprint=f"controller_verdict:{print_of}",
+            end=True,
         )
     found = None
     for kind, message in chain:
@@ -132,7 +155,20 @@ def meaning_of_hit(hit: Hit, *, text: str, fingerprint: str) -> Meaning:
         hosts=(groups["host"],) if "host" in groups else (),
         gpu=groups.get("gpu"),
         pid=next(iter(listed_numbers(groups.get("pid", ""))), None),
+        groups=groups,
     )
+
+
+def _end_of_child(catalogue: Catalogue, kind: str, message: str, *, launcher: bool) -> Hit | None:
+    """Returns the hit of an exception that reports the end of a child process.
+
+    None for a program's own child that exited with an ordinary code: that is an error of the program.
+    """
+    if not (launcher or kind.endswith(_CHILD_ERRORS)):
+        return None
+    hits = catalogue.match_line(_one_line(kind, message), where="line")
+    hit = best([one for one in hits if "exit" in one.groups or "signal" in one.groups])
+    return hit if launcher or (hit is not None and hit.signature.slug != "user_exit") else None
 
 
 def listed_numbers(text: str) -> tuple[int, ...]:

@@ -18,8 +18,9 @@ from typing import Final
 import msgspec
 
 from rankfall.evidence.readers.classify import Meaning, exception_meaning, meaning_of_hit
+from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
 from rankfall.evidence.readers.survival import Survival
-from rankfall.evidence.readers.text import Prefix, decode, normalise, parse_prefix, repeats
+from rankfall.evidence.readers.text import decode, normalise, repeats
 from rankfall.evidence.readers.torchrun import Reported, ReportReader
 from rankfall.evidence.readers.tracebacks import OpenTraceback, TracebackReader, TracebackText
 from rankfall.model.patterns import bounded
@@ -224,6 +225,11 @@ class ChunkScanner:
         return bool(self._partial) or self._tracebacks.oldest is not None
 
     @property
+    def lines(self) -> int:
+        """Number of newlines that were read."""
+        return self._lines
+
+    @property
     def flooded(self) -> str | None:
         """Message about lines that were skipped because there were too many; None = none."""
         if not self._flooded:
@@ -393,16 +399,18 @@ class ChunkScanner:
             line=item.line,
             meaning=meaning,
             prefix=item.prefix,
-            explicit=True,
+            explicit=not meaning.end,
+            groups=meaning.groups if meaning.end else {},
             clean_up="clean_up" in item.origins,
             kind=(meaning.signature or meaning.fingerprint, item.prefix.rank),
         )
 
     def _meaning_of_chain(self, item: TracebackText) -> Meaning:
-        key = (*item.chain, item.frame)
+        key = (*item.chain, item.frame, "launcher" in item.origins)
         known = self._chains.get(key)
         if known is None:
-            known = exception_meaning(self._catalogue, item.chain, frame=item.frame)
+            launcher = "launcher" in item.origins
+            known = exception_meaning(self._catalogue, item.chain, frame=item.frame, launcher=launcher)
             if sum(len(kind) + len(message) for kind, message in item.chain) <= _MAX_CHAIN_TEXT:
                 if len(self._chains) >= _MAX_CHAINS:
                     self._chains.clear()

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.evidence.readers.text import Prefix, parse_prefix
+from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
 from rankfall.model.patterns import bounded, linear
 
 #: Bytes read line by line after a finding.

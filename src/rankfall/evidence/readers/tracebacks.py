@@ -15,7 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
-from rankfall.evidence.readers.text import Prefix, decode, parse_prefix, repeats
+from rankfall.evidence.readers.prefixes import MAX_LEARNED, Prefix, fold, learn, parse_prefix
+from rankfall.evidence.readers.text import decode, repeats
+from rankfall.model.numbers import whole
 from rankfall.model.patterns import bounded
 
 HEAD: Final = b"Traceback (most recent call last):"
@@ -34,11 +36,17 @@ MAX_TEXT: Final = 8 << 20
 # Characters of a line that are read.
 _LOOK: Final = MAX_MESSAGE + 1024
 _MAX_TYPE: Final = 512
-# Bytes between prefix and head, as an exception group's bar.
-_MARGIN: Final = 16
+# Bytes between the tags of a prefix and a head that are no part of a prefix: the bars of an exception group.
+_BARS: Final = b" \t|+-"
 
 _FILE = bounded(rb'\A\s*(?:\|\s*)*File "([^"\n]{1,1024})", line (\d+)(?:, in (.{1,256}))?', limit=_LOOK)
 _FINAL = bounded(rb"\A(?:\+ )?([A-Za-z_][\w]*(?:\.[A-Za-z_<][\w>]*)*)(?:: (.*))?$", limit=_LOOK)
+# Levels of loggers, and words of shells about a process, are no exceptions.
+_NO_TYPE: Final = frozenset(
+    b"DEBUG INFO WARN WARNING ERROR CRITICAL FATAL SEVERE NOTE NOTICE Killed Terminated Aborted Hangup Interrupt".split()
+)
+# Exceptions of the standard library and common packages in lower case; only below a module.
+_LOWER_TYPES: Final = frozenset(b"error timeout gaierror herror exception terminate interrupt abort exit".split())
 _CHAIN: Final = frozenset(
     {
         b"During handling of the above exception, another exception occurred:",
@@ -63,6 +71,8 @@ _CONTINUATIONS: Final = (
     b"nccl",
     b"size mismatch",
 )
+# torch.multiprocessing prints this before the traceback of a process that it started.
+_SPAWNED: Final = bounded(rb"-- Process (\d{1,6}) terminated with the following error:", limit=256)
 _LIBRARY = bounded(rb"(?:site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|<frozen ", limit=1024)
 # Frames that show an exception's origin: path end, functions, name.
 _LOADER: Final = frozenset({b"_get_data", b"_get_batch", b"_try_get_data", b"_try_get_batch"})
@@ -70,6 +80,13 @@ _REPORT: Final = frozenset({b"__post_init__", b"_get_error_data"})
 _ORIGINS: Final = (
     (b"elastic/multiprocessing/errors/__init__.py", _REPORT, "damaged_report"),
     (b"torch/utils/data/dataloader.py", _LOADER, "data_loader"),
+    (b"torch/multiprocessing/spawn.py", frozenset({b"join"}), "launcher"),
+    (b"torch/distributed/launch.py", frozenset({b"main"}), "launcher"),
+    (
+        b"accelerate/commands/launch.py",
+        frozenset({b"simple_launcher", b"multi_gpu_launcher", b"deepspeed_launcher", b"launch_command"}),
+        "launcher",
+    ),
     (b"multiprocessing/util.py", frozenset({b"_exit_function", b"_run_finalizers", b"__call__"}), "clean_up"),
     (
         b"multiprocessing/resource_tracker.py",
@@ -94,7 +111,7 @@ class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
         chain: ``(type, message)`` of each exception, the raised one first.
         frame: ``file:function`` of the innermost user frame, else the innermost.
         final_start, final_end: Bytes of the raised exception's line; ``final_line`` is its number.
-        origins: By frames: ``damaged_report``, ``data_loader``, ``clean_up`` (finalizers, interpreter exit).
+        origins: By frames: ``damaged_report``, ``data_loader``, ``launcher``, ``clean_up`` (finalizers, interpreter exit).
         ignored: Python continued ("Exception ignored in ..."): never a cause.
     """
 
@@ -122,6 +139,9 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
         size: Bytes of the message; ``text``: of all stored text.
         real: None while open; False: ordinary lines.
         closed_at: Byte where that became known.
+        key: Bytes that begin each line of its speaker: tags, or a learned prefix with folded times.
+        learned: Number of bytes of a learned prefix; 0 = tags only.
+        tags: Tags of the line of its head.
         held: Caller's data that waits for ``real``.
     """
 
@@ -145,6 +165,9 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
     expect: bool = True
     real: bool | None = None
     closed_at: int = 0
+    key: bytes = b""
+    learned: int = 0
+    tags: bytes = b""
     held: list[Any] = msgspec.field(default_factory=list)
 
 
@@ -182,6 +205,9 @@ class TracebackReader:
         self._open: OrderedDict[bytes, OpenTraceback] = OrderedDict()
         self._by_start: OrderedDict[int, OpenTraceback] = OrderedDict()
         self._text = 0
+        # Number of open tracebacks by the size of their learned prefix, and the one opened last.
+        self._sizes: dict[int, int] = {}
+        self._newest: OpenTraceback | None = None
         # Until here no traceback has to be closed.
         self._line_limit = self._byte_limit = -1
         # The previous chunk's last line announced an ignored exception.
@@ -235,10 +261,11 @@ class TracebackReader:
         """Returns the traceback that a line belongs to, and True if the same line again would change nothing."""
         line, start = data[position:stop], at + position
         own = parse_prefix(line)
-        begins = line.find(HEAD, 0, own.length + _MARGIN + len(HEAD)) >= 0
-        owner, body = self._open.get(own.raw), line[own.length :] if own.raw else line
+        head = line.find(HEAD, 0, MAX_LEARNED + len(HEAD))
+        begins = head >= 0
+        owner, body = self._speaker(line, own)
         bare = self._open.get(b"") if own.raw else None
-        if bare is not None:
+        if bare is not None and bare is not owner:
             if own.rank is not None or own.local_rank is not None or own.slot is not None:
                 if not bare.expect:
                     self._close(bare, start)
@@ -253,7 +280,7 @@ class TracebackReader:
             again = self._take(owner, body[:_LOOK].rstrip(b"\r"), line, start, number)
             if again is not None:
                 owner.seen, owner.lines = number, owner.lines + 1
-                self._open.move_to_end(owner.prefix.raw)
+                self._open.move_to_end(owner.key)
                 if owner.lines >= MAX_LINES:
                     self._close(owner, start)
                 return owner, again and owner.real is None
@@ -262,10 +289,49 @@ class TracebackReader:
             return None, bool(self._open)
         if len(self._open) >= MAX_OPEN:
             self._close(next(iter(self._open.values())), start)
-        ignored = self._ignores(data, position)
-        owner = OpenTraceback(prefix=own, start=start, end=at + stop, seen=number, ignored=ignored)
-        self._open[own.raw] = self._by_start[start] = owner
+        owner = _opened(line, own, head)
+        if owner.key in self._open:
+            self._close(self._open[owner.key], start)
+        owner.start, owner.end, owner.seen, owner.ignored = start, at + stop, number, self._ignores(data, position)
+        spawned = _SPAWNED.search(data, data.rfind(b"\n", 0, max(0, position - 1)) + 1) if position else None
+        if spawned is not None and owner.prefix.local_rank is None:
+            owner.prefix = msgspec.structs.replace(owner.prefix, local_rank=whole(spawned[1]))
+        self._open[owner.key] = self._by_start[start] = owner
+        if owner.learned:
+            self._sizes[owner.learned] = self._sizes.get(owner.learned, 0) + 1
+        if owner.learned or own.stamp is not None:
+            self._newest = owner
         return owner, True
+
+    def _speaker(self, line: bytes, own: Prefix) -> tuple[OpenTraceback | None, bytes]:
+        """Returns the open traceback of a line's speaker, and the line without its prefix."""
+        if self._sizes:
+            folded = fold(line[:MAX_LEARNED])
+            for size in self._sizes:
+                owner = self._open.get(folded[:size])
+                if owner is not None and owner.learned == size:
+                    return owner, line[size:]
+        body = line[own.length :] if own.raw else line
+        owner = self._open.get(own.raw)
+        if owner is None and self._newest is not None:
+            owner, self._newest = self._newest, None
+            known = own.raw == owner.tags if owner.learned else not own.raw
+            if owner.lines > 1 or not known or _FILE.match(body[:_LOOK]) is None:
+                return None, body
+            # A logger printed its words before the head alone.
+            self._forget(owner)
+            owner.key, owner.learned = own.raw, 0
+            self._open[owner.key] = owner
+        return owner, body
+
+    def _forget(self, state: OpenTraceback) -> None:
+        del self._open[state.key]
+        if state is self._newest:
+            self._newest = None
+        if state.learned:
+            self._sizes[state.learned] -= 1
+            if not self._sizes[state.learned]:
+                del self._sizes[state.learned]
 
     def _skip(self, data: bytes, position: int, width: int, *, owner: OpenTraceback | None, number: int) -> int:
         """Returns how many directly following copies of a line to skip, never the last one, within all limits."""
@@ -304,7 +370,7 @@ class TracebackReader:
         owner.seen, owner.lines, owner.frames, owner.ignored = number, 1, 0, ignored
         owner.frame = owner.user_frame = b""
         owner.origins.clear()
-        self._open.move_to_end(owner.prefix.raw)
+        self._open.move_to_end(owner.key)
 
     def _take(self, state: OpenTraceback, body: bytes, line: bytes, at: int, number: int) -> bool | None:
         """Adds a line: None if it does not fit, True if a repetition would change nothing."""
@@ -326,7 +392,7 @@ class TracebackReader:
                 state.end = stop
                 return True
             match = _FINAL.match(text)
-            if match is None:
+            if match is None or not _names_exception(match[1]):
                 return None
             message = (match[2] or b"")[:MAX_MESSAGE]
             state.type, state.message, state.size = match[1][:_MAX_TYPE], [message], len(message)
@@ -370,7 +436,7 @@ class TracebackReader:
         self._text += size
 
     def _close(self, state: OpenTraceback, at: int) -> None:
-        del self._open[state.prefix.raw]
+        self._forget(state)
         del self._by_start[state.start]
         self._finish(state)
         self._text -= state.text
@@ -398,3 +464,21 @@ class TracebackReader:
             return self._ignored
         begin = data.rfind(b"\n", 0, start - 1) + 1
         return any(data.find(words, begin, start) >= 0 for words in _IGNORED)
+
+
+def _opened(line: bytes, own: Prefix, head: int) -> OpenTraceback:
+    """Returns a new traceback; its speaker's prefix is all that precedes the head."""
+    before = line[:head]
+    if own.length <= head and not before[own.length :].strip(_BARS):
+        return OpenTraceback(prefix=own, start=0, end=0, seen=0, ignored=False, key=own.raw, tags=own.raw)
+    return OpenTraceback(
+        prefix=learn(before), start=0, end=0, seen=0, ignored=False, key=fold(before), learned=head, tags=own.raw
+    )
+
+
+def _names_exception(name: bytes) -> bool:
+    """True if a name before a colon can be the type of an exception: no host, level or program."""
+    module, _, last = name.rpartition(b".")
+    if not module:
+        return name not in _NO_TYPE and name.lstrip(b"_")[:1].isupper()
+    return last in _LOWER_TYPES or last.endswith((b"error", b"Error")) or last.lstrip(b"_")[:1].isupper()

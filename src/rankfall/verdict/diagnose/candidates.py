@@ -22,6 +22,7 @@ from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.cause_tables import (
     AT_SHUTDOWN,
     CHILD_DEATHS,
+    ENDS_OF_THE_REST,
     KERNEL_SIGNATURE_IDS,
     NEVER_CAUSE,
     NEVER_STARTED,
@@ -37,7 +38,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     exit_slug,
     signal_slug,
 )
-from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, without_outlived
+from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, surely_after, without_outlived
 
 PLATFORM: Final = 5
 CONFIRMED: Final = 4
@@ -118,6 +119,7 @@ def candidate_of(subject: Subject) -> Candidate | None:
     pieces = without_outlived(subject, _terminal(subject, [e for e in own if not e.teardown] or own))
     pieces = [e for e in pieces if not _repeats_the_kernel(subject, e)] or pieces
     pieces = _without_later_faults(subject, pieces)
+    pieces = _without_ends_after_exception(pieces)
     pieces = _without_abort_at_shutdown(subject, pieces)
     best = _best(_without_bare_ends(subject, pieces))
     silent = _silent_end(subject, explained=best is not None)
@@ -168,6 +170,12 @@ def _without_later_faults(subject: Subject, pieces: list[Evidence]) -> list[Evid
     return [e for e in pieces if not (of_node(e) and any(order(at, subject.when(e)) == "before" for at in own))]
 
 
+def _without_ends_after_exception(pieces: list[Evidence]) -> list[Evidence]:
+    """Removes a user's or batch system's end of the job after an uncaught exception in the same stream."""
+    own = [e for e in pieces if of_own_code(e)]
+    return [e for e in pieces if e.slug not in ENDS_OF_THE_REST or not any(surely_after(e, one) for one in own)]
+
+
 def _without_abort_at_shutdown(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
     """Removes an abort during the exit of a process that had reported its reason."""
     slugs = {e.slug for e in pieces if e.signature in AT_SHUTDOWN}
@@ -180,7 +188,8 @@ def _without_bare_ends(subject: Subject, pieces: list[Evidence]) -> list[Evidenc
     """Removes a launcher's lines about an end, if better facts exist."""
     facts = subject.rank or subject.slot
     known = facts is not None and facts.state == "ended"
-    if not subject.complaints and not known:
+    if not known and all(e.slug in NEVER_CAUSE or e.slug == "unknown" for e in subject.complaints):
+        # A launcher's report of what it stopped is no complaint of a rank.
         return pieces
     fell_itself = known and not _killed_by_ours(subject)
     return [
@@ -295,12 +304,14 @@ def _best(pieces: list[Evidence]) -> Evidence | None:
     return min([e for e in pieces if not yields(e)] or pieces, key=_preference, default=None)
 
 
-def _preference(piece: Evidence) -> tuple[bool, int, int, int, str, str]:
+def _preference(piece: Evidence) -> tuple[bool, int, int, int, str, int, str, str]:
     trust = {"kernel": 0, "platform": 0, "wrapper": 1, "supervisor": 1, "inside": 2, "launcher": 3, "job": 4}[
         piece.trust
     ]
     at = piece.at if piece.at is not None else 1 << 62
-    return (not _trusted(piece), -piece.specificity, trust, at, piece.fingerprint or "", piece.line)
+    # Without times the order in a file decides, before the alphabet.
+    place = (piece.stream or "~", piece.order if piece.order is not None else 1 << 62)
+    return (not _trusted(piece), -piece.specificity, trust, at, *place, piece.fingerprint or "", piece.line)
 
 
 def _terminal(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:

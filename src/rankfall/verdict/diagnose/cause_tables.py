@@ -70,6 +70,9 @@ SUSPECT_ONLY: Final = frozenset({"shm_exhausted.signal", "shm_exhausted.faulthan
 # Native code still active at the exit: the process ended anyway.
 AT_SHUTDOWN: Final = frozenset({"native_abort.thread_left"})
 
+# How a user or the batch system ends what an exception left: no cause after it.
+ENDS_OF_THE_REST: Final = frozenset({"cancelled", "external_signal", "walltime_or_requeue"})
+
 # A child's death, reported by the process that needed it.
 CHILD_DEATHS: Final = frozenset({"killed_unknown.dataloader", "killed_unknown.pool", "killed_unknown.ray_worker"})
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from rankfall.model import cause_info
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Root
-from rankfall.verdict.diagnose.cause_tables import TAKEN_AWAY
+from rankfall.verdict.diagnose.cause_tables import ENDS_OF_THE_REST, TAKEN_AWAY
 from rankfall.verdict.diagnose.subjects import Subjects, of_own_code, own_failure, repeats, surely_after
 
 # An unknown exception may be about a lost peer.
@@ -66,6 +66,23 @@ def drop_deleted_after_failure(candidates: list[Candidate], root: Root) -> list[
         platform = candidate.best is not None and candidate.best.source in {"pod", "event"}
         if platform and candidate.slug in TAKEN_AWAY and any(c.before(candidate) for c in own):
             root.rejected.append((candidate, "it came after a rank had failed by itself"))
+        else:
+            kept.append(candidate)
+    return kept
+
+
+def drop_ends_of_the_rest(candidates: list[Candidate], root: Root) -> list[Candidate]:
+    """Drops ends by a user or batch system that a text shows after the failure of a rank."""
+    kept = []
+    for candidate in candidates:
+        best = candidate.best
+        earlier = best is not None and any(
+            other.best is not None and other.slug not in ENDS_OF_THE_REST and surely_after(best, other.best)
+            for other in candidates
+            if not other.weak
+        )
+        if candidate.slug in ENDS_OF_THE_REST and candidate.bare and earlier:
+            root.rejected.append((candidate, "it ended the job after another failure"))
         else:
             kept.append(candidate)
     return kept

@@ -41,11 +41,14 @@ MAX_MISSING: Final = 20
 MAX_INDEPENDENT: Final = 8
 
 
+def _decisive(piece: Evidence | None) -> Decisive | None:
+    return Decisive(source=piece.source, where=piece.where, line=piece.line[:MAX_LINE]) if piece is not None else None
+
+
 def decisive_of(chosen: Candidate) -> Decisive | None:
     """Returns the decisive evidence, or None."""
     if chosen.best is not None:
-        best = chosen.best
-        return Decisive(source=best.source, where=best.where, line=best.line[:MAX_LINE])
+        return _decisive(chosen.best)
     facts = chosen.subject.rank or chosen.subject.slot
     return Decisive(source="exit", where=facts.where, line=chosen.because) if facts else None
 
@@ -59,11 +62,12 @@ def proof_of(subjects: Subjects, chosen: Candidate | None) -> tuple[Proof, ...]:
         subject, e = row
         moment, _ = subject.when(e).common
         at = moment if moment is not None else 1 << 62
+        place = (e.stream or "", e.order or 0, e.where)
         # A launcher's line is less useful than lines with the reason.
         kind = role["context"] if e.source == "log" and e.exit_code is not None else role[e.role]
         if chosen is not None and subject.key in own:
-            return (0, e is not chosen.best, e.slug != chosen.slug, kind, at, e.where, e.id)
-        return (1, kind, NEAREST.get(e.slug, 5), 0, at, e.where, e.id)
+            return (0, e is not chosen.best, e.slug != chosen.slug, kind, at, *place, e.id)
+        return (1, kind, NEAREST.get(e.slug, 5), 0, at, *place, e.id)
 
     rows = [(s, e) for s in subjects.all.values() for e in s.evidence]
     return tuple(_as_proof(s, e) for s, e in heapq.nsmallest(MAX_PROOF, rows, key=order))
@@ -262,6 +266,9 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         missing.insert(
             0, "a message of the part that failed first: the existing messages only repeat that something failed"
         )
+    shown = _nearest_line(subjects) if root.nearest is None else None
+    if shown is not None:
+        missing.insert(0, "the cause of the shown line: no signature recognizes it, or it reports only the end")
     subject, piece = root.nearest or (None, None)
     slug = piece.slug if piece else "unknown"
     # The signal was sent to this subject, and a data worker is its child.
@@ -300,7 +307,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         pod=place.pod if place else None,
         node=node,
         time=_time(subject.when(piece)) if piece and subject else Time(),
-        decisive=Decisive(source=piece.source, where=piece.where, line=piece.line[:MAX_LINE]) if piece else None,
+        decisive=_decisive(piece or shown),
         evidence=proof_of(subjects, None),
         consequences=consequences_of(subjects, {subject.key} if at_subject and subject else set(), None),
         missing=tuple(missing) or ("any evidence of why the job ended",),
@@ -311,6 +318,12 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
     fingerprint = (piece.fingerprint if piece else None) or slug
     code = _code(subjects, subject) if at_subject and subject is not None else None
     return Diagnosis(verdict=verdict, fingerprint=fingerprint, exit_code=code)
+
+
+def _nearest_line(subjects: Subjects) -> Evidence | None:
+    """Returns the line to show without a cause: the last error of a text, else the last report of a launcher."""
+    found = [e for s in subjects.all.values() for e in s.evidence if e.source == "log" and e.slug == "unknown"]
+    return max(found, key=lambda e: (e.role == "context", e.stream or "", e.order or 0, e.id), default=None)
 
 
 def _role(case: Case, subjects: Subjects, named: Sequence[Subject]) -> str | None:

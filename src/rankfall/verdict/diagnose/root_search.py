@@ -25,6 +25,7 @@ from rankfall.verdict.diagnose.candidates import (
 from rankfall.verdict.diagnose.cause_tables import NEAREST, NEVER_CAUSE, NEVER_STARTED
 from rankfall.verdict.diagnose.consequences import (
     drop_deleted_after_failure,
+    drop_ends_of_the_rest,
     drop_generic_after_death,
     drop_outlived,
     drop_without_message_beside_death,
@@ -62,6 +63,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     candidates = _merge(_said_of_rank(candidates))
     candidates = drop_generic_after_death(candidates, root)
     candidates = drop_deleted_after_failure(candidates, root)
+    candidates = drop_ends_of_the_rest(candidates, root)
     candidates = drop_without_message_beside_death(candidates, root)
     candidates.sort(key=lambda c: (-c.tier, c.order))
     tier = candidates[0].tier

@@ -33,6 +33,7 @@ GROUPS: Final = {
     "peers": 'ranks it names as missing or lagging, as text: "1, 3"',
     "host": "host or address of the other side",
     "local_rank": "local rank",
+    "process": "number of a process that one program started on its machine; its local rank",
     "pid": "process id",
     "exit": "exit code",
     "signal": "signal number or name",

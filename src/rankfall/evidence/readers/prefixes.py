@@ -1,0 +1,246 @@
+"""Parses the prefixes that launchers, log collectors and loggers put before a line.
+
+A prefix gives the global rank (``[rank3]:``), a local one (``[default1]:``), or the number of a task (``3:`` of srun).
+A task's number is the global rank unless an inner tag contradicts it. Tags follow one another in any order, up to
+``_MAX_TAGS``; times, levels and modules of a logger between them are skipped.
+
+:func:`learn` takes all bytes before a traceback's head as its speaker's prefix: this needs no list of launchers.
+
+Cost: at most the first ``_LOOK`` bytes of a line are read, and nothing is cached.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from rankfall.model.numbers import whole
+from rankfall.model.patterns import anchored, bounded
+
+# Bytes of a line that may contain prefixes.
+_LOOK: Final = 1024
+_MAX_TAGS: Final = 6
+# Words of a logger between two tags.
+_MAX_SKIPPED: Final = 6
+# Bytes before a traceback's head that may be a prefix.
+MAX_LEARNED: Final = 256
+
+_STAMP: Final = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+_LEVEL: Final = r"(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|SEVERE)"
+_RANK: Final = r"(?:global[ _-]?|mpi|world[ _-]?)?rank"
+# Beginning of an exception's lines, after a host's name.
+_EXCEPTION: Final = r"(?=\[?rank ?\d|Traceback|  File|[\w.]+(?:Error|Exception)\b)"
+
+# Kind and pattern of each tag, the first match counts. Kinds: ``global`` and ``local`` rank, ``both``, ``device`` (a GPU), ``task`` (a number of
+# a process), ``srun`` (node and task), ``slot``, ``name`` (of a pod or host), ``none`` (no number), ``stamp``.
+_TAGS: Final = tuple(
+    (kind, bounded(rb"\A" + pattern.encode(), limit=_LOOK))
+    for kind, pattern in (
+        # [rank3]: [Rank 3] [rank: 3] [GLOBAL_RANK 3] [rank=3] [rank 3/8] [rank 3, late] (rank 3)
+        ("global", rf"[\[(<](?i:{_RANK})[ :=_#-]{{0,3}}(\d{{1,6}})(?:/\d{{1,6}})?(?:, late)?[\])>]:?[ \t]?"),
+        ("local", r"[\[(<](?i:local[ _-]?rank|lr)[ :=_#-]{0,3}(\d{1,4})[\])>]:?[ \t]?"),
+        # rank3: Rank 3: R3| rank 3 |
+        ("global", rf"(?i:{_RANK}[ _-]?|r)(\d{{1,6}})(?:: |:$| ?\|)[ \t]?"),
+        # [1,3]<stderr>: of mpirun, [1,mpirank:3,algo-1]<stderr>: of SageMaker, [3]<stderr>: of Horovod
+        ("global", r"\[\d{1,6},(?:mpirank:)?(\d{1,6})(?:,[\w.-]{1,64})?\]<std(?:out|err)>:[ \t]?"),
+        ("global", r"\[(\d{1,6})\]<std(?:out|err)>:[ \t]?"),
+        # [trainer1|9]: torchrun's template with both ranks
+        ("both", r"\[[A-Za-z_]+(\d{1,6})\|(\d{1,6})\]:[ \t]?"),
+        ("local", r"\[[A-Za-z_]+(\d{1,4})\]: ?"),
+        ("slot", r"\[slot (\d{1,6})\] ?"),
+        # 3: of srun --label, padded; [3]: of torchrun with the template [${rank}]:, and of mpirun; but not the shell's
+        # [1]   1234 killed
+        ("task", r" {0,5}(\d{1,6}): (?=\S| {2,8}File )"),
+        ("task", r"\[(\d{1,5})\]:[ \t]?"),
+        ("task", r"\[(\d{1,5})\] (?=[A-Za-z\[(]| {2,8}File )"),
+        # node1:3: or [node1:3]
+        ("task", r"\[[A-Za-z][\w.-]{0,127}:(\d{1,5})\]:?[ \t]?"),
+        ("task", r"[A-Za-z][\w.-]{0,127}:(\d{1,5}): (?=\S| {2,8}File )"),
+        # host:pid:thread [3] of NCCL: the device of the process
+        ("device", r"[\w.-]{1,253}:\d{1,8}:\d{1,8} \[(\d{1,3})\] "),
+        # srun: error: gpu-17: task 6: about a task that ended
+        ("srun", r"srun: error: ([\w.-]{1,253}): tasks? (?:(\d{1,6})|[\d,-]{1,512}): "),
+        ("name", r"\[pod/([\w.-]{1,253})/[\w.-]{1,63}\]:? ?"),
+        ("name", rf"([\w.-]{{1,253}}): {_EXCEPTION}"),
+        ("name", r"([\w.-]{1,128}) +\| ?"),
+        # worker-3: job-worker-3:
+        (
+            "name",
+            r"((?:[\w.]{1,63}-){0,8}(?:worker|node|trainer|learner|replica|launcher|master|chief|host|pod)-\d{1,5}): ",
+        ),
+        ("none", r"\([^()\n]{0,200}?\bpid=\d+[^()\n]{0,200}?\) ?"),
+        ("none", r"(?:\x1b\[[0-9;]*m)+"),
+        ("stamp", rf"\[?{_STAMP}\]? ?"),
+    )
+)
+# Beginning of any prefix: most lines have none.
+_BEGINS: Final = anchored(
+    rb"\A(?:[\[(<\x1b]|srun: error: | {0,5}\d{1,6}: |\d{4}[-/]|(?i:(?:global[ _-]?|mpi|world[ _-]?)?rank[ _-]?|r)\d|[\w.-]{1,253}:\d{1,8}:\d{1,8} \[|[A-Za-z][\w.-]{0,127}:\d{1,5}: "
+    rb"|[\w.-]{1,253}(?:: " + _EXCEPTION.encode() + rb"| +\||-\d{1,5}: ))",
+    limit=_LOOK,
+)
+# Words of a logger before a tag: a time, a level, a module or file in brackets, separators.
+_LOGGER: Final = anchored(
+    rb"(?:\[?" + _STAMP.encode() + rb"\]?|\[?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?\]?|\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?"
+    rb"|\[?" + _LEVEL.encode() + rb"\]?|\[[\w./:<>-]{1,128}\]|[-|:])[ \t]*",
+    limit=_LOOK,
+)
+_TAG_BEGINS: Final = anchored(rb"[\[(<](?i:global|local|mpi|world|rank)", limit=16)
+# The rank in a program's own key=value list: (VllmWorker rank=3 pid=42)
+_KEYED: Final = bounded(rb"(?i)\b(local[ _-]?)?(?:global[ _-]?|mpi|world[ _-]?)?rank[=:]{1,2} ?(\d{1,6})\b", limit=256)
+# Digits of times, which differ from line to line of one speaker.
+_CLOCK: Final = bounded(
+    rb"\d{4}[-/]\d\d[-/]\d\d|\b\d\d[-/]\d\d\b|\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d{1,9})?|\b[IWEFD]\d{4}\b|\b\d{10}(?:\.\d{1,9})?\b",
+    limit=MAX_LEARNED,
+)
+_DIGITS: Final = bytes.maketrans(b"0123456789", b"0000000000")
+
+
+class Prefix(msgspec.Struct, frozen=True, kw_only=True):
+    """Prefix of a line.
+
+    Attributes:
+        length: Number of bytes of all tags.
+        raw: The tags without timestamps and final spaces; the same for all lines of one speaker.
+        rank: Global rank; None if no tag gives one.
+        local_rank: Rank within its slot; None if no tag gives one.
+        slot: Number in Rankfall's tag of a slot.
+        name: Name of a pod or host.
+        node: Name of the node in a line of srun about a task.
+        stamp: The line's timestamp as printed.
+    """
+
+    length: int = 0
+    raw: bytes = b""
+    rank: int | None = None
+    local_rank: int | None = None
+    slot: int | None = None
+    name: str | None = None
+    node: str | None = None
+    stamp: str | None = None
+
+
+_NOTHING: Final = Prefix()
+
+
+def parse_prefix(line: bytes) -> Prefix:
+    """Parses the tags at the beginning of a line; empty if none."""
+    if _BEGINS.match(line) is None:
+        return _NOTHING
+    found: dict[str, bytes] = {}
+    raw: list[bytes] = []
+    head = line[:_LOOK]
+    at = 0
+    for _ in range(_MAX_TAGS):
+        rest = head[at:]
+        tag = _tag(rest, found)
+        if tag is None:
+            at = _after_logger(head, at, found, raw)
+            break
+        kind, size, text = tag
+        at += size
+        if kind == "stamp":
+            found[kind] = text.strip(b"[] ")
+            continue
+        # An indented line has more space behind the same tag.
+        raw.append(rest[:size].rstrip(b" \t"))
+        if kind != "none":
+            found[kind] = text
+        else:
+            _keyed(text, found)
+        if _BEGINS.match(head[at:]) is None:
+            at = _after_logger(head, at, found, raw)
+            break
+    return _made(found, length=at, raw=b"".join(raw)) if at else _NOTHING
+
+
+def _tag(rest: bytes, found: dict[str, bytes]) -> tuple[str, int, bytes] | None:
+    """Returns kind, size and content of the first tag; each kind counts once."""
+    for kind, pattern in _TAGS:
+        match = pattern.match(rest)
+        if match is None or not match.end():
+            continue
+        if kind in {"none", "stamp"}:
+            return kind, match.end(), match.group()
+        if kind == "both":
+            first, second = whole(match[1]) or 0, whole(match[2]) or 0
+            found.setdefault("local", b"%d" % min(first, second))
+            return "global", match.end(), b"%d" % max(first, second)
+        if kind == "srun":
+            if match[2]:
+                found["task"] = match[2]
+            return "node", match.end(), match[1]
+        if kind not in found:
+            return kind, match.end(), match[1]
+    return None
+
+
+def _after_logger(head: bytes, at: int, found: dict[str, bytes], raw: list[bytes]) -> int:
+    """Returns the end of a rank's tag behind words of a logger; ``at`` if there is none."""
+    if "global" in found:
+        return at
+    position = at
+    for _ in range(_MAX_SKIPPED):
+        match = _LOGGER.match(head, position)
+        if match is None or match.end() == position:
+            break
+        position = match.end()
+        if _TAG_BEGINS.match(head, position) is None:
+            continue
+        tag = _tag(head[position:], found)
+        if tag is not None and tag[0] in {"global", "local"}:
+            kind, size, text = tag
+            found[kind] = text
+            raw.append(head[position : position + size].rstrip(b" \t"))
+            return position + size
+    return at
+
+
+def _keyed(text: bytes, found: dict[str, bytes]) -> None:
+    for match in _KEYED.finditer(text):
+        found.setdefault("local" if match[1] else "global", match[2])
+
+
+def _made(found: dict[str, bytes], *, length: int, raw: bytes) -> Prefix:
+    name, node = found.get("name"), found.get("node")
+    # The inner tag of the program is the rank; that of the launcher around it counts tasks.
+    rank = found.get("global", found.get("task") if "local" not in found else None)
+    return Prefix(
+        length=length,
+        raw=raw,
+        rank=whole(rank),
+        local_rank=whole(found.get("local", found.get("device"))),
+        slot=whole(found.get("slot")),
+        name=name.decode("utf-8", "replace") if name else None,
+        node=node.decode("utf-8", "replace") if node else None,
+        stamp=found["stamp"].decode("ascii", "replace") if "stamp" in found else None,
+    )
+
+
+def learn(before: bytes) -> Prefix:
+    """Returns the prefix of a speaker from all bytes before a traceback's head: ranks wherever they are in it."""
+    own = parse_prefix(before)
+    if own.length >= len(before.rstrip()):
+        return msgspec.structs.replace(own, length=len(before))
+    found: dict[str, bytes] = {}
+    if own.rank is not None:
+        found["global"] = b"%d" % own.rank
+    if own.local_rank is not None:
+        found["local"] = b"%d" % own.local_rank
+    for at in _starts(before):
+        tag = _tag(before[at:], found)
+        if tag is not None and tag[0] in {"global", "local"}:
+            found.setdefault(tag[0], tag[2])
+    _keyed(before, found)
+    known = _made(found, length=len(before), raw=before)
+    return msgspec.structs.replace(known, slot=own.slot, name=own.name, stamp=own.stamp)
+
+
+def _starts(before: bytes) -> list[int]:
+    return [at for at in range(min(len(before), MAX_LEARNED)) if before[at : at + 1] in {b"[", b"(", b"<"}]
+
+
+def fold(text: bytes) -> bytes:
+    """Returns the text with zeros for the digits of times, of equal length."""
+    return _CLOCK.sub(lambda match: match.group().translate(_DIGITS), text)

@@ -1,0 +1,188 @@
+"""Ends of processes as launchers print them, without any other message: cause, rank, local rank, node."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankfall.explain import explain_files
+
+HEAD = "Traceback (most recent call last):\n"
+AGENT = """step 10 loss 1.0
+W0501 10:00:00.123000 4100 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 4123 closing signal SIGTERM
+E0501 10:00:00.223000 4100 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: {code}) local_rank: 1 (pid: 4124) of binary: /usr/bin/python
+Traceback (most recent call last):
+  File "/usr/local/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+  File "/usr/lib/python3/dist-packages/torch/distributed/launcher/api.py", line 277, in launch_agent
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+"""
+DEEPSPEED = """step 10 loss 1.0
+[2024-05-01 10:00:00,123] [INFO] [launch.py:316:sigkill_handler] Killing subprocess 4123
+[2024-05-01 10:00:00,124] [INFO] [launch.py:316:sigkill_handler] Killing subprocess 4124
+[2024-05-01 10:00:00,200] [ERROR] [launch.py:322:sigkill_handler] ['/usr/bin/python', '-u', 'train.py', '--local_rank=1'] exits with return code = {code}
+"""
+LIGHTNING = """Epoch 0: 10%
+[rank: 1] Child process with PID 4124 terminated with code {code}. Forcefully terminating all other processes to avoid zombies
+"""
+ACCELERATE = """step 10 loss 1.0
+Traceback (most recent call last):
+  File "/usr/local/bin/accelerate", line 8, in <module>
+    sys.exit(main())
+  File "/usr/lib/python3/site-packages/accelerate/commands/launch.py", line 763, in simple_launcher
+    raise subprocess.CalledProcessError(returncode=process.returncode, cmd=cmd)
+subprocess.CalledProcessError: Command '['/usr/bin/python', 'train.py']' {end}.
+"""
+SPAWN = """Traceback (most recent call last):
+  File "/w/t.py", line 5, in <module>
+    mp.spawn(f, nprocs=4)
+  File "/usr/lib/python3/site-packages/torch/multiprocessing/spawn.py", line 202, in join
+    raise {kind}(
+{end}
+"""
+CODES = [
+    (1, "user_exit"),
+    (-9, "killed_unknown"),
+    (137, "killed_unknown"),
+    (-11, "segfault"),
+    (139, "segfault"),
+    (-6, "native_abort"),
+    (134, "native_abort"),
+]
+NAMES = {-9: "SIGKILL", -11: "SIGSEGV", -6: "SIGABRT"}
+
+
+@pytest.fixture
+def told(tmp_path):
+    def explain(text):
+        (tmp_path / "job.log").write_text(text)
+        verdict = explain_files([tmp_path / "job.log"]).verdict
+        return verdict.cause.slug, verdict.rank, verdict.local_rank, verdict.node
+
+    return explain
+
+
+@pytest.mark.parametrize(("code", "slug"), CODES)
+def test_i23_p2_a_code_means_the_same_whichever_launcher_prints_it(told, code, slug):
+    assert told(AGENT.format(code=code)) == (slug, None, 1, None)
+    assert told(DEEPSPEED.format(code=code)) == (slug, None, None, None)
+    assert told(LIGHTNING.format(code=code)) == (slug, 1, None, None)
+    end = f"died with <Signals.{NAMES[code]}: {-code}>" if code < 0 else f"returned non-zero exit status {code}"
+    assert told(ACCELERATE.format(end=end))[:2] == (slug, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (
+            "mpirun noticed that process rank 3 with PID 0 on node gpu-2 exited on signal 9 (Killed).\n",
+            ("killed_unknown", 3, None, "gpu-2"),
+        ),
+        (
+            "prterun noticed that process rank 1 with PID 77 on node n1 exited on signal 6 (Aborted).\n",
+            ("native_abort", 1, None, "n1"),
+        ),
+        ("  Process name: [[41213,1],3]\n  Exit code:    17\n", ("user_exit", None, None, None)),
+        (
+            "srun: error: gpu-17: task 6: Out Of Memory\nsrun: Terminating StepId=77.0\n",
+            ("host_oom", 6, None, "gpu-17"),
+        ),
+        (
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0. Some step tasks have been OOM Killed.\nsrun: error: gpu-17: task 6: Out Of Memory\n",
+            ("host_oom", 6, None, "gpu-17"),
+        ),
+        (
+            SPAWN.format(
+                kind="ProcessExitedException",
+                end="torch.multiprocessing.spawn.ProcessExitedException: process 2 terminated with signal SIGKILL",
+            ),
+            ("killed_unknown", None, 2, None),
+        ),
+        (
+            SPAWN.format(kind="Exception", end="Exception: process 0 terminated with signal SIGKILL"),
+            ("killed_unknown", None, 0, None),
+        ),
+        (
+            SPAWN.format(
+                kind="ProcessExitedException",
+                end="torch.multiprocessing.spawn.ProcessExitedException: process 2 terminated with exit code 3",
+            ),
+            ("user_exit", None, 2, None),
+        ),
+        (
+            SPAWN.format(
+                kind="ProcessRaisedException",
+                end="torch.multiprocessing.spawn.ProcessRaisedException: \n\n"
+                "-- Process 2 terminated with the following error:\n"
+                f'{HEAD}  File "/w/t.py", line 3, in f\nKeyError: 1',
+            ),
+            ("user_code_exception", None, 2, None),
+        ),
+        (
+            f'{HEAD}  File "/w/t.py", line 3, in f\nsrun: error: gpu-17: task 6: Out Of Memory\n',
+            ("host_oom", 6, None, "gpu-17"),
+        ),
+    ],
+)
+def test_i23_p2_each_launcher_names_what_it_knows(told, text, answer):
+    assert told(f"step 1\n{text}") == answer
+
+
+CANCELLED = "slurmstepd: error: *** STEP 77.0 ON gpu-11 CANCELLED AT 2026-01-01T00:00:00 ***\n"
+OTHERS = "srun: error: gpu-11: tasks 0-2: Terminated\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "answer"),
+    [
+        ("Exited with exit code 3", ("user_exit", 3, None, "gpu-17")),
+        ("Segmentation fault (core dumped)", ("segfault", 3, None, "gpu-17")),
+    ],
+)
+def test_i23_p2_slurms_cancelled_step_is_the_end_of_the_others(told, end, answer):
+    assert told(f"srun: error: gpu-17: task 3: {end}\nsrun: Terminating StepId=77.0\n{CANCELLED}{OTHERS}") == answer
+
+
+def test_i23_p2_a_traceback_before_a_cancelled_step_is_the_cause(told):
+    lines = f'{HEAD}  File "/w/t.py", line 3, in f\nKeyError: 1\n'.splitlines()
+    text = "".join(f"3: {line}\n" for line in lines)
+    assert told(f"{text}srun: error: gpu-17: task 3: Exited with exit code 1\n0: {CANCELLED}{OTHERS}")[:2] == (
+        "user_code_exception",
+        3,
+    )
+
+
+def test_i23_p2_a_step_that_was_cancelled_first_stays_cancelled(told):
+    assert told(f"step 1\n{CANCELLED}srun: error: gpu-17: task 3: Killed\n")[0] == "cancelled"
+
+
+def test_i23_p2_a_time_limit_is_neither_a_kill_nor_a_failure_of_a_task(told):
+    limit = "slurmstepd: error: *** STEP 77.0 ON gpu-11 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
+    assert told(f"step 1\n{limit}{OTHERS}srun: error: gpu-17: task 3: Killed\n")[0] == "walltime_or_requeue"
+
+
+def test_i23_p2_a_programs_own_child_with_an_ordinary_code_is_an_error_of_the_program(told):
+    text = f"{HEAD}  File \"/w/t.py\", line 3, in f\nsubprocess.CalledProcessError: Command 'x' returned non-zero exit status 1.\n"
+    assert told(text)[0] == "user_code_exception"
+
+
+def test_i23_p4_without_a_cause_the_last_error_is_shown(tmp_path):
+    (tmp_path / "job.log").write_text("step 1\n[rank1] MyLib: fatal: no shard 7\nbye\n")
+    verdict = explain_files([tmp_path / "job.log"]).verdict
+    assert (verdict.cause.slug, verdict.cause.confidence, verdict.rank) == ("unknown", "unknown", None)
+    assert (verdict.decisive.line, verdict.decisive.where.rpartition(":")[2]) == (
+        "[rank1] MyLib: fatal: no shard 7",
+        "2",
+    )
+    assert any("no signature recognizes it" in text for text in verdict.missing)
+
+
+def test_i23_p4_a_text_without_an_error_shows_none(tmp_path):
+    (tmp_path / "job.log").write_text("step 1\nstep 2\n")
+    assert explain_files([tmp_path / "job.log"]).verdict.decisive is None
+
+
+def test_i23_p5_equal_lines_are_in_the_order_of_the_file(tmp_path):
+    lines = [f"RuntimeError: CUDA error: misaligned address {letter}" for letter in "zya"]
+    (tmp_path / "job.log").write_text("".join(f"{line}\n" for line in ["step 1"] * 8 + lines))
+    assert explain_files([tmp_path / "job.log"]).verdict.decisive.line == lines[0]
