@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfall.evidence.readers.prefixes import fold, learn, parse_prefix
-from rankfall.evidence.readers.tracebacks import find_tracebacks
+from rankfall.evidence.readers.tracebacks import TracebackReader, find_tracebacks
 from rankfall.explain import explain_files
 
 TRACEBACK = """Traceback (most recent call last):
@@ -151,3 +151,14 @@ def test_i23_p2_each_kind_of_exception_ends_a_traceback(line):
     whole = TRACEBACK.rpartition("KeyError")[0] + line + "\n"
     (found,) = find_tracebacks(whole.encode())
     assert found.line == line
+
+
+@pytest.mark.parametrize("cut", ["before the announcement", "before the head", "nowhere"])
+def test_i23_p2_a_started_process_is_known_wherever_the_text_is_cut(cut):
+    announcement = b"-- Process 2 terminated with the following error:\n"
+    data = b"x\n" + announcement + TRACEBACK.encode()
+    at = {"before the announcement": 2, "before the head": 2 + len(announcement), "nowhere": 0}[cut]
+    reader = TracebackReader()
+    closed = [*reader.push(data[:at], at=0, line=0, final=False).closed]
+    closed += reader.push(data[at:], at=at, line=data[:at].count(b"\n"), final=True).closed
+    assert [(one.found.prefix.local_rank, one.found.frames) for one in closed if one.found] == [(2, 2)]

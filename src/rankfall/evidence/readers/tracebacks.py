@@ -210,8 +210,8 @@ class TracebackReader:
         self._newest: OpenTraceback | None = None
         # Until here no traceback has to be closed.
         self._line_limit = self._byte_limit = -1
-        # The previous chunk's last line announced an ignored exception.
-        self._ignored = False
+        # What the previous chunk's last line announced.
+        self._announced: tuple[bool, int | None] = (False, None)
         self._closed: list[Closed] = []
 
     @property
@@ -249,7 +249,7 @@ class TracebackReader:
                     spans.append((position, stop, owner))
             position, number = stop + 1, number + 1
         if data:
-            self._ignored = self._ignores(data, size)
+            self._announced = self._announcement(data, size)
         while final and self._by_start:
             self._close(next(iter(self._by_start.values())), at + size)
         closed, self._closed = self._closed, []
@@ -275,7 +275,7 @@ class TracebackReader:
                 owner, body = bare, line
         if owner is not None:
             if begins and not owner.chain and owner.type is None:
-                self._restart(owner, start, number, ignored=self._ignores(data, position))
+                self._restart(owner, start, number, ignored=self._announcement(data, position)[0])
                 return owner, True
             again = self._take(owner, body[:_LOOK].rstrip(b"\r"), line, start, number)
             if again is not None:
@@ -289,13 +289,24 @@ class TracebackReader:
             return None, bool(self._open)
         if len(self._open) >= MAX_OPEN:
             self._close(next(iter(self._open.values())), start)
-        owner = _opened(line, own, head)
-        if owner.key in self._open:
-            self._close(self._open[owner.key], start)
-        owner.start, owner.end, owner.seen, owner.ignored = start, at + stop, number, self._ignores(data, position)
-        spawned = _SPAWNED.search(data, data.rfind(b"\n", 0, max(0, position - 1)) + 1) if position else None
-        if spawned is not None and owner.prefix.local_rank is None:
-            owner.prefix = msgspec.structs.replace(owner.prefix, local_rank=whole(spawned[1]))
+        before = line[:head]
+        learned = own.length > head or bool(before[own.length :].strip(_BARS))
+        prefix, key = (learn(before), fold(before)) if learned else (own, own.raw)
+        ignored, spawned = self._announcement(data, position)
+        if prefix.local_rank is None and spawned is not None:
+            prefix = msgspec.structs.replace(prefix, local_rank=spawned)
+        if key in self._open:
+            self._close(self._open[key], start)
+        owner = OpenTraceback(
+            prefix=prefix,
+            start=start,
+            end=at + stop,
+            seen=number,
+            ignored=ignored,
+            key=key,
+            learned=head if learned else 0,
+            tags=own.raw,
+        )
         self._open[owner.key] = self._by_start[start] = owner
         if owner.learned:
             self._sizes[owner.learned] = self._sizes.get(owner.learned, 0) + 1
@@ -459,21 +470,14 @@ class TracebackReader:
             )
         self._closed.append(Closed(state, found))
 
-    def _ignores(self, data: bytes, start: int) -> bool:
+    def _announcement(self, data: bytes, start: int) -> tuple[bool, int | None]:
+        """Returns what the line before ``start`` announces: an ignored exception, and the number of a started process."""
         if not start:
-            return self._ignored
+            return self._announced
         begin = data.rfind(b"\n", 0, start - 1) + 1
-        return any(data.find(words, begin, start) >= 0 for words in _IGNORED)
-
-
-def _opened(line: bytes, own: Prefix, head: int) -> OpenTraceback:
-    """Returns a new traceback; its speaker's prefix is all that precedes the head."""
-    before = line[:head]
-    if own.length <= head and not before[own.length :].strip(_BARS):
-        return OpenTraceback(prefix=own, start=0, end=0, seen=0, ignored=False, key=own.raw, tags=own.raw)
-    return OpenTraceback(
-        prefix=learn(before), start=0, end=0, seen=0, ignored=False, key=fold(before), learned=head, tags=own.raw
-    )
+        spawned = _SPAWNED.search(data[begin : min(start, begin + _SPAWNED.limit)])
+        ignored = any(data.find(words, begin, start) >= 0 for words in _IGNORED)
+        return ignored, whole(spawned[1]) if spawned is not None else None
 
 
 def _names_exception(name: bytes) -> bool:
