@@ -6,34 +6,15 @@ Cost: linear in the unpacked bytes; memory is one chunk and what the format need
 from __future__ import annotations
 
 import bz2
-import errno
 import lzma
-import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from rankfall.evidence.files.bounded_read import CHUNK
-from rankfall.rundir.streams.content import PACKED_SUFFIX, read_zstd
+from rankfall.rundir.streams.content import PACKED_SUFFIX, Unpacker, read_zstd, unpack
 
-_READ: Final = 64 << 10
 _XZ_MEMORY: Final = 128 << 20
-
-
-class _Unpacker(Protocol):
-    """The decompressors of bz2 and lzma."""
-
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def needs_input(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
 
 
 class _Gzip:
@@ -58,39 +39,23 @@ class _Gzip:
         return self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
 
 
-_FORMATS: Final[dict[str, Callable[[], _Unpacker]]] = {
-    ".gz": _Gzip,
-    ".bz2": bz2.BZ2Decompressor,
-    ".xz": lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY),
+# Decompressor of each suffix, and what it raises for damage.
+_FORMATS: Final[dict[str, tuple[Callable[[], Unpacker], tuple[type[Exception], ...]]]] = {
+    ".gz": (_Gzip, (zlib.error,)),
+    ".bz2": (bz2.BZ2Decompressor, (OSError, ValueError)),
+    ".xz": (lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY), (lzma.LZMAError,)),
 }
-SUFFIXES: Final = frozenset({PACKED_SUFFIX, *_FORMATS})
+SUFFIXES: Final = (PACKED_SUFFIX, *_FORMATS)
 
 
 def unpacked(fd: int, path: Path) -> Iterator[bytes]:
-    """Yields the content of a compressed file; its name's suffix is one of ``SUFFIXES``.
+    """Yields the content of a compressed file in pieces; its name's suffix is one of ``SUFFIXES``.
 
     Raises:
-        OSError: The file cannot be read, or is damaged; what precedes the damage was yielded.
+        OSError: The file cannot be read, or is damaged; pieces before the damage come first.
     """
     if path.suffix == PACKED_SUFFIX:
         yield from read_zstd(fd, path)
         return
-    start = _FORMATS[path.suffix]
-    unpacker, data = start(), b""
-    while True:
-        if not data and (unpacker.needs_input or unpacker.eof):
-            data = os.read(fd, _READ)
-            if not data:
-                if not unpacker.eof:
-                    raise OSError(errno.EIO, "its compressed data is cut off", str(path))
-                return
-        if unpacker.eof:
-            # Another member follows: such files can be concatenated.
-            unpacker = start()
-        try:
-            text = unpacker.decompress(data, CHUNK)
-        except (OSError, ValueError, EOFError, zlib.error, lzma.LZMAError) as error:
-            raise OSError(errno.EIO, f"its compressed data is damaged ({error})", str(path)) from None
-        data = unpacker.unused_data if unpacker.eof else b""
-        if text:
-            yield text
+    start, errors = _FORMATS[path.suffix]
+    yield from unpack(fd, path, start=start, errors=errors)

@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -210,6 +210,25 @@ def pack(source: int, target: int, *, frame: int = FRAME) -> int:
     return start
 
 
+class Unpacker(Protocol):
+    """A decompressor as those of the standard library."""
+
+    @property
+    def eof(self) -> bool:
+        """True after the end of the frame."""
+
+    @property
+    def needs_input(self) -> bool:
+        """True if no more content can come without further input."""
+
+    @property
+    def unused_data(self) -> bytes:
+        """Input after the end of the frame."""
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
+        """Returns at most ``max_length`` bytes of content, and stores the rest of the input."""
+
+
 def read_zstd(fd: int, path: Path) -> Iterator[bytes]:
     """Yields any zstd file in pieces of at most 1 MiB; a piece may be empty.
 
@@ -220,21 +239,35 @@ def read_zstd(fd: int, path: Path) -> Iterator[bytes]:
     """
     zstd = _zstd()
     options = {zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
+    yield from unpack(fd, path, start=lambda: zstd.ZstdDecompressor(options=options), errors=(zstd.ZstdError,))
+
+
+def unpack(
+    fd: int, path: Path, *, start: Callable[[], Unpacker], errors: tuple[type[Exception], ...]
+) -> Iterator[bytes]:
+    """Yields the content of all frames of a compressed file in pieces of at most 1 MiB; a piece may be empty.
+
+    ``start`` makes the decompressor of a frame, which raises ``errors`` for damage.
+
+    Raises:
+        OSError: Unreadable, damaged or truncated.
+    """
     unpacker = None
     data = os.read(fd, _INPUT)
-    try:
-        while data or unpacker is None or not unpacker.eof:
-            if unpacker is None or unpacker.eof:
-                unpacker = zstd.ZstdDecompressor(options=options)
-            elif not data and unpacker.needs_input:
-                raise _damaged(path, "it ends inside a frame")
-            yield unpacker.decompress(data, max_length=_CHUNK)
-            # A new frame gets the old one's unused input.
-            data = unpacker.unused_data if unpacker.eof else b""
-            if not data and (unpacker.eof or unpacker.needs_input):
-                data = os.read(fd, _INPUT)
-    except zstd.ZstdError as error:
-        raise _damaged(path, str(error)) from None
+    while data or unpacker is None or not unpacker.eof:
+        if unpacker is None or unpacker.eof:
+            unpacker = start()
+        elif not data and unpacker.needs_input:
+            raise _damaged(path, "it is cut off: it ends inside a frame")
+        try:
+            piece = unpacker.decompress(data, max_length=_CHUNK)
+        except errors as error:
+            raise _damaged(path, str(error)) from None
+        yield piece
+        # A new frame gets the old one's unused input.
+        data = unpacker.unused_data if unpacker.eof else b""
+        if not data and (unpacker.eof or unpacker.needs_input):
+            data = os.read(fd, _INPUT)
 
 
 def _zstd() -> ModuleType:
