@@ -15,6 +15,7 @@ import msgspec
 from rankfall.evidence import builders as make
 from rankfall.evidence.files.bounded_read import Part
 from rankfall.evidence.files.folder_listing import printable
+from rankfall.evidence.files.packed import SUFFIXES
 from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
 from rankfall.evidence.readers.scan import ChunkScanner, Finding
 from rankfall.evidence.readers.stacks import NewestDump
@@ -39,7 +40,7 @@ _SHORT: Final = 200
 _ELASTIC: Final = bounded(r"attempt_(\d{1,4})/(\d{1,4})/[^/]+$", limit=4_096)
 _MAX_NAME: Final = 256
 _ENDINGS: Final = (
-    (".gz", ".bz2", ".xz", ".zst"),
+    SUFFIXES,
     (".log", ".txt", ".out", ".err"),
     (".stdout", ".stderr", ".out", ".err"),
 )
@@ -61,7 +62,7 @@ _SEVERAL: Final = (
     b"nproc",
 )
 # A line that resembles an error, in the last bytes of a text; but not of a launcher about its processes.
-LAST_ERROR: Final = "unknown:last error"
+_LAST_ERROR: Final = "unknown:last error"
 _TAIL: Final = 64 << 10
 _MAX_ERROR_LINE: Final = 4096
 _ERROR: Final = linear(
@@ -292,7 +293,7 @@ class TextReader:
                 order=byte,
                 where=self._where(byte, number),
                 line=decode(line),
-                fingerprint=LAST_ERROR,
+                fingerprint=_LAST_ERROR,
             )
         )
 

@@ -266,8 +266,8 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         missing.insert(
             0, "a message of the part that failed first: the existing messages only repeat that something failed"
         )
-    shown = _nearest_line(subjects) if root.nearest is None else None
-    if shown is not None:
+    nearest = _nearest_line(subjects) if root.nearest is None else None
+    if nearest is not None:
         missing.insert(0, "the cause of the shown line: no signature recognizes it, or it reports only the end")
     subject, piece = root.nearest or (None, None)
     slug = piece.slug if piece else "unknown"
@@ -307,7 +307,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         pod=place.pod if place else None,
         node=node,
         time=_time(subject.when(piece)) if piece and subject else Time(),
-        decisive=_decisive(piece or shown),
+        decisive=_decisive(piece or nearest),
         evidence=proof_of(subjects, None),
         consequences=consequences_of(subjects, {subject.key} if at_subject and subject else set(), None),
         missing=tuple(missing) or ("any evidence of why the job ended",),
