@@ -226,11 +226,12 @@ def test_i23_p2_other_numbers_in_names_give_no_rank(tmp_path, names, text):
 
 
 @pytest.mark.parametrize(
-    ("others", "rank"), [("", 1), ("job-master-0: step 1\n", None), ("worker-0: LOCAL_RANK=3\n", None)]
+    ("others", "rank"),
+    [("job-worker-0: step 1\n", 1), ("", None), ("job-master-0: step 1\n", None), ("worker-0: LOCAL_RANK=3\n", None)],
 )
 def test_i23_p1_a_worker_is_a_rank_where_each_has_one(tmp_path, others, rank):
     lines = VALUE_ERROR.replace("[rank{r}]: ", "job-worker-1: ")
-    (tmp_path / "job.log").write_text(f"{others}job-worker-0: step 1\n{lines}")
+    (tmp_path / "job.log").write_text(f"{others}{lines}")
     assert explain_files([tmp_path / "job.log"]).verdict.rank == rank
 
 

@@ -73,6 +73,7 @@ _NO_ERROR: Final = bounded(
     rb"|^(?:srun|slurmstepd|mpirun|prterun)\b|error_file|exitcode|^\s*(?:raise|except|File)\b|^\s{4}",
     limit=_MAX_ERROR_LINE,
 )
+_FIRST_WORKERS: Final = (b"worker-0", b"trainer-0", b"learner-0", b"proc-0", b"rank-0", b"worker_0", b"rank_0")
 # Bytes of a text that are searched for them.
 _SEARCHED: Final = 4 << 20
 _RANK_FILE: Final = bounded(r"(?i)(?:^|[^a-z])rank[-_. ]?(\d{1,6})(?:[^0-9]|$)", limit=256)
@@ -91,6 +92,7 @@ class Source(msgspec.Struct, kw_only=True):
         survival: Speakers that continued after them.
         stacks: Stacks at its end.
         workers: Number in the name of the worker that printed a finding, by ID.
+        from_zero: The text names a worker 0: some programs count from 1.
         several: The text names other roles, or launchers of several ranks for each worker.
     """
 
@@ -107,11 +109,12 @@ class Source(msgspec.Struct, kw_only=True):
     survival: Survival = msgspec.field(default_factory=Survival)
     stacks: str | None = None
     workers: dict[str, int] = msgspec.field(default_factory=dict)
+    from_zero: bool = False
     several: bool = False
 
     def rank_of_worker(self, piece: Evidence) -> int | None:
         """Returns the rank of the worker that printed a finding, where each worker is one rank; else None."""
-        if self.several or self.prefixed or self.reported:
+        if self.several or not self.from_zero or self.prefixed or self.reported:
             return None
         return self.workers.get(piece.id)
 
@@ -250,6 +253,7 @@ class TextReader:
         if self._searched < _SEARCHED:
             self._searched += len(data)
             self._source.several |= any(word in data for word in _SEVERAL)
+            self._source.from_zero |= any(word in data for word in _FIRST_WORKERS)
         try:
             findings, statements = self._scanner.push(data, final=final)
             for finding, byte, line in findings:

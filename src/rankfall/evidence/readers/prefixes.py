@@ -37,8 +37,11 @@ _EXCEPTION: Final = r"(?=\[?rank ?\d|Traceback|  File|[\w.]+(?:Error|Exception)\
 _TAGS: Final = tuple(
     (kind, bounded(rb"\A" + pattern.encode(), limit=_LOOK))
     for kind, pattern in (
-        # [rank3]: [Rank 3] [rank: 3] [GLOBAL_RANK 3] [rank=3] [rank 3/8] [rank 3, late] (rank 3)
-        ("global", rf"[\[(<](?i:{_RANK})[ :=_#-]{{0,3}}(\d{{1,6}})(?:/\d{{1,6}})?(?:, late)?[\])>]:?[ \t]?"),
+        # [rank3]: [Rank 3] [rank: 3] [GLOBAL_RANK 3] [rank=3] [rank 3/8] [rank 3, late] (rank 3) [DDP rank 3]
+        (
+            "global",
+            rf"[\[(<](?:[\w.-]{{1,16}} )?(?i:{_RANK})[ :=_#-]{{0,3}}(\d{{1,6}})(?:/\d{{1,6}})?(?:, late)?[\])>]:?[ \t]?",
+        ),
         ("local", r"[\[(<](?i:local[ _-]?rank|lr)[ :=_#-]{0,3}(\d{1,4})[\])>]:?[ \t]?"),
         # rank3: Rank 3: R3| rank 3 |
         ("global", rf"(?i:{_RANK}[ _-]?|r)(\d{{1,6}})(?:: |:$| ?\|)[ \t]?"),
@@ -88,7 +91,16 @@ _LOGGER: Final = anchored(
 )
 _TAG_BEGINS: Final = anchored(rb"[\[(<](?i:global|local|mpi|world|rank)", limit=16)
 # The rank in a program's own key=value list: (VllmWorker rank=3 pid=42)
-_KEYED: Final = bounded(rb"(?i)\b(local[ _-]?)?(?:global[ _-]?|mpi|world[ _-]?)?rank[=:]{1,2} ?(\d{1,6})\b", limit=256)
+_KEYED: Final = bounded(
+    rb"(?i)\b(local[ _-]?)?(?:global[ _-]?|mpi|world[ _-]?)?rank[\"']?[=:]{1,2} ?[\"']?(\d{1,6})\b", limit=256
+)
+# A number at the end of a learned prefix, in brackets or before a colon or bar; but not one of another kind.
+_LAST_NUMBER: Final = bounded(rb"(?:\A|[^\w.:-])(\d{1,4})(?:/\d{1,6})?[\])>]?[ \t]?[:|>)\]]?[ \t]*\Z", limit=256)
+_NO_RANK: Final = bounded(
+    rb"(?i)(?:pid|tid|thread|line|node|host|pod|attempt|restart|step|epoch|iter(?:ation)?|job|gpu|device|stage)[ :=#]{0,2}\d{1,4}\W*\Z",
+    limit=256,
+)
+_NAMED: Final = bounded(rb"\b((?:[\w.]{1,63}-){0,8}(?:worker|trainer|learner|proc|rank)-\d{1,6})\b", limit=256)
 # Digits of times, which differ from line to line of one speaker.
 _CLOCK: Final = bounded(
     rb"\d{4}[-/]\d\d[-/]\d\d|\b\d\d[-/]\d\d\b|\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d{1,9})?|\b[IWEFD]\d{4}\b|\b\d{10}(?:\.\d{1,9})?\b",
@@ -233,8 +245,15 @@ def learn(before: bytes) -> Prefix:
         if tag is not None and tag[0] in {"global", "local"}:
             found.setdefault(tag[0], tag[2])
     _keyed(before, found)
+    name = _NAMED.search(before)
+    if "global" not in found and "local" not in found and name is None and _NO_RANK.search(before[-64:]) is None:
+        number = _LAST_NUMBER.search(before[-64:])
+        if number is not None:
+            found["task"] = number[1]
+    if name is not None:
+        found.setdefault("name", name[1])
     known = _made(found, length=len(before), raw=before)
-    return msgspec.structs.replace(known, slot=own.slot, name=own.name, stamp=own.stamp)
+    return msgspec.structs.replace(known, slot=own.slot, name=own.name or known.name, stamp=own.stamp)
 
 
 def _starts(before: bytes) -> list[int]:

@@ -142,6 +142,7 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
         key: Bytes that begin each line of its speaker: tags, or a learned prefix with folded times.
         learned: Number of bytes of a learned prefix; 0 = tags only.
         tags: Tags of the line of its head.
+        margin: Number of spaces between tags and head; those of its other lines are no indentation.
         held: Caller's data that waits for ``real``.
     """
 
@@ -168,6 +169,7 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
     key: bytes = b""
     learned: int = 0
     tags: bytes = b""
+    margin: int = 0
     held: list[Any] = msgspec.field(default_factory=list)
 
 
@@ -289,8 +291,8 @@ class TracebackReader:
             return None, bool(self._open)
         if len(self._open) >= MAX_OPEN:
             self._close(next(iter(self._open.values())), start)
-        before = line[:head]
-        learned = own.length > head or bool(before[own.length :].strip(_BARS))
+        before, gap = line[:head], line[own.length : head]
+        learned = own.length > head or bool(gap.strip(_BARS))
         prefix, key = (learn(before), fold(before)) if learned else (own, own.raw)
         ignored, spawned = self._announcement(data, position)
         if prefix.local_rank is None and spawned is not None:
@@ -306,6 +308,8 @@ class TracebackReader:
             key=key,
             learned=head if learned else 0,
             tags=own.raw,
+            # Spaces only; the bars of an exception group stand there too.
+            margin=len(gap) if own.raw and not learned and not gap.strip() else 0,
         )
         self._open[owner.key] = self._by_start[start] = owner
         if owner.learned:
@@ -333,6 +337,8 @@ class TracebackReader:
             self._forget(owner)
             owner.key, owner.learned = own.raw, 0
             self._open[owner.key] = owner
+        if owner is not None and owner.margin and not body[: owner.margin].strip():
+            body = body[owner.margin :]
         return owner, body
 
     def _forget(self, state: OpenTraceback) -> None:
