@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -424,3 +425,16 @@ def test_a_limit_of_bytes_that_is_no_size_is_refused(rankfall: Runner, home: Pat
     assert done.returncode == 2
     assert "--max-bytes 'much' is no size" in done.stderr
     assert runs(home) == []
+
+
+def test_i23_p8_a_copied_run_directory_is_that_run(rankfall: Runner, home: Path, tmp_path: Path) -> None:
+    assert rankfall("run", *GANG, "train.py", "fail").returncode != 0
+    (run,) = runs(home)
+    copy = tmp_path / "from a colleague"
+    shutil.copytree(home / "runs" / run, copy, ignore=shutil.ignore_patterns("*.sock", "slots"))
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.is_file()}
+    there = rankfall("why", str(copy), "-o", "json", RANKFALL_HOME=str(tmp_path / "other"))
+    assert json.loads(there.stdout) == json.loads(rankfall("why", run, "-o", "json").stdout)
+    fresh = json.loads(rankfall("why", str(copy), "--fresh", "-o", "json", RANKFALL_HOME=str(tmp_path / "other")).stdout)
+    assert (fresh["run"], fresh["cause"], fresh["rank"]) == (run, json.loads(there.stdout)["cause"], 1)
+    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.is_file()} == before

@@ -107,6 +107,8 @@ def _explained(
     run = one_run(None) if not targets else _as_run(targets, where)
     if run is not None:
         run = as_it_is(run)
+    elif len(targets) == 1:
+        run = _copied_run(Path(targets[0]))
     if run is not None and own:
         raise UsageError("--signatures is for files", hint=f"put the file for a run into {read_home()}/signatures/")
     if run is not None and slot is not None:
@@ -151,6 +153,18 @@ def _is_there(name: str) -> bool:
         return Path(name).exists()
     except OSError:
         return False
+
+
+def _copied_run(path: Path) -> RunDir | None:
+    """Returns the run whose directory, or a copy of it, has this path; it is only read."""
+    if not all(_is_there(str(path / name)) for name in ("meta.json", "spec.json", "run.db")):
+        return None
+    run = RunDir(path.resolve())
+    with run.reader() as reader:
+        stored = reader.diagnosis(None)
+    # Records belong to the run's id, and a copy may have any name.
+    run.id = (stored.verdict.run if stored is not None else None) or run.id
+    return run
 
 
 def _as_run(targets: list[str], where: Where) -> RunDir | None:
