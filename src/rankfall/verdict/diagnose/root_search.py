@@ -34,6 +34,7 @@ from rankfall.verdict.diagnose.consequences import (
 )
 from rankfall.verdict.diagnose.node_faults import own_exceptions, without_faults_elsewhere
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure
+from rankfall.verdict.diagnose.watchdogs import MISMATCH, differing_calls
 
 
 def find_root(case: Case, subjects: Subjects) -> Root:
@@ -43,6 +44,8 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     candidates = without_stopped_from_outside(candidates, subjects)
     late = [c for c in candidates if c.after_work]
     candidates = [c for c in candidates if not c.after_work]
+    if not candidates:
+        candidates = differing_calls(subjects)
     if not candidates:
         candidates = [c for c in (left_early(case, subjects),) if c is not None]
     if not candidates:
@@ -183,7 +186,6 @@ def _ended_alike(facts: RankFacts, chosen: Candidate) -> bool:
 
 # Messages of ranks that waited for an absent rank.
 TIMED_OUT: Final = frozenset({"collective_timeout", "rdzv_closed"})
-MISMATCH: Final = "collective_mismatch"
 _NS: Final = 1_000_000_000
 # Ranks of one collective time out within a fraction of these seconds.
 SILENT_FOR_S: Final = 0.5
