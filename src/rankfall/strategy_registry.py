@@ -60,7 +60,7 @@ def find_strategy(name: str | None, *, field: str = FIELD, elsewhere: bool = Fal
     Args:
         name: From a job spec or flag.
         field: Field or flag in error messages.
-        elsewhere: Another process needs it; refuses one registered only here.
+        elsewhere: Another process needs the strategy; refuses one registered only in this process.
 
     Raises:
         SpecError: Unknown, declared by two packages, or not loadable.

@@ -26,7 +26,7 @@ _MAX_GENERATIONS = 1000
 
 
 def find_root(pid: int, environ: Mapping[str, str], stop: int) -> tuple[int, int]:
-    """Returns ``(pid, start_ticks)`` of the topmost ancestor below ``stop`` with the same identity."""
+    """Returns ``(pid, start_ticks)`` of the topmost ancestor below process ``stop`` with the same identity."""
     mine = identity.key(environ)
     root = pid
     here = procfs.stat(pid)
@@ -110,7 +110,7 @@ def find_ordinal(folder: str, holder: tuple[int, int]) -> int | None:
 
 
 def next_ordinal(folder: str, text: str) -> int | None:
-    """Claims the lowest free ordinal with ``text``."""
+    """Claims the lowest free ordinal with ``text`` and returns it; None if none can be claimed."""
     for ordinal in range(MAX_ORDINALS):
         if _create(os.path.join(folder, f"o{ordinal}"), text):
             return ordinal
@@ -134,7 +134,7 @@ def rank_in(numbers: tuple[int, ...] | None) -> int | None:
 
 
 def take(folder: str, ordinal: int, text: str) -> bool:
-    """Claims one ordinal; False if impossible."""
+    """Claims one ordinal; False if the claim exists or cannot be written."""
     try:
         return _create(os.path.join(folder, f"o{ordinal}"), text)
     except OSError:

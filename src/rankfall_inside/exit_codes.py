@@ -92,7 +92,7 @@ def of_error(error: Mapping[str, Any]) -> str | None:
 def of_exit(*, code: int | None, signum: int | None, oom_kills: int | None) -> str | None:
     """Returns the group of an exit that Rankfall did not cause, or None if uncertain.
 
-    ``oom_kills`` counts the cgroup's since the start.
+    ``oom_kills``: OOM kills in the cgroup since the slot's start.
     """
     if oom_kills and (code or signum is not None):
         return "memory"

@@ -82,7 +82,7 @@ def read(environ: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _tf_config(text: str) -> dict[str, Any] | None:
-    """Reads TF_CONFIG: chief is rank 0, then workers; ps and evaluator are no ranks."""
+    """Reads TF_CONFIG: chief is rank 0, then workers; None for others: ps and evaluator are no ranks."""
     try:
         config = untrusted.loads(text)
         kind, index = str(config["task"]["type"]), untrusted.whole(str(config["task"]["index"]))

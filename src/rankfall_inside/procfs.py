@@ -85,7 +85,7 @@ def stat(pid: int) -> Stat | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Returns the start time of ``pid`` in ticks since boot."""
+    """Returns the start time of ``pid`` in ticks since boot; None if it does not exist."""
     found = stat(pid)
     return None if found is None else found.start
 
@@ -190,7 +190,7 @@ def threads(pid: int) -> list[dict[str, str]]:
 
 
 def oom_counter_path() -> str | None:
-    """Returns the file with the OOM counter of this cgroup: ``memory.events`` (v2) or ``memory.oom_control`` (v1), or None."""
+    """Returns the file with this cgroup's OOM counter: ``memory.events`` (v2), ``memory.oom_control`` (v1), or None."""
     paths = {}
     for line in (read_bounded("/proc/self/cgroup", 1 << 14) or b"").decode("utf-8", "replace").splitlines():
         number, _, rest = line.partition(":")

@@ -280,7 +280,7 @@ class Reserve:
         return False
 
     def store(self, record: dict[str, Any], folder: str) -> bool:
-        """Writes a record, shortened to a page."""
+        """Writes a record, shortened to a page; False on failure."""
         return self.write(encode(_copy(record), limit=_PAGE), os.path.join(folder, _name(record)))
 
     def close(self) -> None:

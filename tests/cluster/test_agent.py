@@ -134,7 +134,7 @@ def forbidden(bed: Bed, kubectl: Kubectl, namespace: str) -> None:
             {"status": {"conditions": [{"type": "Ready", "status": "False"}]}},
             {"status": {"capacity": {"nvidia.com/gpu": "8"}}},
         ):
-            with pytest.raises(ApiError, match="an agent writes"):
+            with pytest.raises(ApiError, match="an agent may"):
                 api.patch(body)
         with pytest.raises(Forbidden):
             api._call("PATCH", f"/api/v1/nodes/{NODE}", {"spec": {"unschedulable": True}}, kind="application/merge-patch+json")  # fmt: skip

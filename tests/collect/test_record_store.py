@@ -86,7 +86,7 @@ def test_errors_s35_s37_records_come_through_an_object_store_once_page_by_page(t
         assert any("huge" in text for text in store.problems)
         assert any("is damaged" in text for text in store.problems)
         assert (
-            "1011 in s3://records/team/jobs without the name of a record were not read; the first is 'a0'"
+            "1011 objects in s3://records/team/jobs without the name of a record were not read; the first is 'a0'"
             in store.problems
         )
         assert len(store.problems) == 3

@@ -279,7 +279,9 @@ def test_errors_s24_names_that_no_recorder_gives_are_not_read_and_thousands_hide
     )
     verdict = folder.verdict()
     # Of the strange names five are in folders below, which are not listed.
-    right(verdict, "3010 in s3://hostile/team without the name of a record were not read; the first is '%2e%2e'")
+    right(
+        verdict, "3010 objects in s3://hostile/team without the name of a record were not read; the first is '%2e%2e'"
+    )
     kept = {path.name for path in folder.run.records_dir.iterdir()}
     assert len(kept) == 10
     assert "forged" not in "".join(path.read_text() for path in folder.run.records_dir.iterdir())

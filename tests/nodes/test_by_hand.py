@@ -70,7 +70,7 @@ def test_a_node_that_a_person_tainted_is_given_back_by_a_person_only():
 def test_a_reason_that_comes_twice_is_one_cause_and_a_fault_stays_beside_it():
     cluster = Cluster()
     cluster.see(cluster.fault("n1", "xid/79"))
-    assert taint(cluster, "n1", "first") == "has our taint already; the reason is added"
+    assert taint(cluster, "n1", "first") == "has Rankfall's taint already; the reason is added"
     taint(cluster, "n1", "second")
     assert [each.code for each in cluster.record("n1").causes] == [MANUAL_CODE, "xid/79"]
     assert cluster.record("n1").causes[0].text == "ann: second"

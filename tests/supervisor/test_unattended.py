@@ -434,7 +434,7 @@ def test_a_launch_that_the_server_refuses_ends_the_run_in_its_words(home):
     bench.cluster.refusal = InfrastructureError("admission webhook says no")
     with pytest.raises(InfrastructureError, match="says no"):
         driver.launch(bench.run, backend=bench.cluster)
-    assert bench.state() == ("failed", "it could not be launched: admission webhook says no")
+    assert bench.state() == ("failed", "the run could not be launched: admission webhook says no")
     with bench.run.reader() as reader:
         found = reader.diagnosis(1)
     assert found is not None

@@ -193,7 +193,7 @@ def job_words(
 
 
 def rendezvous_of(spec: JobSpec, command: Command) -> Literal["static", "c10d"]:
-    """Returns the job's rendezvous, else that of a given torchrun, else fixed ranks."""
+    """Returns the job's rendezvous; without one that of the given torchrun, else ``static`` (fixed ranks)."""
     if spec.elastic or spec.rdzv == "c10d":
         return "c10d"
     asked = command.torchrun.given.get("rdzv-backend") if command.torchrun and spec.rdzv == "auto" else None
@@ -204,7 +204,7 @@ def given_torchrun(spec: JobSpec, command: Command) -> bool:
     """True if the command is torchrun itself.
 
     Raises:
-        SpecError: It would start once per rank.
+        SpecError: torchrun would start once per rank.
     """
     if command.kind != "torchrun" or spec.launcher == "exec":
         return False
@@ -277,7 +277,10 @@ def _check_program(program: str, *, spec: JobSpec, cwd: Path) -> None:
 
 
 def _check_shebang(path: Path, *, cwd: Path) -> None:
-    """Raises an error that names a script's missing interpreter, unlike the kernel's error."""
+    """Raises SpecError if the interpreter in a script's ``#!`` line does not exist.
+
+    The kernel's error would not name the interpreter. ``cwd`` is the job's folder, the base of a relative path.
+    """
     try:
         with path.open("rb") as file:
             head = file.read(_SHEBANG_BYTES)
@@ -289,7 +292,9 @@ def _check_shebang(path: Path, *, cwd: Path) -> None:
     interpreter = os.fsdecode(words[0]) if words else ""
     if interpreter and not (cwd / interpreter).exists():
         raise SpecError(
-            "$.command", f"{path.name}: its interpreter {interpreter} does not exist", hint="correct its first line"
+            "$.command",
+            f"{path.name}: its interpreter {interpreter} does not exist",
+            hint="correct the script's first line (#!)",
         )
 
 

@@ -75,7 +75,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LocalFiles:
-    """A folder of this machine that limits all paths."""
+    """Files in a local folder; paths outside it are refused."""
 
     def __init__(self, root: Path) -> None:
         self._root = os.fsencode(root)
@@ -151,7 +151,7 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         files: Number of files.
         sent: Transferred bytes.
-        same: Number of existing files.
+        same: Number of files that the target already had.
     """
 
     files: int = 0
@@ -182,7 +182,7 @@ async def put(place: Place, sources: Sequence[Path], remote: str, *, exclude: Se
 
 
 async def get(place: Place, remote: str, local: Path, *, into: bool = False, exclude: Sequence[str] = ()) -> Copied:
-    """Copies remote files to this machine; ``into`` keeps the name, inside ``local``.
+    """Copies remote files to this machine; ``into`` keeps the file's name, inside ``local``.
 
     Raises:
         UsageError: The path is outside the root.

@@ -152,7 +152,7 @@ class Backend(Protocol):
         ...
 
     def resize(self, plan: Plan) -> bool:
-        """Starts joined slots and stops removed ones; returns True if complete."""
+        """Starts joined slots and stops removed ones; returns True if nothing remains to do."""
         ...
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
@@ -175,7 +175,7 @@ class Backend(Protocol):
         ...
 
     def release(self) -> None:
-        """Releases resources that are needed only while an attempt runs."""
+        """Releases resources such as ports and connections, needed only while an attempt runs."""
         ...
 
 
@@ -184,7 +184,7 @@ class VerdictPublishingBackend(Backend, Protocol):
     """A backend that publishes verdicts on its platform; not for foreign jobs."""
 
     def show(self, plan: Plan, verdict: Verdict) -> str | None:
-        """Publishes a verdict; returns a message on failure. Repeatable."""
+        """Publishes a verdict; returns a message on failure, else None. Repeatable."""
         ...
 
 
@@ -193,7 +193,7 @@ class NodeReportingBackend(Backend, Protocol):
     """A backend whose platform monitors nodes and accepts reports about failed ones."""
 
     def report_node(self, plan: Plan, node: str, verdict: RunVerdict) -> str | None:
-        """Reports a verdict about a node; returns a message on failure. Repeatable."""
+        """Reports a verdict about a node; returns a message on failure, else None. Repeatable."""
         ...
 
     def answered(self, plan: Plan, node: str, verdict: RunVerdict) -> NodeAnswer:

@@ -65,7 +65,7 @@ _OURS: Final = "leave it out: Rankfall sets it for each slot"
 _HINTS: Final[Mapping[str, str]] = {
     "nnodes": "give it to Rankfall: rankfall run --nnodes N -- torchrun ...",
     "nproc-per-node": "give it to Rankfall: rankfall run --nproc-per-node N -- torchrun ...",
-    "max-restarts": "give it to Rankfall, which restarts the whole gang: rankfall run --max-restarts N -- torchrun ...",
+    "max-restarts": "give it to Rankfall, which restarts every slot: rankfall run --max-restarts N -- torchrun ...",
     "rdzv-id": "leave it out: each attempt gets a new id",
     "rdzv-endpoint": "leave it out: each attempt gets a free port",
     "master-port": "leave it out: each attempt gets a free port",

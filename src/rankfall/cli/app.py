@@ -69,7 +69,7 @@ class LazyGroup(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """Returns a verb's stub for ``--help``."""
+        """Returns a verb's stub for ``--help``; None for an unknown verb."""
         return click.Command(cmd_name, help=VERBS[cmd_name][1]) if cmd_name in VERBS else None
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -167,7 +167,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _leave(code: int, argv: Sequence[str]) -> int:
-    """Prints the origin of the code for verbs of runs."""
+    """Prints the origin of the exit code to stderr for verbs of runs; returns the code."""
     if argv and argv[0] in _OF_RUNS:
         console.say(f"rankfall-exit: rankfall {code}")
     return code
@@ -196,7 +196,7 @@ def _invoke(argv: Sequence[str]) -> int:
 
 
 def _known(error: Exception) -> int | None:
-    """Reports an error made for users; None for others."""
+    """Prints an error made for users and returns its exit code; None for other errors."""
     from rankfall.model.errors import JobFailed, RankfallError  # noqa: PLC0415 - failures only
 
     if os.environ.get("RANKFALL_DEBUG") == "1" and isinstance(error, RankfallError):

@@ -26,8 +26,8 @@ class Interrupts:
         at_once: Called in the SIGTERM handler, because blocked output may stop all else.
 
     Attributes:
-        viewing: Set by the session: this process lacks the run's lease.
-        as_viewer: A SIGINT or SIGTERM came while viewing.
+        viewing: True while this process does not supervise the run; set by the session.
+        as_viewer: True if SIGINT or SIGTERM arrived while viewing.
     """
 
     def __init__(self, at_once: Callable[[], None] = lambda: None) -> None:
@@ -51,7 +51,7 @@ class Interrupts:
             self._at_once()
 
     def forget(self) -> None:
-        """Forgets Ctrl-C."""
+        """Sets the count of Ctrl-C to 0, after the user chose to continue."""
         self.interrupts = 0
         self.as_viewer = False
 

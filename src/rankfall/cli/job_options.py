@@ -28,10 +28,11 @@ _STRANGE: Final = bounded(r"[^a-z0-9]+", limit=4_096)
 
 
 class Flags(msgspec.Struct, frozen=True, kw_only=True):
-    """Flags of ``run``; None or empty = not given.
+    """Flags of ``run``; None or empty if not given.
 
     Attributes:
-        command: Script, module name with ``module``, or any command (also after ``--``).
+        command: Script, module name (if ``module`` is set) or program, then its arguments; a ``--`` before it is
+            dropped.
     """
 
     command: tuple[str, ...] = ()
@@ -231,14 +232,17 @@ def _kubernetes(data: dict[str, Any], flags: Flags) -> None:
 
 
 def _merge(data: dict[str, Any], section: str, said: dict[str, Any], *, empty: bool = False) -> None:
-    """Puts flags over a section of the file; the later check reports wrong types."""
+    """Overwrites fields of ``section`` of the job file with flags (``said``); a later check reports wrong types.
+
+    ``empty``: creates the section even without flags.
+    """
     old = data.get(section, {})
     if (said or empty) and isinstance(old, dict):
         data[section] = old | said
 
 
 def _drawn_on(rules: object) -> frozenset[str]:
-    """Budgets in the file's rules."""
+    """Returns the names of the budgets that the job file's rules use."""
     found = [rule.get("budget") for rule in rules if isinstance(rule, dict)] if isinstance(rules, list) else []
     return frozenset(name for name in found if isinstance(name, str))
 

@@ -32,12 +32,12 @@ def output_option(text: str = "Format.") -> Callable[[F], F]:
 
 
 def run_argument(function: F) -> F:
-    """Adds a run's id or prefix; none = newest run."""
+    """Adds the argument ``run``: a run's id or prefix; without it the newest run."""
     return click.argument("run", required=False, metavar="[RUN]")(function)
 
 
 def target_argument(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds a run or a cluster job not started by Rankfall, as ``run`` and ``where``."""
+    """Adds the arguments ``run`` and ``where``: a run, or a cluster job not started by Rankfall."""
 
     @functools.wraps(function)
     def with_where(
@@ -50,7 +50,7 @@ def target_argument(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def place_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds ``-n``, ``--context``, ``--kubeconfig`` and ``--no-exec`` for such a job."""
+    """Adds ``-n``, ``--context``, ``--kubeconfig`` and ``--no-exec``, for jobs not started by Rankfall."""
     function = click.option("--no-exec", is_flag=True, help="Of KIND/NAME: run no command in its pods to find ranks.")(
         function
     )
@@ -72,7 +72,9 @@ def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def with_where(*, context: str | None, kubeconfig: str | None, **rest: Any) -> Any:
         return function(where=Where(context=context, kubeconfig=kubeconfig), **rest)
 
-    made = click.option("--kubeconfig", metavar="FILE", help="Default: as kubectl finds it.")(with_where)
+    made = click.option("--kubeconfig", metavar="FILE", help="Kubeconfig file; default: as kubectl finds it.")(
+        with_where
+    )
     return click.option("--context", metavar="NAME", help="Context of the kubeconfig; default: the current one.")(made)
 
 
@@ -98,7 +100,7 @@ def max_bytes(function: F) -> F:
 
 
 def rank_options(function: F) -> F:
-    """Adds ``--rank``, ``--all`` and ``--max-bytes`` of live views."""
+    """Adds ``--rank``, ``--all`` and ``--max-bytes``, for verbs that show a live run's lines."""
     function = max_bytes(function)
     function = click.option("--all", "everything", is_flag=True, help="Show the output of all ranks.")(function)
-    return click.option("--rank", multiple=True, metavar=_RANKS, help="Show the output of these.")(function)
+    return click.option("--rank", multiple=True, metavar=_RANKS, help="Show the output of these ranks.")(function)

@@ -37,13 +37,13 @@ class LineWriter:
     """Writes lines to stdout.
 
     Args:
-        prefix: Put ``[rank N] `` (or ``[slot S] ``) before each.
+        prefix: Put ``[rank N] `` (or ``[slot S] ``) before each line.
         timestamps: Add arrival times, RFC 3339 with nanoseconds.
         as_json: Write one JSON object per line.
-        limit: Most bytes; the first excess line ends the output. None = unlimited.
+        limit: Most bytes; the first line beyond them ends the output. None = unlimited.
 
     Attributes:
-        spent: True after the limit.
+        spent: True if ``limit`` was reached.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LineWriter:
         self._paint = Paint(color=wants_color(sys.stdout))
 
     def write(self, blocks: Iterable[Block], *, note: str | None = None) -> bool:
-        """Writes and flushes blocks, with ``note`` in the prefix; True if any."""
+        """Writes and flushes blocks of lines, with ``note`` in the prefix; True if a line was written."""
         any_ = False
         raw: list[bytes] = []
         lines_out: list[str] = []
@@ -94,7 +94,7 @@ class LineWriter:
         printed.clear()
 
     def lost(self, lost: Sequence[LostLines]) -> None:
-        """Prints missing lines as a last JSON object, ``lost_lines``."""
+        """Prints the numbers of missing lines as a last JSON object, ``lost_lines``; nothing in other formats."""
         if self._json and lost:
             found = {"lost_lines": msgspec.to_builtins(lost), "incomplete": [one.text for one in lost]}
             sys.stdout.write(json.dumps(found) + "\n")
@@ -188,7 +188,7 @@ _MAX_CONTEXT: Final = 4096
 
 
 def details_of(directory: RunDir, verdict: Verdict) -> Details:
-    """Reads frames, lines before the decisive one, and the step of the failed rank.
+    """Reads details of a verdict: stack frames, lines before the decisive one, and the step of the failed rank.
 
     A rank that restarted alone and has not failed again has another step than the failed one, so it gets none.
     """

@@ -40,7 +40,7 @@ class Supervision:
     Args:
         directory: Run.
         standby: Wait while another machine supervises.
-        on_event: Called with each event, in its thread.
+        on_event: Called with each event, in the supervisor's thread.
         unseen: This process shows no lines of the job.
     """
 
@@ -66,7 +66,7 @@ class Supervision:
         self._mask: set[int] = set()
 
     def begin(self) -> None:
-        """Starts the thread wholly or not at all; signals wait meanwhile."""
+        """Starts the thread; handlers of signals run only after the start has succeeded or failed."""
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             self._thread.start()
@@ -75,20 +75,20 @@ class Supervision:
 
     @property
     def over(self) -> bool:
-        """True after its end, for any reason."""
+        """True after the thread's end, for any reason."""
         return self._done.is_set()
 
     @property
     def holds(self) -> bool:
-        """True while it is the run's supervisor, across machines."""
+        """True while this thread is the run's only supervisor, across machines."""
         return self._held.is_set() and not self.over
 
     def pause(self, seconds: float = _TICK_S) -> None:
-        """Waits ``seconds``, or until it ends."""
+        """Waits ``seconds``, or until the thread ends."""
         self._done.wait(seconds)
 
     def result(self) -> Outcome | None:
-        """Returns the outcome; None if another process supervises or it never began.
+        """Returns the outcome; None if another process supervises the run or the thread never began.
 
         Raises:
             RankfallError: Supervision failed.
@@ -230,7 +230,7 @@ class Session:
             self._own.begin()
 
     def _show(self, *, final: Outcome | None = None) -> bool:
-        """Shows new output; a failing stdout (ended reader, full disk) does not end the job."""
+        """Shows new output; True if more is ready. A failing stdout (ended reader, full disk) does not end the job."""
         try:
             while self._own is not None and self._own.unwritten:
                 self._viewer.tell(self._own.unwritten.popleft())
@@ -263,7 +263,7 @@ class Session:
         return True if holder is not None and holder.pid == os.getpid() else None
 
     def _announce(self, *, supervises: bool) -> None:
-        """Prints once that this viewer supervises now."""
+        """Prints once that this process supervises the run now."""
         if not supervises or self._announced or self._unattended:
             return
         self._announced = True
@@ -273,7 +273,7 @@ class Session:
             )
 
     def _leave(self) -> bool:
-        """Handles signals; True to leave."""
+        """Handles signals; True if this process shall leave the run."""
         signals = self._signals
         if signals.hung_up:
             return True
@@ -317,7 +317,10 @@ class Session:
         return True
 
     def _ask(self) -> str | None:
-        """Prompts; None = Ctrl-C again or no terminal; "t" = SIGTERM."""
+        """Prompts for detach or cancel.
+
+        Returns "d", "c", or "" to continue; "t" after SIGTERM; None after another Ctrl-C or without a terminal.
+        """
         sys.stderr.write(
             f"\nrankfall: detach and leave {self._directory.id} running (d), cancel it (c), or continue (Enter)? "
         )

@@ -26,7 +26,10 @@ _SHORT: Final = {"po": "pod"}
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """Place of a target, None = kubectl's choice; ``no_exec``: run no command in its pods."""
+    """Namespace, context and kubeconfig of a cluster job; None = kubectl's choice.
+
+    ``no_exec``: run no command in its pods.
+    """
 
     namespace: str | None = None
     context: str | None = None
@@ -113,7 +116,10 @@ def resolve_refreshed(name: str | None, *, where: Where = NOWHERE) -> RunDir:
 
 
 def as_it_is(directory: RunDir) -> RunDir:
-    """Refreshes an unattended run without recorder; prints failures, completes end files."""
+    """Queries the cluster once about an unattended run that no process records; prints a failed query.
+
+    Also completes a run's final files after a killed supervisor.
+    """
     if directory.end_lock_path.exists():
         from rankfall.supervisor.outcome import finish_files  # noqa: PLC0415 - rare
 

@@ -38,7 +38,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_nnodes(text: str) -> tuple[int, int | None]:
-    """Parses ``N`` or ``MIN:MAX``.
+    """Parses ``N`` (second result None) or ``MIN:MAX``.
 
     Raises:
         UsageError: Neither form.
@@ -162,10 +162,10 @@ def parse_since(text: str, *, now: int) -> int:
 
 
 def parse_env(texts: Iterable[str], *, environ: Mapping[str, str]) -> dict[str, str]:
-    """Parses ``K=V``; ``K`` takes its value from ``environ``.
+    """Returns variables by name from ``--env`` texts: ``K=V``, or ``K`` with the value in ``environ``.
 
     Raises:
-        UsageError: No name, or absent in ``environ``.
+        UsageError: The name is empty, or a ``K`` without ``=`` is not in ``environ``.
     """
     found = {}
     for text in texts:

@@ -131,7 +131,7 @@ class Viewer:
         console.say(render_verdict(verdict, details=details, width=console.width(), color=self._paint.color))
 
     def stop_printing(self) -> None:
-        """Stops lines; events and verdicts continue."""
+        """Shows no more lines; events and verdicts continue."""
         self._muted = True
 
     def _lines(self, *, final: bool) -> int:
@@ -161,7 +161,7 @@ class Viewer:
         return not self._muted
 
     def _begin(self) -> LineTail | None:
-        """Starts the tail once an attempt exists."""
+        """Starts the tail; None if no attempt exists yet, or ``quiet``."""
         if self._quiet or not self._directory.db_path.exists():
             return None
         with self._directory.reader() as reader:

@@ -44,7 +44,7 @@ class Client:
             detach: Supervise in a separate process, else in a thread here. Unattended jobs are only launched, or
                 recorded in the thread.
             request_token: Request id; a repeated call returns the same run.
-            replace: End cluster leftovers of a request without directory.
+            replace: Remove cluster objects that an earlier call left without a run directory.
 
         Raises:
             UsageError: The spec cannot work; nothing was created.

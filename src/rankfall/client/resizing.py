@@ -27,8 +27,9 @@ class Resized(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         nodes: Requested number.
-        before: Nodes of the newest attempt, or of the first.
-        how: ``nothing``; ``in_place``: slots join or leave; ``new_attempt``; ``next_attempt``: none runs.
+        before: Nodes of the newest attempt, or of the first if none started.
+        how: ``nothing`` to change; ``in_place``: slots join or leave; ``new_attempt``; ``next_attempt``, as none runs
+            now.
         state: State of the run.
         holds: True if the run has this size.
     """
@@ -103,7 +104,7 @@ def _how(directory: RunDir, *, running: bool) -> How:
 
 
 def _try_plan(directory: RunDir, sizes: dict[str, int], *, attempt: int) -> None:
-    """Raises the error of the next attempt early."""
+    """Plans the next attempt with these sizes, to raise its errors before the request is written."""
     from rankfall.backends.registry import backend_for  # noqa: PLC0415 - not for listings
 
     spec = directory.spec

@@ -226,7 +226,7 @@ class Run:
         """Continues a suspended run in a new attempt; starts a detached supervisor if none runs.
 
         Returns:
-            True if either was needed.
+            True if the run was suspended or had no supervisor.
         """
         refuse_foreign(self.directory, "resume")
         if await asyncio.to_thread(self.outcome) is not None:
@@ -343,7 +343,7 @@ class Run:
         return self._state() in FINAL_STATES
 
     def outcome(self) -> Outcome | None:
-        """Returns the outcome, None before the end; blocks while it reads files."""
+        """Returns the outcome, None before the end; reads files, so blocks the event loop."""
         from rankfall.supervisor.outcome import outcome_of  # noqa: PLC0415 - not for listings
 
         with self.directory.reader() as reader:
@@ -358,7 +358,7 @@ def supervise_here(directory: RunDir) -> Outcome:
 
 
 async def _until_cancelled(directory: RunDir) -> Outcome:
-    """Records a run in a thread; cancellation stops only that."""
+    """Records a run in a thread; cancellation stops the recording, not the run."""
     from rankfall.supervisor.requests import Control  # noqa: PLC0415 - not for listings
     from rankfall.supervisor.supervise import supervise  # noqa: PLC0415 - as above
 

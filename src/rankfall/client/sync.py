@@ -103,7 +103,7 @@ def _slot_of(directory: RunDir, role: str, k: int) -> int:
 
 
 def _stamp(when: When) -> int | None:
-    """Returns nanoseconds since the epoch; times without a zone are local, as in torchx."""
+    """Returns nanoseconds since the epoch; times without a zone are local, as in torchx. None stays None."""
     if when is None:
         return None
     return round((when.timestamp() if isinstance(when, datetime) else when) * _NS)

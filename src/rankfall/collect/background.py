@@ -95,7 +95,7 @@ class ProblemReporter:
             )
 
     def over(self, name: str) -> None:
-        """Marks a problem as ended."""
+        """Marks the problem ``name`` as ended."""
         before = self._reported.get(name)
         if before is not None:
             self._reported[name] = (before[0], False)

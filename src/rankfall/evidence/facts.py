@@ -23,7 +23,7 @@ K = TypeVar("K", bound=Hashable)
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """Facts from the start of a rank's process.
 
-    ``at`` in nanoseconds since the epoch by one clock; None counts as late.
+    ``at`` in nanoseconds since the epoch by one clock; None sorts last.
     """
 
     slot: int | None
@@ -148,7 +148,7 @@ class Facts:
             self._rank_facts = None
 
     def step_of(self, process: Process) -> int | None:
-        """Returns the last step that a process reported."""
+        """Returns the last step that a process reported; None without one."""
         held = self._steps.get(process)
         return held[0] if held else None
 
@@ -171,7 +171,7 @@ class Facts:
             self._rank_facts = None
 
     def renew(self, slot: int, instance: int) -> None:
-        """Forgets a restarting slot's facts."""
+        """Forgets the facts of a slot that restarts as start ``instance``."""
         held = self.slots[slot]
         self.slots[slot] = SlotFacts(
             slot=slot,
@@ -199,7 +199,7 @@ class Facts:
         return held[0].rank if held else None
 
     def start_of(self, slot: int | None, pid: int | None) -> Record | None:
-        """Returns the start record of a process."""
+        """Returns the start record of a process; None if it has not arrived."""
         held = self._starts.get((slot, pid))
         return held[0] if held else None
 
@@ -317,7 +317,7 @@ class Facts:
         return "foreign"
 
     def _was_signalled(self, key: Process) -> bool:
-        """True if its slot received a signal from outside before it ended."""
+        """True if the process's slot received a signal from outside before the process ended."""
         at = self._signalled.get(key[0])
         end = self._ends.get(key)
         ended = end[0].at_ns if end is not None else None

@@ -38,7 +38,7 @@ class NodeClocks:
         self._late: dict[int | None, int] = {}
 
     def came(self, slot: int | None, delay_ns: int) -> None:
-        """Adds the least delay between the timestamp of a slot's data and its arrival here."""
+        """Adds a delay in nanoseconds between a timestamp in the slot's data and the data's arrival here."""
         self._forget()
         held = self._fine.get(slot)
         fine = Bound(-delay_ns, None)
@@ -55,7 +55,7 @@ class NodeClocks:
             self._forget()
 
     def proved(self, slot: int, ahead: Bound) -> None:
-        """Sets the bound that timestamps on the slot's objects prove; replaces the earlier one."""
+        """Sets the bound of the slot's clock that object timestamps prove; replaces the earlier one."""
         if self._coarse.get(slot) != ahead:
             self._coarse[slot] = ahead
             self._forget()
@@ -100,14 +100,14 @@ class NodeClocks:
         return at - (self.ahead(slot).middle or 0)
 
     def off(self) -> Mapping[int, Bound]:
-        """Returns slots whose clock does not count as local."""
+        """Returns the clock offsets of slots whose clock does not count as local, by slot."""
         if self._off is None:
             slots = {slot for slot in (*self._fine, *self._coarse) if slot is not None}
             self._off = {slot: ahead for slot in sorted(slots) if (ahead := self.ahead(slot)) is not EXACT}
         return self._off
 
     def retimed(self, facts: Sheet) -> Sheet:
-        """Returns the facts with times by this machine's clock, as well as possible."""
+        """Returns the facts with times converted to this machine's clock, as exactly as the bounds allow."""
         if facts.slot not in self.off():
             return facts
         started, ended = self._times(facts.slot, facts.started_at, facts.ended_at)

@@ -159,7 +159,7 @@ class Ring:
     def take(self, limit: int = 1_000) -> list[Entry]:
         """Returns the next entries; empty if there are none now.
 
-        It may exceed ``limit`` by one: a gap comes with the next record.
+        The result may exceed ``limit`` by one: a gap comes with the next record.
 
         Raises:
             OSError: The device is unreadable; reopen it with ``cursor``.

@@ -1,6 +1,6 @@
 """Recognizes the kubelet's messages in a container log, as of Kubernetes 1.25 to 1.34. Pure.
 
-They end a body, without LF. Lines with a timestamp never count: a job may print the same.
+These messages end a body, without LF. Lines with a timestamp never count: a job may print the same.
 """
 
 from __future__ import annotations

@@ -29,11 +29,11 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Snapshot of a Lease.
 
     Attributes:
-        uid, version: Of the object.
-        holder: Identity; empty = free.
-        acquired, renewed: The holder's times, for display.
+        uid, version: UID and resource version of the object.
+        holder: Identity of the holder; empty = free.
+        acquired, renewed: Times by the holder's clock, for display.
         duration_s: Seconds without renewal until expiry.
-        transitions: Changes of the holder.
+        transitions: Number of changes of the holder.
         owners: UIDs of the owner objects.
     """
 
@@ -75,7 +75,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
 class HolderIdle:
     """Detects an idle holder, by seconds of any clock that never runs backward.
 
-    ``moved`` is True if the record changed: the holder lives.
+    ``moved`` is True if the last record differed from the one before: the holder lives.
     """
 
     def __init__(self) -> None:
@@ -144,8 +144,8 @@ class LeaseLost(KubeError):  # noqa: N818 - reads as the answer that it is
 class LeaseLock:
     """Handle of one process on one lease.
 
-    ``holder`` is unique to this process. Leases without ``labels`` are foreign and stay unchanged. ``clock``
-    includes sleep.
+    ``holder`` is unique to this process. A lease without ``labels`` belongs to another program and stays unchanged.
+    ``clock`` returns seconds and includes time in which the machine slept.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class LeaseLock:
         """Takes a free, expired or missing lease; returns True if held now.
 
         Raises:
-            KubeError: Result unknown; ``look`` shows it.
+            KubeError: The result is unknown; ``look`` shows the holder.
         """
         async with self._writes:
             if found is None:
@@ -271,7 +271,7 @@ class LeaseLock:
         }
 
     async def _see_whose(self, kube: Kube) -> None:
-        """Handles a refused write: changed labels, a new holder or a deleted lease."""
+        """Reads the lease after a refused write and raises LeaseLost if another process holds it."""
         found = await self.look(kube)
         if found is None and await self._create(kube):
             return
@@ -319,7 +319,7 @@ class LeaseLock:
         )
 
     async def _written(self, request: Awaitable[dict[str, Any]], *, refused: tuple[type[ApiError], ...]) -> bool:
-        """True if the server accepted the write; False on conflict or without a lease."""
+        """Returns True if the server accepted the write; False if it answered with an error in ``refused``."""
         # Counts from sending: the server's time of writing is unknown.
         sent = self._clock()
         try:

@@ -36,7 +36,7 @@ MOST: Final = 1 << 31
 
 
 def mapping(data: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    """Returns an object field; empty if it is none."""
+    """Returns the field if it is an object, else an empty one."""
     value = data.get(field)
     return value if isinstance(value, Mapping) else {}
 
@@ -53,7 +53,7 @@ def word(value: Any, most: int = MAX_WORD) -> str | None:
 
 
 def text(value: Any) -> str | None:
-    """Returns a bounded message."""
+    """Returns a message text, truncated; None if empty or no text."""
     return word(value, MAX_TEXT)
 
 

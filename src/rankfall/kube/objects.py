@@ -110,7 +110,7 @@ _APPLY: Final = "application/apply-patch+yaml"
 class Objects:
     """The short-lived calls of ``Kube``.
 
-    ``namespace`` None is the client's everywhere.
+    ``namespace`` None means the client's namespace, in all methods.
     """
 
     def __init__(self, access: Access, transport: Transport) -> None:
@@ -224,7 +224,7 @@ class Objects:
     ) -> Object:
         """Changes an object; custom resources refuse ``strategic``.
 
-        Another ``resource_version`` is a ``Conflict``.
+        Raises ``Conflict`` if the object has another ``resource_version``.
         """
         params = [("fieldManager", MANAGER), ("fieldValidation", "Strict")]
         return await self._object(
@@ -253,7 +253,8 @@ class Objects:
     ) -> Object:
         """Deletes one object.
 
-        Another ``uid`` is a ``Conflict``, which makes retries safe. ``grace`` in seconds; None = the pod's.
+        Raises ``Conflict`` if the object has another ``uid``, which makes retries safe. ``grace`` in seconds; None =
+        the pod's.
         """
         wanted = {"uid": uid, "resourceVersion": resource_version}
         preconditions = {key: value for key, value in wanted.items() if value is not None}
@@ -303,7 +304,7 @@ class Objects:
             raise ApiError(
                 "cannot get the server's version: its answer has none",
                 status=200,
-                hint="check that the address is that of a Kubernetes API server",
+                hint="check that the address in the kubeconfig is that of a Kubernetes API server",
             )
         return major, minor
 

@@ -41,17 +41,16 @@ async def open_log(
 ) -> AsyncIterator[AsyncIterator[bytes]]:
     """Opens a log and yields its chunks, none of them empty.
 
-    A followed log also ends when kubelet, API server or load balancer close it. A pod without a node has an empty
-    log.
+    A followed log also ends when kubelet, API server or load balancer close it. A pod without a node has an empty log.
 
     The API rounds ``since`` down to seconds. ``tail`` counts *fragments* (lines over 16 KiB have several) and is
-    applied before ``since``: both lose lines.
+    applied before ``since``: used with it, lines are lost.
 
     Without ``timestamps`` the kubelet's messages are indistinguishable from lines. ``gather_s``: seconds to collect
     after each chunk; the first after silence comes immediately.
 
     Raises:
-        ValueError: See above.
+        ValueError: ``since`` has no time zone, or ``tail`` is negative.
         ApiError: 400: see ``not_started``; else no such container or instance.
         ObjectNotFound: No such pod.
         Unreachable: No answer or a broken connection.

@@ -29,21 +29,21 @@ class Risk(enum.Enum):
     """Effect of sending a request twice."""
 
     READ = "read"
-    """No effect."""
+    """Sending twice has no effect."""
     SAME = "same"
-    """The same result: an apply, a delete of one UID."""
+    """Sending twice has the same result: an apply, a delete of one UID."""
     TWICE = "twice"
-    """Another result: never sent again once possibly received."""
+    """Sending twice has another result: never sent again once the server may have received it."""
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
     """Retry policy.
 
     Attributes:
-        attempts: Total, including the first.
-        first_s: Longest first pause; doubles.
-        cap_s: Longest pause chosen by the client.
-        total_s: No attempt starts later; longer server pauses raise.
+        attempts: Total number, including the first.
+        first_s: Longest first pause in seconds; doubles.
+        cap_s: Longest pause in seconds that the client chooses.
+        total_s: Seconds after which no attempt starts; if the server requests a longer pause, its error is raised.
     """
 
     attempts: int = 6

@@ -119,7 +119,7 @@ _UNAUTHORIZED: Final = 401
 
 
 class Loki:
-    """Client of one Loki; an asynchronous context manager. ``total_s`` limits one query.
+    """Client of one Loki server; an asynchronous context manager. ``total_s`` limits one query, in seconds.
 
     Raises:
         LokiError: Certificate or key unreadable.

@@ -84,9 +84,9 @@ class Cursor:
 
     Args:
         state: Earlier state, or only a ``mark``.
-        overlap_ns: Start of a pass behind the mark.
+        overlap_ns: Nanoseconds before the mark at which a pass starts.
         limit: Lines per page.
-        most: The server's maximum.
+        most: Largest limit that the server accepts.
         max_seen: Most remembered lines; many times a page.
 
     Attributes:
@@ -136,7 +136,8 @@ class Cursor:
     def begin(self, end: int, *, overlap_ns: int | None = None, settled: int | None = None) -> None:
         """Starts a pass over all lines stored now, up to ``end``.
 
-        ``settled`` bounds the mark if later lines may still arrive; ``overlap_ns`` shortens the overlap.
+        ``settled``: the mark stays before this time, because earlier lines may still arrive. ``overlap_ns`` shortens
+        the overlap.
         """
         overlap = self._overlap if overlap_ns is None else min(overlap_ns, self._overlap)
         self._next = max(0, self._mark - overlap, self._forgotten + 1)

@@ -58,7 +58,7 @@ class Reader:
         """Runs one pass up to ``end``; yields new lines by page, with the cursor after that page.
 
         Raises:
-            LokiError: Permanent or too long; the cursor stays.
+            LokiError: A permanent error, or no answer for ``patience_s``; the cursor stays.
         """
         cursor = self.cursor
         cursor.begin(end, overlap_ns=overlap_ns, settled=settled)

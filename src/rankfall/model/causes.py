@@ -27,7 +27,7 @@ class CauseInfo(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         slug: Stable name; never renamed or reused.
         role: Default role; a signature may override it.
-        retry: Default answer.
+        retry: Default retry advice.
         node_action: Strongest default action on the node.
         evidence: Typical evidence, as text.
     """

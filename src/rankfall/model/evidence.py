@@ -131,10 +131,10 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Certain facts about one slot (one node-level process).
 
     Attributes:
-        instance: Start in this attempt, from 0; above 0 after a restart alone.
+        instance: Number of its start in this attempt, from 0; above 0 if the slot restarted alone.
         launcher: torchrun, plain or exec.
-        recorder: Its wrapper reported, so its ranks become visible.
-        signalled: It received an external signal before its end.
+        recorder: True if its wrapper reported, so its ranks become visible.
+        signalled: True if it received an external signal before its end.
         ended_uncertainty: Seconds, of ``ended_at``; a kubelet stamps whole seconds.
         platform_ready: Pod's Ready condition; None on the local machine.
     """
@@ -175,12 +175,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Complete input of one verdict.
 
     Attributes:
-        world_size: Expected ranks; None offline.
-        ended: All slots ended; false = a hang or live snapshot.
-        succeeded: All slots ended with 0; no error file contradicts.
-        denied: A slot with exit code 0 wrote an error file, so exit codes prove nothing.
-        cancelled: Canceling user.
-        hung: No progress for the set time.
+        world_size: Expected number of ranks; None offline.
+        ended: True if all slots ended; False for a hang or live snapshot.
+        succeeded: True if all slots ended with 0 and no error file contradicts.
+        denied: True if a slot with exit code 0 wrote an error file, so exit codes prove nothing.
+        cancelled: Text about who canceled the run, or None.
+        hung: True without progress for the set time.
         missing: Unavailable evidence, as text (unreadable record, absent stream, damaged file).
         stopper: Actor that stops a gang after a failure.
         clocks: Differing clocks.

@@ -85,7 +85,7 @@ CODE_TABLE: Final = (
     _row(0, 0, "success", "done"),
     _row(1, 1, "permanent", "an error of the program; Python's code after any exception"),
     _row(2, 2, "permanent", "wrong arguments, or the interpreter cannot open the script"),
-    _row(3, 125, "permanent", "an error of the program, with a number that it defines"),
+    _row(3, 125, "permanent", "an error of the program, which defines the number's meaning"),
     _row(126, 126, "permanent", "the command cannot be executed"),
     _row(127, 127, "permanent", "the command was not found"),
     _row(128, 128, "permanent", "the program exited with an invalid code"),

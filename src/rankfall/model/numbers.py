@@ -21,10 +21,10 @@ _MAX_REAL: Final = 40
 
 
 def whole(text: bytes | str | None, *, digits: int = MAX_DIGITS) -> int | None:
-    """Parses a whole number with optional sign; None if not one or above ``MOST``.
+    """Parses a whole number with optional sign; None for other text and beyond ``MOST``.
 
     Args:
-        text: Digits only.
+        text: Digits, with an optional sign.
         digits: Most digits; above 19, ``MOST`` does not apply.
     """
     if not text or len(text) > digits + 1:

@@ -33,7 +33,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         frames: Stack, innermost last, with library frames.
         traceback: Python's text; if cut, head and tail.
         mark: ``retryable`` or ``final``, the user's mark.
-        raised_ns: Time of the raise, or in the exception; not of writing.
+        raised_ns: Time of the raise, or the time that the exception names; not the time of writing.
         thread: Thread name, unless main.
         exit_code: Code of a SystemExit.
     """

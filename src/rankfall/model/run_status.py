@@ -60,8 +60,8 @@ class Restarts(msgspec.Struct, frozen=True, kw_only=True):
 class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One slot of the newest attempt.
 
-    ``ready`` as in :class:`StatusDocument`; ``line_age_s``: seconds since the last line of slot or ranks; ``restarts``:
-    its restarts alone; ``note``: explains an exit, as ``stopped after success``.
+    ``ready`` as in :class:`StatusDocument`; ``line_age_s``: seconds since the last line of slot or ranks. ``restarts``
+    counts restarts of this slot without the others. ``note`` explains an exit, as ``stopped after success``.
     """
 
     slot: int
@@ -145,10 +145,10 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         state: Phase.
-        supervised: A supervisor decides about it.
-        unattended: Its platform restarts and ends it.
+        supervised: True if a supervisor decides about the run.
+        unattended: True if the platform restarts and ends the run.
         foreign: ``KIND/NAME`` of a job not started by Rankfall.
-        recorded: A process records its lines.
+        recorded: True if a process records the run's lines.
         ready: Active slots that run, pods Ready, ranks started; Ready suffices for invisible ranks (``inside: off``, no
             Python).
         active: Slots of a live attempt without known end, waiting pods included.

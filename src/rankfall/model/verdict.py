@@ -20,8 +20,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rule: Matching rule of ``rankfall.verdict.decide``.
-        budget: Budget used, as ``total``; empty = none.
-        left: Remainder of the tightest budget.
+        budget: Name of the budget that the restart uses, as ``total``; empty = none.
+        left: Restarts left in the tightest budget.
         at: RFC 3339, nanoseconds, UTC.
         delay_s: Back-off before the next attempt, seconds.
     """

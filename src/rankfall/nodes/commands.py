@@ -126,7 +126,7 @@ async def _order(kube: Kube, node: NodeObject, decide: Decide, *, policy: Policy
 
 
 async def _condition(kube: Kube, done: ManualChange, node: NodeObject, now: int) -> str | None:
-    """Writes the condition; without a right or connection only the record is current."""
+    """Writes the Node's condition; returns a message if that fails: then only the record is current."""
     if done.patch is None:
         return None
     try:

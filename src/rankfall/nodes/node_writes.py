@@ -24,7 +24,7 @@ async def write_node(
 
     Raises:
         Conflict: The Node changed: read and decide again.
-        ObjectNotFound: It does not exist.
+        ObjectNotFound: The Node does not exist.
         KubeError: Any other refusal.
     """
     operations = json_patch(patch, taints=node.view.taints, annotated=node.annotated, policy=policy, also=also)
@@ -50,12 +50,12 @@ async def patch_as_read(kube: Kube, name: str, operations: Sequence[Operation], 
 
 
 async def write_condition(kube: Kube, patch: NodePatch, *, node: NodeObject, now: int) -> dict[str, Any] | None:
-    """Writes a differing condition. Returns the resulting Node, or None if unchanged.
+    """Writes the condition if it differs. Returns the resulting Node, or None if unchanged.
 
     Needs a right on ``nodes/status``.
 
     Raises:
-        KubeError: It could not be written.
+        KubeError: The condition could not be written.
     """
     wanted, before = patch.condition, node.condition or {}
     if all(before.get(key) == value for key, value in msgspec.structs.asdict(wanted).items()):

@@ -1,7 +1,7 @@
 """Formats single values for users: colors, lists of ranks, counts, durations, ages and times. Pure.
 
-Every command loads it at start-up (color detection), so it imports the standard library only. Output must be equally
-readable without colors.
+Every command loads this module at start-up (color detection), so it imports the standard library only. Output must be
+equally readable without colors.
 """
 
 from __future__ import annotations

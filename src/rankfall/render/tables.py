@@ -139,7 +139,7 @@ def _held_by(status: StatusDocument, paint: Paint) -> list[str]:
             if status.recorded
             else f"no process records its lines; rankfall logs -f {status.foreign} does"
         )
-        return [f"  {status.foreign}: Rankfall did not start it and only reads it; {recorded}"]
+        return [f"  {status.foreign}: Rankfall did not start this object and never changes it; {recorded}"]
     if status.unattended:
         recorded = (
             "another process records its lines"
@@ -316,7 +316,7 @@ _TITLES: Final[dict[Family, str]] = {
 
 
 def causes_page() -> str:
-    """The whole page as Markdown."""
+    """Returns the page ``docs/causes.md`` as Markdown."""
     from rankfall.render.summary import advice  # noqa: PLC0415 - tables of runs and nodes show no verdict
 
     texts = {slug: known.advice for slug, known in advice().items()}

@@ -193,7 +193,7 @@ def open_for_writing(path: Path, *, journal: str) -> sqlite3.Connection:
 
 
 def _make_room(connection: sqlite3.Connection) -> None:
-    """Reserves space for a verdict and an end, as free pages and a reused journal."""
+    """Reserves disk space, so that a verdict and the run's end can be stored when the disk is full."""
     with contextlib.suppress(sqlite3.Error):
         connection.execute("CREATE TABLE room (bytes BLOB)")
         connection.execute("INSERT INTO room VALUES (zeroblob(?))", (ROOM,))
@@ -204,7 +204,7 @@ def _make_room(connection: sqlite3.Connection) -> None:
 def open_for_reading(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
     """Opens the database read-only.
 
-    ``immutable``: without writers, where sqlite can create no file.
+    ``immutable``: for a folder in which sqlite can create no file; no process may write meanwhile.
 
     Raises:
         sqlite3.Error: Unopenable or damaged.
@@ -340,7 +340,7 @@ class Queries(ABC):
     def diagnosis(self, attempt: int | None = None) -> Diagnosis | None:
         """Returns the newest verdict, with the newest decision about its attempt.
 
-        Without an attempt, of the newest that has one.
+        Without an attempt, of the newest that has a verdict. None without any.
         """
         where, args = ("", ()) if attempt is None else (" WHERE attempt = ?", (attempt,))
         rows = self._rows(
@@ -378,7 +378,7 @@ class Queries(ABC):
         return found
 
     def slot_failure_of(self, slot: int, attempt: int | None = None) -> Diagnosis | None:
-        """Returns the verdict of a slot's last failure alone, with the decision about it; None if it never failed."""
+        """Returns the verdict of a slot's last failure alone, with the decision about it, or None."""
         own = [row.fall for row in self.falls(attempt) if row.fall.slot == slot]
         if not own:
             return None

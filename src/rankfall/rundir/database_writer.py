@@ -78,7 +78,8 @@ class Writer(Queries):
     def set_run(self, state: RunState, *, reason: str | None = None, at: int) -> None:
         """Stores the run's new state.
 
-        The first state after ``queued`` and ``suspended`` sets the start, a final one the end, a later one clears it.
+        The first state after ``queued`` and ``suspended`` sets the start time, a final one the end time; a later one
+        clears the end time.
         """
         started = None if state in {"queued", "suspended"} else at
         ended = at if state in FINAL_STATES else None

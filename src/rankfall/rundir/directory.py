@@ -61,9 +61,9 @@ class Reader(Queries):
         return None
 
     def _open_immutable(self) -> sqlite3.Connection | None:
-        """Opens the database in a folder without write permission.
+        """Opens the database in a folder without write permission; None on failure.
 
-        No other process can write it either.
+        No other process can write the database either.
         """
         path = self.run_dir.db_path
         try:
@@ -154,8 +154,8 @@ class RunDir(RunPaths):
     ) -> RunDir:
         """Creates a run directory; it gets its name only when complete.
 
-        The same ``request_token`` and name return the first call's run. ``replace``: the first attempt may end an
-        earlier request's remains. ``fill`` adds content.
+        The same ``request_token`` and name return the first call's run. ``replace``: the first attempt may remove
+        cluster objects that an earlier request left. ``fill`` adds content.
 
         Raises:
             StoreError: The home is unwritable, or no ID is free.
@@ -199,8 +199,8 @@ class RunDir(RunPaths):
         """Returns the run with this ID, or the only run whose ID begins with it.
 
         Raises:
-            NotFound: None; the hint names similar IDs.
-            UsageError: Several; the message names them.
+            NotFound: No run matches; the hint names similar IDs.
+            UsageError: Several runs match; the message names them.
         """
         ids = _ids(home)
         if run in ids:

@@ -43,7 +43,7 @@ class _Piece(NamedTuple):
 def lost_lines(records: Iterable[Record]) -> tuple[LostLines, ...]:
     """Sums up gap records: for each attempt the counted and the uncounted losses.
 
-    A place locates counted lines; alone it only means possible losses.
+    A record's bounds locate counted lines; a record with bounds alone only means possible losses.
     """
     counted: dict[int, list[_Piece]] = {}
     places: dict[tuple[int, int | None, str | None, int], list[tuple[int | None, int | None]]] = {}
@@ -127,7 +127,7 @@ def _container(record: Record) -> tuple[int, int | None, str | None, int]:
 
 
 def _cluster_context(bounds: Sequence[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
-    """Returns the bounds around all of them; None = open."""
+    """Returns the bounds (after, before) that enclose all given ones; None if one of them is open."""
     after = [one for one, _ in bounds if one is not None]
     before = [one for _, one in bounds if one is not None]
     return (
@@ -154,7 +154,7 @@ def _joined(attempt: int, pieces: Sequence[_Piece]) -> LostLines:
 
 
 def _listed(folder: Path) -> tuple[list[str], list[Record]]:
-    """Returns the names of all records, and the gap records."""
+    """Returns the names of all records in ``folder``, and the records about lost output (``gap-*``)."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith("."))
     except OSError:
@@ -169,7 +169,7 @@ def _listed(folder: Path) -> tuple[list[str], list[Record]]:
 def _unrecorded(run_dir: RunPaths, names: Sequence[str]) -> list[LostLines]:
     """Returns local slots whose wrapper died without a recorded end.
 
-    Its unstored output could not be counted.
+    The wrapper's unstored output could not be counted.
     """
     try:
         spec = run_dir.spec

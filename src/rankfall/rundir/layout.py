@@ -154,7 +154,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         created: Run's creation, nanoseconds since the epoch.
         request_token: Token of the creating request.
-        replace: The first attempt may end an earlier request's remains.
+        replace: True if the first attempt may remove cluster objects that an earlier request left.
     """
 
     created: int
@@ -219,7 +219,7 @@ class RunPaths:
         if lost:
             raise InfrastructureError(
                 f"the value at {lost[0]} of {self.path / 'spec.json'} is masked and not in {SECRETS_FILE}",
-                hint="submit the job again with its values; the run's logs and verdicts are unchanged",
+                hint="submit the job again with its secret values; the run's logs and verdicts are unchanged",
             )
         return whole
 
@@ -247,7 +247,7 @@ class RunPaths:
 
     @cached_property
     def replaces(self) -> bool:
-        """True if its first attempt may end an earlier request's remains."""
+        """True if the run's first attempt may remove cluster objects that an earlier request left."""
         return meta_of(self.path).replace
 
     @property

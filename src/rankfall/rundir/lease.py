@@ -1,6 +1,6 @@
 """The lease that makes one process the only writer of a run.
 
-It is a flock; on network file systems, where flock is unreliable, a hard link. A holder on another host counts
+The lease is a flock; on network file systems, where flock is unreliable, a hard link. A holder on another host counts
 as alive.
 """
 
@@ -203,7 +203,7 @@ def hold(path: Path, *, wait: float = 0.0) -> Iterator[None]:
     ``wait`` in seconds. For a dead holder at least ten: its half-started process releases the lease once it runs.
 
     Raises:
-        LockHeld: Another process holds it.
+        LockHeld: Another process holds the lease.
         StoreError: The file cannot be created.
     """
     link = file_system(path.parent).network
@@ -269,7 +269,10 @@ def _clear(fd: int) -> None:
 
 
 def _take_link(path: Path, text: bytes) -> contextlib.ExitStack | None:
-    """Links a new file to the lease's name, the only reliable lock on NFS; removes a dead holder."""
+    """Links a new file to the lease's name, the only reliable lock on NFS; removes a dead holder.
+
+    Returns None if another process has the lease.
+    """
     own = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     fd = private(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:

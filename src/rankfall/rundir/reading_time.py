@@ -47,7 +47,7 @@ Clock = Callable[[], float]
 class Budget:
     """Seconds and bytes that several reads may take in total.
 
-    ``clock``: monotonic or CPU time. ``interrupted``: a caller waits.
+    ``clock``: monotonic or CPU time. ``interrupted`` returns True if a caller waits; the budget is then spent.
     """
 
     def __init__(
@@ -96,6 +96,6 @@ class ReadingTime:
             self.used += self._cpu() - before
 
     def over(self, size: int) -> bool:
-        """True if it has taken more than its allowance for a stream of this size in bytes."""
+        """True if the reader has taken more than its allowance for a stream of ``size`` bytes."""
         allowed = self._allowance
         return self.used > allowed.burst_s + size / allowed.rate + allowed.share * (self._clock() - self._began)

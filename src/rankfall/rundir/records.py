@@ -1,9 +1,8 @@
 """Reads the records of one attempt, and other untrusted files of a run directory.
 
-Reads never follow a link or block on a pipe. Records of other runs or attempts are skipped; damaged ones are
-reported.
+Reads never follow a link or block on a pipe. Records of other runs or attempts are skipped; damaged ones are reported.
 
-Cost: time linear in bytes, of one record at most ``MAX_RECORD``; memory that of the records and their file names.
+Cost: time linear in bytes, at most ``MAX_RECORD`` bytes of each record; memory that of the records and file names.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ RESIZE_NAME: Final = "resize"
 
 
 class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a role's number of nodes; time in nanoseconds since the epoch."""
+    """A request for a role's number of nodes; ``at`` is its time in nanoseconds since the epoch."""
 
     role: str
     nodes: Positive

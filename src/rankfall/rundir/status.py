@@ -279,7 +279,7 @@ def _foreign(run_dir: RunPaths) -> str | None:
 
 
 def newest_round(ranks: list[RankFacts]) -> list[RankFacts]:
-    """Returns the newest round's ranks; without a round only if no other."""
+    """Returns the ranks of the newest round; ranks without a round only if no rank has one."""
     rounds = {-1 if facts.round is None else facts.round for facts in ranks}
     newest = max(rounds, default=-1)
     return [facts for facts in ranks if (-1 if facts.round is None else facts.round) == newest]
@@ -325,7 +325,7 @@ def _slot(
 
 
 def _wrapper_pid(run_dir: RunPaths, attempt: int, role: str, facts: SlotFacts) -> int | None:
-    """Returns the pid in the slot's ``lock`` file: ``pid start_ticks boot_id``."""
+    """Returns the pid in the slot's ``lock`` file (``pid start_ticks boot_id``), or None."""
     try:
         fd = open_regular(run_dir.slot_dir(attempt, role, facts.slot, facts.instance) / "lock", links=False)
         with os.fdopen(fd, "rb") as file:

@@ -29,7 +29,7 @@ def catalogue_of(home: Path | None, files: Sequence[Path] = ()) -> Catalogue:
 
 
 def tolerant_catalogue(home: Path) -> tuple[Catalogue, str | None]:
-    """Returns ``catalogue_of``; on an error the packaged signatures and its message."""
+    """Returns ``catalogue_of`` and None; on an error the packaged signatures and the error's message."""
     try:
         return catalogue_of(home), None
     except RankfallError as error:

@@ -1,6 +1,6 @@
 """``python -m rankfall.supervisor [--detach] [--wait S] RUN_DIRECTORY``: the supervisor process.
 
-SIGTERM and SIGINT cancel the run; SIGHUP passes it on.
+SIGTERM and SIGINT cancel the run; SIGHUP hands it to a detached supervisor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _USAGE = 2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Supervises one run; returns its exit code, or 75 if another process holds it."""
+    """Supervises one run; returns its exit code, or 75 if another process supervises it."""
     words = list(argv)
     detach = "--detach" in words
     if detach:

@@ -42,7 +42,7 @@ class StorageWatch:
         self._since: tuple[float, float] | None = None
 
     def problem(self) -> str | None:
-        """Returns the due message; checks the disk at most once a second."""
+        """Returns the message if one is due, else None; checks the disk at most once a second."""
         now = self._clock()
         if now - self._looked < _LOOK_S:
             return None

@@ -39,7 +39,7 @@ class Attempts:
 
     @property
     def first_at(self) -> int | None:
-        """Start of the first attempt in nanoseconds since the epoch."""
+        """Start of the first attempt in nanoseconds since the epoch; None before it."""
         return min((row.started for row in self._rows.values() if row.started is not None), default=None)
 
     @property
@@ -57,7 +57,7 @@ class Attempts:
 
     @property
     def open_plan(self) -> Plan | None:
-        """Plan of the newest attempt if it has not ended."""
+        """Plan of the newest attempt if it has not ended, else None."""
         row = self._rows.get(self.newest)
         return self.plan(row.attempt) if row is not None and row.ended is None else None
 
@@ -70,7 +70,7 @@ class Attempts:
         return self._verdicts.get(number) or self._writer.diagnosis(number)
 
     def begin(self, plan: Plan) -> int:
-        """Stores a new attempt before its start; returns that time."""
+        """Stores a new attempt before its start; returns the stored time."""
         number, at = plan.attempt, time.time_ns()
         self._rows[number] = AttemptRow(attempt=number, started=at, plan=plan.row())
         self._run_store.begin_attempt(number, at=at, plan=plan.row())

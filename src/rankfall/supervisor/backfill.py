@@ -64,7 +64,7 @@ def _attempt(logs: Path, source: Source, say: Callable[[str], None]) -> int:
         except OSError as error:
             raise StoreError(
                 f"cannot copy {copy.name} from the log store: {error.strerror or error}",
-                hint="free space or make the store readable, then run the command again: it resumes",
+                hint="free space on this machine or make the store readable, then run the same command again: copying resumes",
             ) from None
         if not copy.complete:
             say(f"{copy.name} in the log store is not complete yet: lines may be missing")
@@ -118,7 +118,10 @@ def take_of(
     say: Callable[[str], None],
     live: bool = False,
 ) -> LokiCollector | None:
-    """Returns the collector of an attempt's lines; None without a cluster."""
+    """Returns the collector of an attempt's lines; None without a cluster.
+
+    ``over``: the run ended; ``live``: the job runs.
+    """
     from rankfall.collect.loki.attempt_lines import LokiCollector  # noqa: PLC0415 - loads the HTTP client
 
     plan = Plan.of_row(row.plan, run_dir.spec)
@@ -148,7 +151,7 @@ def cannot_store(run_dir: RunDir, error: OSError) -> StoreError:
 
 
 class LokiFollow:
-    """Follows Loki in a thread; ``say`` is called there.
+    """Copies lines from Loki in a thread until the run ends; ``say`` is called there.
 
     Raises:
         Refused: Local, foreign, or restarted by Kubernetes alone.
@@ -179,10 +182,10 @@ class LokiFollow:
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Stops; the next follow repeats unfinished reads. Idempotent.
+        """Stops the thread; the next one repeats unfinished reads. Idempotent.
 
         Raises:
-            RankfallError: The error that ended it.
+            RankfallError: The error that ended the thread.
         """
         self._cancellable.end()
         self._thread.join()

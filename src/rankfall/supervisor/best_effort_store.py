@@ -1,6 +1,6 @@
-"""Writes a run's tables; retries when the disk is full.
+"""Writes a run's tables; keeps failed writes, as on a full disk, and retries them.
 
-Memory holds all facts; decisions do not depend on the disk.
+The supervisor decides from facts in memory, so failed writes change no decision.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BestEffortStore:
     def put_facts(
         self, attempt: int, *, slots: Iterable[SlotFacts], ranks: Iterable[RankFacts], streams: Iterable[StreamRow]
     ) -> None:
-        """Stores facts, including unwritten ones."""
+        """Stores all facts of an attempt; they replace unwritten ones."""
         kept = (tuple(slots), tuple(ranks), tuple(streams))
 
         def write() -> None:
@@ -103,7 +103,10 @@ class BestEffortStore:
             self._backlog.pop(key, None)
 
     def _keep(self, key: tuple[str, int], action: Callable[[], T], what: str) -> T | None:
-        """Writes; failed writes are retried in order before any other."""
+        """Runs ``action`` after earlier failed writes; returns None if it failed.
+
+        Drops a failed write with the same ``key``. ``what`` names the data in messages.
+        """
         self._backlog.pop(key, None)
         if self._backlog:
             self.flush()

@@ -40,7 +40,7 @@ class DeadlineWatch:
         self._total_at = total_at
 
     def passed(self, now: int, *, absent: int) -> Passed | None:
-        """Returns the deadline that expired first; ``absent`` ranks never appeared."""
+        """Returns the deadline that expired first, or None; ``absent``: number of ranks that never appeared."""
         found = []
         limits = self._deadlines
         if limits.total_s is not None and self._total_at is not None:

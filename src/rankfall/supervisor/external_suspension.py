@@ -1,6 +1,6 @@
 """Detects a suspension by a queue (Kueue) or a person in the cluster, and its end.
 
-It uses no budget and stops the total deadline. An earlier failure stays a failure.
+A suspension uses no budget and stops the total deadline. An earlier failure stays a failure.
 """
 
 from __future__ import annotations

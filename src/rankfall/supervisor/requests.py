@@ -65,7 +65,7 @@ def request_cancel(folder: Path, *, reason: str = "") -> CancelRequest:
     """Writes a cancel request; the first one remains.
 
     Raises:
-        StoreError: It cannot be written.
+        StoreError: The request cannot be written.
     """
     made = CancelRequest(reason=reason[:1000], by=who(), at=time.time_ns())
     try:
@@ -94,7 +94,7 @@ def read_cancel(folder: Path) -> CancelRequest | None:
 class Control:
     """Requests of this process to one supervisor; safe in any thread and signal handler.
 
-    ``lost`` names another supervisor of the run, or is None. ``unseen``: no viewer here.
+    ``lost`` names another supervisor of the run, or is None. ``unseen``: this process shows no lines of the job.
     """
 
     def __init__(self, *, unseen: bool = False) -> None:
@@ -147,7 +147,7 @@ class Control:
 
     @property
     def release_request(self) -> ReleaseRequest | None:
-        """Request to release or hand over the run, if any."""
+        """Request to release or hand over the run, or None."""
         return self._release_request
 
     def take_signals(self) -> list[int]:
@@ -239,7 +239,7 @@ class SuspensionRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The request in one line."""
-        words = f"{'suspended' if self.what == 'suspend' else 'resumed'} by {self.by or 'somebody'}"
+        words = f"{'suspended' if self.what == 'suspend' else 'resumed'} by {self.by or 'an unknown user'}"
         return f"{words}: {self.reason}" if self.reason else words
 
 
@@ -314,7 +314,7 @@ def request_suspension(folder: Path, what: Literal["suspend", "resume"], *, reas
     """Requests a suspension or its end.
 
     Raises:
-        StoreError: It cannot be written.
+        StoreError: The request cannot be written.
     """
     made = SuspensionRequest(what=what, at=time.time_ns(), by=who(), reason=reason[:1000])
     append_suspension_request(folder, made)
@@ -325,7 +325,7 @@ def append_suspension_request(folder: Path, made: SuspensionRequest) -> None:
     """Writes a request.
 
     Raises:
-        StoreError: It cannot be written.
+        StoreError: The request cannot be written.
     """
     append_request(folder / SUSPEND_NAME, made, verb=made.what)
 
@@ -339,7 +339,7 @@ def request_resize(run_dir: RunDir, *, role: str, nodes: int, reason: str = "") 
     """Requests another size.
 
     Raises:
-        StoreError: It cannot be written.
+        StoreError: The request cannot be written.
     """
     made = ResizeRequest(role=role, nodes=nodes, at=time.time_ns(), by=who(), reason=reason[:_MAX_REASON])
     append_resize(run_dir.path, made)

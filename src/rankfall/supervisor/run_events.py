@@ -99,7 +99,7 @@ class EventLog:
             self._on_event(event if written else msgspec.structs.replace(event, data={**data, "unwritten": True}))
 
     def _write(self) -> bool:
-        """Writes all waiting events, or none."""
+        """Writes all waiting events and returns True, or none and returns False."""
         try:
             with append_to(self._path) as file:
                 size = file.tell()
@@ -121,7 +121,7 @@ class EventLog:
 def sparing(say: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
     """Returns a filter for repeated wait messages.
 
-    It passes the first, then one whenever the age grew fourfold (after at least 15 s).
+    The filter passes the first message, then one whenever the wait is four times as long (from 15 s).
     """
     next_at: dict[str, tuple[float, float]] = {}
 

@@ -28,7 +28,7 @@ _STEP_S: Final = 0.05
 
 
 class Followed(msgspec.Struct, frozen=True, kw_only=True):
-    """Attempt whose logs are open, and the process that reads them."""
+    """An attempt, and the process that has all its pod logs open."""
 
     attempt: int
     by: Holder
@@ -74,7 +74,7 @@ REASON = "a JobSet ends its other roles when one has failed"
 
 
 def mark_jobset_stop(folder: Path, plan: Plan, slots: Iterable[SlotFacts]) -> None:
-    """Records the set's own stop, unless a stop is recorded already."""
+    """Records that the JobSet itself stops its pods, unless a stop is recorded already."""
     stop = jobset_stop(plan, slots)
     if stop is not None and read_stop(folder, plan.attempt) is None:
         mark_stop(folder, plan.attempt, stop)
@@ -92,7 +92,10 @@ def jobset_stop(plan: Plan, slots: Iterable[SlotFacts]) -> Stop | None:
 
 
 def _failed_at(slots: list[SlotFacts]) -> int | None:
-    """Returns the last end of a completely ended, failed role in nanoseconds since the epoch by the slot's clock."""
+    """Returns the last end of a role that failed and ended completely, or None.
+
+    Nanoseconds since the epoch by the slot's clock.
+    """
     ends = [facts.ended_at for facts in slots if facts.ended_at is not None]
     over = all(facts.state in {"ended", "lost"} for facts in slots)
     fell = any(
@@ -107,9 +110,9 @@ FORCE_AFTER_S: Final = 5.0
 
 
 class Stopping:
-    """One stop of one attempt; call ``step`` until nothing runs. Monotonic seconds.
+    """One stop of one attempt; call ``step`` until nothing runs. Times in monotonic seconds.
 
-    ``followed``: logs are open; a log disappears with its pod.
+    ``followed``: True if all pod logs are open; a log disappears with its pod.
     """
 
     def __init__(
@@ -165,7 +168,7 @@ class Wait(Protocol):
     """Receives the kind of a wait and a text for users."""
 
     def __call__(self, what: str, text: str, *, now: int) -> None:
-        """Reports it."""
+        """Reports a wait: its kind ``what``, and its text."""
 
 
 def wait_until_left(plan: Plan, slots: Collection[int], *, backend: Backend, control: Control, wait: Wait) -> None:

@@ -53,7 +53,10 @@ _JOIN_S: Final = 10.0
 
 @contextlib.contextmanager
 def mirror_to_log_dir(run_dir: RunDir) -> Iterator[None]:
-    """Copies lines of the run to its ``log_dir`` inside the context; does nothing without one."""
+    """Copies new log lines of the run into the folder ``log_dir`` of its spec until the context ends.
+
+    Does nothing if the spec names no ``log_dir``.
+    """
     folder = run_dir.spec.log_dir
     if folder is None:
         yield
@@ -96,13 +99,13 @@ def supervise(
     on_lease: Callable[[], None] | None = None,
     standby: bool = False,
 ) -> Outcome:
-    """Runs from any state to the end; state ``running`` if this process released the run.
+    """Supervises a run from any state to its end; returns state ``running`` if this process released the run.
 
     ``on_event`` must be quick. ``handle_signals`` needs the main thread. ``standby`` waits to take over.
 
     Raises:
         LockHeld: Another process supervises the run.
-        HeldElsewhere: Another machine supervises it.
+        HeldElsewhere: Another machine supervises the run.
         Refused: Unsupported backend.
         StoreError: The run directory is not accessible.
     """

@@ -52,13 +52,13 @@ class RootFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of an earlier attempt of the same run, or of a slot of it that failed alone.
+    """Result of an earlier attempt of the same run, or of a slot that failed alone.
 
     Attributes:
         slot: Slot that failed alone; None = the whole attempt.
         action: Action of the decision about it.
         rule, budget: Fields of that decision.
-        progressed: Its ranks passed a step that no earlier attempt had reached.
+        progressed: True if its ranks passed a step that no earlier attempt had reached.
     """
 
     attempt: int
@@ -163,7 +163,7 @@ class Budgets:
         return self._of(TOTAL, self._spec.policies.max_restarts)
 
     def named(self, names: Iterable[str]) -> list[Budget]:
-        """Returns those of these budgets that have a limit, the emptiest first."""
+        """Returns the budgets of these names that have a limit, the one with the fewest restarts left first."""
         limits = self._spec.policies.budgets
         found = [
             self._of(name, limits.get(name, self._spec.policies.max_restarts))
@@ -330,7 +330,7 @@ class _Case:
         return self._retry("cause_yes", f"the cause may be temporary ({cause.slug})", drawn=drawn)
 
     def _repeated(self) -> Decision | None:
-        """Returns a stop if the same fault occurred before without progress in between."""
+        """Returns a stop if the same fault occurred before without progress in between, else None."""
         barren = [p for p in self._own if p.fingerprint == self._diagnosis.fingerprint and not p.progressed]
         retry = self._verdict.retry
         if retry in {"once", "elsewhere"} and barren and not (retry == "elsewhere" and self._other_nodes):

@@ -48,7 +48,7 @@ class Bucket:
 
         Raises:
             RefusedError: The store refused.
-            OSError: Unreachable or busy.
+            OSError: The store is unreachable or busy.
         """
         status = self._put(key, data)
         if status == _NO_CONDITIONS and self._once:

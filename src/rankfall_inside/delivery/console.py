@@ -99,7 +99,7 @@ class _Partial:
 
 
 class Console:
-    """Assembles lines per stream and writes them to ``fd``; it stays blocking, as others may share it.
+    """Assembles lines per stream and writes them to ``fd``, which stays blocking, as other processes may share it.
 
     ``secret`` is masked in job text.
     """
@@ -124,7 +124,7 @@ class Console:
 
     @property
     def empty(self) -> bool:
-        """True if everything is written, or the reader closed."""
+        """True if all lines are written, or the reader closed."""
         return not self._queue
 
     def tee(self, stream: str, prefix: Callable[[], bytes]) -> Callable[[bytes], None]:
@@ -192,7 +192,7 @@ class Console:
         self.flush()
 
     def flush(self) -> None:
-        """Writes as much as possible; the loop calls again."""
+        """Writes as much as possible; the event loop calls it again for the remaining bytes."""
         try:
             while self._queue and self._writable():
                 view = self._queue[0]

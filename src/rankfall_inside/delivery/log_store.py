@@ -65,7 +65,7 @@ class LogStore:
         return self._place.trouble
 
     def refusal(self) -> str:
-        """Returns why storing can never work, or ""; takes a request's time."""
+        """Returns why storing can never work, or ""; writes to a bucket once and waits for its answer."""
         return self._place.refusal()
 
     def sink(self, stream: str) -> StoreSink:
@@ -115,12 +115,12 @@ class LogStore:
         ]
 
     def give_up(self) -> None:
-        """Stops retrying."""
+        """Stops retrying; unwritten bytes are lost."""
         self._place.stop()
 
     @property
     def done(self) -> bool:
-        """True if everything, with the end, is written."""
+        """True if all bytes and ``end.json`` are written."""
         return self._done
 
     def _run(self) -> None:
@@ -144,7 +144,7 @@ class LogStore:
 
 
 class StoreSink:
-    """Sink of one stream like ``stream_files.Sink``, but never slow."""
+    """Sink of one stream like ``stream_files.Sink``, but never waits."""
 
     def __init__(self, store: LogStore, stream: str) -> None:
         # LogStore.finish reports gaps.
@@ -154,7 +154,7 @@ class StoreSink:
         self._lost = 0
 
     def take_gaps(self) -> list[stream_files.Gap]:
-        """Returns nothing before the end."""
+        """Returns nothing: gaps of the store are reported at the end."""
         return []
 
     def write(self, data: bytes) -> None:

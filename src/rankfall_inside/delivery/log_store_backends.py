@@ -50,7 +50,7 @@ class Files:
             self._sync()
 
     def lose(self, count: int, stamp: int) -> None:
-        """Records ``count`` lost bytes; the next ones start a line."""
+        """Records ``count`` lost bytes; the next bytes written start a line."""
         if not self._whole:
             self.write(b"\n", stamp)
         self._gaps.append(stream_files.Gap(self.size, count, "the store was too slow"))
@@ -133,7 +133,7 @@ class Folder:
         return 0 if files is None else files.size
 
     def end(self) -> bool:
-        """Writes each stream's size, which shows readers the end."""
+        """Writes ``end.json`` with each stream's size, so that readers know the end; True if written."""
         for files in self._files.values():
             files.close()
         text = end_text({stream: files.size for stream, files in self._files.items()}, self.losses())

@@ -23,7 +23,7 @@ _MAX_BYTES = 1 << 20
 
 
 class Delivery:
-    """Copies of one slot's records; ``place`` selects them by name."""
+    """Copies of one slot's records; ``place`` has the slot's identity, which selects its records by name."""
 
     def __init__(self, environ: Mapping[str, str], folder: str, place: Mapping[str, Any]) -> None:
         self._url = environ.get(VARIABLE, "")
@@ -100,7 +100,7 @@ class Delivery:
 
 
 def _patiently(action: Callable[[], None]) -> None:
-    """Tries three times, because a server may be restarting."""
+    """Tries ``action`` three times, because a server may be restarting."""
     for pause in (0.2, 1.0):
         try:
             action()

@@ -44,7 +44,7 @@ class Gap:
         self.until = until
 
     def why(self) -> str:
-        """Returns the reason in the system's words."""
+        """Returns the reason as the operating system's error text."""
         return os.strerror(getattr(errno, self.reason)) if self.reason in errno.errorcode.values() else self.reason
 
     def text(self, stream: str) -> str:
@@ -92,7 +92,7 @@ class Sink:
             self._tee(data)
 
     def _from_line_start(self, data: bytes, stamp: int) -> bytes:
-        """Returns data without the rest of a lost line."""
+        """Returns data without the remainder of a line whose begin was lost."""
         if not self._lost_whole:
             end = data.find(b"\n") + 1
             self._drop(data[:end] if end else data, self.gaps[-1].reason, stamp)

@@ -34,7 +34,10 @@ _saw: Callable[[BaseException], None] | None = None
 
 
 def watch(saw: Callable[[BaseException], None]) -> None:
-    """Prepares multiprocessing children, also this process if it is one; once. ``saw`` never raises."""
+    """Prepares multiprocessing children, also this process if it is one; once.
+
+    ``saw`` records an exception and never raises.
+    """
     global _saw
     if _saw is not None:
         return

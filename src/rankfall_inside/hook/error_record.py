@@ -110,7 +110,7 @@ def walk(error: BaseException) -> list[BaseException]:
 
 
 def find_retry_mark(chain: list[BaseException]) -> tuple[str | None, str | None]:
-    """Returns the first retry mark and its source: the type or the job spec's names."""
+    """Returns the first retry mark and its source: the type or the job spec's names; None each without a mark."""
     named = {
         mark: {name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()}
         for mark, variable in (("retryable", "RANKFALL_RETRYABLE"), ("final", "RANKFALL_FINAL"))
@@ -141,7 +141,7 @@ def raised_ns(chain: list[BaseException]) -> int | None:
 
 
 def _nanoseconds(value: Any) -> int | None:
-    """Converts a datetime or number (s, ms, us, ns) to nanoseconds since the epoch."""
+    """Converts a datetime or number (s, ms, us, ns) to nanoseconds since the epoch; None for other values."""
     if hasattr(value, "timestamp") and callable(value.timestamp):
         value = value.timestamp()
     if isinstance(value, bool) or not isinstance(value, (int, float)):

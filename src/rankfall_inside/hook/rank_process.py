@@ -67,7 +67,7 @@ _SEND_S = 2.0
 
 
 def write(kind: str, fields: dict[str, Any], *, sync: bool) -> bool:
-    """Writes one record to disk, or else to the wrapper for the log channel."""
+    """Writes one record to disk, or passes it to the wrapper for the log channel; False if both fail."""
     from rankfall_inside import records
 
     environ = os.environ
@@ -116,7 +116,7 @@ def try_claim() -> bool:
 
 
 def claim(*, late: bool = False) -> None:
-    """Becomes a rank, or finds that an ancestor is it; ``late`` = RANK appeared after the start."""
+    """Becomes a rank, unless an ancestor already is it; ``late`` = RANK appeared after the start."""
     from rankfall_inside import claims, procfs, records
 
     environ = os.environ
@@ -168,7 +168,7 @@ def claim(*, late: bool = False) -> None:
 
 
 def may_claim_late() -> bool:
-    """Returns True for multiprocessing children; others may set RANK for theirs."""
+    """Returns True for multiprocessing children; other processes may set RANK for their children."""
     process = sys.modules.get("multiprocessing.process")
     parent = getattr(process, "parent_process", None)
     return parent is not None and parent() is not None
@@ -181,7 +181,7 @@ def _notify(ordinal: int) -> None:
 
 
 def _move_streams(ordinal: int) -> bool:
-    """Moves fd 1 and 2 from the slot's pipes to the rank's; keeps a user's redirect."""
+    """Moves fd 1 and 2 from the slot's pipes to the rank's; keeps a user's redirect. True if both were moved."""
     slot = os.environ.get("RANKFALL_PIPES", "").split(":")
     out, err = _inode(1), _inode(2)
     moved = 0
@@ -231,7 +231,7 @@ _EVERY_S = 1.0
 
 
 def flush() -> None:
-    """Stores the last progress if any."""
+    """Stores the last reported progress, if there is any."""
     if state.step is not None:
         store()
 

@@ -74,7 +74,7 @@ class Channel:
     def _head(self) -> tuple[bytes, int]:
         kind, length = _HEAD.unpack(self._exactly(_HEAD.size))
         if kind not in _KINDS or length > MAX_BODY:
-            msg = f"the other side of the transfer uses another protocol: {kind!r}"
+            msg = f"the other side of the transfer sent an unknown kind of frame, {kind!r}, or one that is too long"
             raise TransferError(msg)
         return kind, length
 

@@ -35,9 +35,10 @@ class Part:
 
 
 class Receiver:
-    """Receives one tree into ``dest``; a file's root goes into an existing folder.
+    """Receives one tree into ``dest``; a single file goes into ``dest`` if that is a folder.
 
-    ``owner`` (letters and digits) resumes its parts; ``alone`` = private modes instead of umask.
+    ``owner`` (letters and digits) identifies the transfer whose part files it resumes; ``alone`` = private modes
+    instead of umask.
     """
 
     def __init__(self, channel: Channel, dest: bytes, *, owner: str, answer: bool = True, alone: bool = False) -> None:
@@ -86,7 +87,7 @@ class Receiver:
             if kind == frames.MANIFEST:
                 break
             if kind != frames.ENTRY or len(self._entries) >= _MAX_ENTRIES:
-                raise TransferError("the sender uses another protocol")
+                raise TransferError("the sender sent an unexpected frame")
             self._entries.append(Entry.decode(body))
         trees.check(self._entries)
         if self._entries[0].kind == FILE and os.path.isdir(self._dest):
@@ -117,7 +118,7 @@ class Receiver:
                 raise TransferError(msg)
 
     def _tell(self) -> None:
-        """Reports whole and half files that exist."""
+        """Reports to the sender which files exist whole or in part."""
         for index, entry in enumerate(self._entries):
             if entry.kind == FILE:
                 if (whole := self._whole(entry)) is not None:
@@ -185,7 +186,7 @@ class Receiver:
                 index, half = SAME.unpack(body)
                 self._keep(self._expected(index), half=half)
             else:
-                raise TransferError("the sender uses another protocol")
+                raise TransferError("the sender sent an unexpected frame")
         if len(self._done) != sum(entry.kind == FILE for entry in self._entries):
             raise TransferError("the sender has not sent all announced files")
 
@@ -257,7 +258,7 @@ class Receiver:
         self._same += 1
 
     def _links(self) -> None:
-        """Creates links last, when targets exist."""
+        """Creates symbolic links last, when their targets exist."""
         for entry in self._entries:
             if entry.kind != LINK:
                 continue

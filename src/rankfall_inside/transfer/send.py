@@ -46,7 +46,7 @@ class Counts:
 
 
 def send(tree: Tree, channel: Channel, *, ask: bool = True) -> Counts:
-    """Sends a tree; without ``ask`` it writes everything.
+    """Sends a tree; without ``ask`` it sends everything, instead of only what the receiver lacks.
 
     Raises:
         TransferError: A file is unreadable or changed, or the receiver failed.
@@ -71,12 +71,12 @@ def send(tree: Tree, channel: Channel, *, ask: bool = True) -> Counts:
     if ask:
         kind, body = channel.get()
         if kind != frames.DONE or COUNTS.unpack(body)[0] != files:
-            raise TransferError("the receiver did not get all of it")
+            raise TransferError("the receiver did not get all files")
     return Counts(files, sent, same)
 
 
 class Held:
-    """Receiver's bytes of a file: size, half or whole, checksum."""
+    """The part of a file that the receiver has: size, half or whole, checksum."""
 
     def __init__(self, size: int, half: bool, digest: bytes) -> None:  # noqa: FBT001 - fields of a frame
         self.size = size
@@ -91,7 +91,7 @@ def _held(channel: Channel) -> dict[int, list[Held]]:
         if kind == frames.READY:
             return found
         if kind != frames.HAVE:
-            raise TransferError("the receiver uses another protocol")
+            raise TransferError("the receiver sent an unexpected frame")
         index, size, half, digest = HAVE.unpack(body)
         found.setdefault(index, []).append(Held(size, half, digest))
 
@@ -127,7 +127,7 @@ def _send_file(index: int, tree: Tree, channel: Channel, held: list[Held]) -> in
 
 
 def _agreed(file: BinaryIO, held: list[Held], channel: Channel) -> tuple[Held | None, Digest]:
-    """Returns the receiver's bytes that match the file's start, and the checksum."""
+    """Returns the receiver's part if it matches the file's start, else None; and the checksum so far."""
     for one in held:
         file.seek(0)
         digest = hash_of(file, one.size, channel)

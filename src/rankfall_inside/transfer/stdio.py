@@ -70,10 +70,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def inside(base: bytes, below: bytes) -> bytes:
-    """Returns a path below a folder.
+    """Returns the path ``below`` the folder ``base``.
 
     Raises:
-        TransferError: Its text or links lead out.
+        TransferError: Its text or links lead out of the folder.
     """
     if b"\0" in below or below.startswith(b"/") or b".." in below.split(b"/"):
         msg = f"{printable(below)}: not a path below {printable(base)}"

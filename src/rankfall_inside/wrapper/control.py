@@ -85,7 +85,7 @@ class Orders:
         self.deadline = due if self.deadline is None else min(self.deadline, due)
 
     def grace_expired(self) -> bool:
-        """True if a stop was requested and its time is over."""
+        """True if a stop was requested and its grace time is over."""
         if not self.stop_requested:
             return False
         if self.deadline is None:

@@ -1,6 +1,6 @@
 """Heartbeats (step, phase, CPU time) on the log channel, and stacks on request.
 
-At most one per rank in 10 s, in 60 s without change. Without stack handler a rank gets no signal.
+A rank sends at most one heartbeat in 10 s, without a change in 60 s. A rank without stack handler gets no signal.
 """
 
 from __future__ import annotations

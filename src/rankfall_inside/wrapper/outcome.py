@@ -63,7 +63,7 @@ class RankFailures:
             found.append(kept)
 
     def ended(self, ordinal: int, *, code: int | None, signum: int | None, oom_kills: int | None, ours: bool) -> None:
-        """Stores the end of a rank, or of the command (ordinal -1)."""
+        """Stores the end of a rank, or of the command (ordinal -1); ``ours``: Rankfall ended it."""
         if len(self._ends) < _MAX_KEPT:
             group = None if ours else exit_codes.of_exit(code=code, signum=signum, oom_kills=oom_kills)
             self._ends[ordinal] = _End(code=code, signum=signum, ours=ours, group=group)
@@ -107,7 +107,7 @@ def _ended(record: Mapping[str, Any], end: _End) -> bool:
 
 
 def raised(record: Mapping[str, Any]) -> int:
-    """Returns an error's time in nanoseconds since the epoch; last if unknown."""
+    """Returns an error's time in nanoseconds since the epoch; a value after all others if unknown."""
     for at in (record["error"].get("raised_ns"), record.get("at_ns")):
         if isinstance(at, int):
             return at
@@ -159,9 +159,10 @@ def notes(
     unwritten: int,
     unsent: int,
 ) -> list[str]:
-    """Returns notes about the end.
+    """Returns notes for the end record.
 
-    ``gaps`` are losses; ``left`` processes did not die; ``unwritten`` and ``unsent`` count records.
+    ``gaps``: lost output; ``left``: processes that did not die; ``refused``: why the command did not start;
+    ``trouble``: the wrapper's own error. ``unwritten`` and ``unsent`` count records.
     """
     found = gaps[:_MAX_NOTES] + [
         f"process {one.pid} ({one.comm}) did not exit after SIGKILL" for one in left[:_MAX_NOTES]

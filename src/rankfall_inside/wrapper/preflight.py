@@ -64,7 +64,7 @@ class Child:
 
 
 def ask(argv: Sequence[str], environ: Mapping[str, str]) -> Child:
-    """Starts a silent command that answers by exit code."""
+    """Starts a command without output whose exit code is the answer."""
 
     def run(_: int) -> None:
         null = os.open(os.devnull, os.O_RDWR)

@@ -117,7 +117,7 @@ class DescendantKiller:
         self._deadline = min(self._deadline, time.monotonic() + grace)
 
     def step(self) -> bool:
-        """Sends due signals; returns True if nothing remains, or nothing more dies."""
+        """Sends due signals; returns True if no process remains, or the remaining ones cannot be killed."""
         self.left = [one for one in procfs.descendants(self._root) if one.state not in ("Z", "X")]
         if not self.left:
             return True

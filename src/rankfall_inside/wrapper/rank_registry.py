@@ -32,7 +32,7 @@ _MAX_TAKEN = 50_000
 class Inbox:
     """Receives the hooks' records.
 
-    ``take`` is called with each new record, and True if stored; ``look`` = read the folder.
+    ``take`` is called with each new record, and True if the record is stored. ``look``: also read the records folder.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ _MAX_READS = 16
 
 
 class RankRegistry:
-    """Ranks of one wrapper and their hooks; ``look`` = read hook records in the folder.
+    """Ranks of one wrapper and their hooks; ``look``: also read hook records in the folder.
 
     ``falls`` receives errors and ends; ``why_ours`` returns why Rankfall ended a pid, or None.
     """

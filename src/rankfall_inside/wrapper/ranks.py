@@ -1,6 +1,6 @@
 """Ranks of a slot: claimed by a hook, found in /proc, or started by the plain launcher.
 
-A non-child's exit status is in /proc while a zombie, and from kernel 6.15 in its pidfd.
+The exit status of a process that is no child is in /proc while it is a zombie, and from kernel 6.15 in its pidfd.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _HOOK_WAIT_S = 2.0
 
 
 class Rank:
-    """A process that is a rank; ``hook`` is True if its hook claimed."""
+    """A process that is a rank; ``hook`` is True if its hook claimed the rank."""
 
     def __init__(self, *, ordinal: int, pid: int, start: int, identity: dict[str, Any], hook: bool) -> None:
         self.ordinal = ordinal
@@ -136,14 +136,14 @@ class Ranks:
         return [rank for rank in self.by_ordinal.values() if not rank.ended]
 
     def find(self, pid: int) -> Rank | None:
-        """Returns the live rank with this pid."""
+        """Returns the live rank with this pid, or None."""
         for rank in self.by_ordinal.values():
             if rank.pid == pid and not rank.ended:
                 return rank
         return None
 
     def hooked(self, ordinal: int) -> None:
-        """Notes a hook's claim of ``ordinal``, perhaps after the wrapper's."""
+        """Records that a hook claimed ``ordinal``, perhaps after the wrapper's own claim."""
         rank = self.by_ordinal.get(ordinal)
         if rank is not None:
             rank.hook = True
@@ -237,7 +237,7 @@ class Ranks:
         self._candidates[ident] = candidate
 
     def _slot_outlives_rank(self, found: dict[str, Any]) -> bool:
-        """Returns True if an orphan has an ended rank's identity."""
+        """Returns True if a rank with this orphan's rank number and restart count has ended: it is no rank."""
         return any(
             rank.ended and all(rank.identity.get(name) == found.get(name) for name in ("rank", "restart_count"))
             for rank in self.by_ordinal.values()
@@ -289,11 +289,18 @@ class Ranks:
             self._decide(ident, gone=True)
 
     def exit_of(self, rank: Rank) -> tuple[int | None, str]:
-        """Returns exit status and source for a readable pidfd."""
+        """Returns the exit status (None if unknown) and its source, once the rank's pidfd is readable."""
         return exit_status(rank.pid, rank.start, rank.pidfd)
 
     def ended(self, rank: Rank, status: int | None, how: str, extra: dict[str, Any]) -> None:
-        """Writes the end record of ``rank`` once."""
+        """Writes the end record of ``rank``; does nothing after the first call.
+
+        Args:
+            rank: Rank whose process ended.
+            status: Wait status; None if unknown.
+            how: Source of the status.
+            extra: Further fields of the record.
+        """
         if rank.ended:
             return
         rank.ended = True

@@ -92,7 +92,7 @@ def launch_known(words: Sequence[str]) -> bool | None:
 
 
 def chosen(wanted: str, plain: Sequence[str], words: Sequence[str] | None, *, torch: bool, why: str) -> Choice:
-    """Returns the launcher to use; ``why`` is the reason if ``torch`` is missing."""
+    """Returns the launcher to use; ``torch``: the job's Python has torch, else ``why`` is the reason."""
     if words is None:
         why = f"{VARIABLE} names no command"
     elif torch:
@@ -178,7 +178,7 @@ class Startup:
         return chosen(options.launcher, options.command, words, torch=torch, why=why)
 
     def _torch(self, words: list[str]) -> tuple[bool, str]:
-        """Returns True if the Python of ``words`` has torch; with the reason if not."""
+        """Returns True if the Python of ``words`` has torch, else False and the reason."""
         known = launch_known(words)
         if known is not None:
             return known, f"{words[0]} finds no torch"
@@ -214,7 +214,7 @@ class Startup:
         work.close()
 
     def _signals(self, work: preflight.Child | preflight.Names) -> None:
-        """Handles signals for a moment; a child's end is one."""
+        """Handles signals for a moment; one of them may report the end of the child ``work``."""
         info = signal.sigtimedwait(signals.WATCHED, _LOOK_S)
         if info is not None and info.si_signo != signal.SIGCHLD:
             self._orders.signal(info.si_signo, info.si_pid)

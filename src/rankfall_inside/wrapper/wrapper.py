@@ -201,7 +201,7 @@ class Wrapper:
             self._stacks = None
 
     def _over(self) -> bool:
-        """Ends what must end; returns True if no process of the slot lives."""
+        """Ends leftover processes when the command ended or a stop is due; True if no process of the slot lives."""
         status, deadline = self._commands.status, self._orders.deadline
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if self._ender is None:
@@ -322,6 +322,6 @@ class Wrapper:
         return {"printed": self._console.printed.counts()}
 
     def _flush(self) -> None:
-        """Waits until stdout's reader has everything, or the grace time expires."""
+        """Waits until all lines are written to the wrapper's stdout, or the stop's grace time expires."""
         while self._console is not None and not self._console.empty and not self._orders.grace_expired():
             self._loop.run_once(_SCAN_SLOW_S)

@@ -479,7 +479,7 @@ def test_what_somebody_else_made_in_the_place_of_a_removed_one_stays():
         api.put("jobs", old())
         api.fault = fault
         async with api.kube() as kube:
-            with pytest.raises(NameTaken, match="another client created one of this name meanwhile"):
+            with pytest.raises(NameTaken, match="another client created an object of this name meanwhile"):
                 await launched(kube, replace=True)
         assert api.count_made("jobs") == 2
         assert len(api.all("jobs")) == 1

@@ -37,18 +37,18 @@ class ForeignWorkload:
         self.label = f"{foreign.kind} {foreign.name}"
 
     def look(self) -> NativeState | None:
-        """Returns the object's state; None if gone.
+        """Returns the object's state; None if the object does not exist.
 
         Raises:
-            KubeError: Unreadable now.
+            KubeError: The object is unreadable now.
         """
         return self._loop_thread.look(self._look)
 
     def pods(self, selector: str, *, gang: str = "") -> dict[str, str]:
-        """Returns pod phases by UID; with ``gang`` only of one JobSet.
+        """Returns pod phases by UID; with ``gang``, the UID of a JobSet, only of its pods.
 
         Raises:
-            KubeError: Unreadable now.
+            KubeError: The pods are unreadable now.
         """
         return self._loop_thread.look(lambda kube: self._pods(kube, selector, gang))
 
@@ -143,7 +143,7 @@ class ForeignBackend:
         return ForeignWorkload(self._loop_thread, foreign=foreign)
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
-        """Returns its pods as the only source."""
+        """Returns the job's pods as the only source."""
         run_dir = run_of(plan)
         pods = msgspec.structs.replace(cluster_of(plan), look_inside=may_exec(run_dir))
         return (Source(kind="pods", path=str(run_dir.path), pods=pods),)
@@ -165,7 +165,7 @@ class ForeignBackend:
         return False
 
     def exit_code(self, plan: Plan, slot: int) -> int | None:
-        """Returns None: the journal has it."""
+        """Returns None: the pod journal has the exit code."""
         del plan, slot
         return None
 

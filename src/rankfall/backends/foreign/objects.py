@@ -159,7 +159,7 @@ def _of_replicas(base: Foreign, item: Mapping[str, Any]) -> Foreign:
 
 
 def _containers(templates: Mapping[str, Mapping[str, Any]], *, usual: str | None = None) -> dict[str, str]:
-    """Returns the training container by role: kubectl's default, the usual, the first."""
+    """Returns the training container by role: kubectl's default, else the one named ``usual``, else the first."""
     found = {}
     for role, template in templates.items():
         names = [str(one.get("name")) for one in mappings(mapping(template, "spec"), "containers")]

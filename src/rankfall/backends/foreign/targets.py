@@ -35,7 +35,7 @@ _NEEDED: Final = {
 
 
 class Located(msgspec.Struct, frozen=True, kw_only=True):
-    """An existing target; ``run`` is its Rankfall run, or None."""
+    """An existing target; ``run`` is the id of the Rankfall run that created it, or None."""
 
     foreign: Foreign
     run: str | None
@@ -70,10 +70,10 @@ async def locate(kube: Kube, target: Target, *, kubeconfig: str | None) -> Locat
 
 
 async def made_set(kube: Kube, item: Mapping[str, Any], *, namespace: str) -> dict[str, Any] | None:
-    """Returns the JobSet that a TrainJob owns under its name, or None.
+    """Returns the JobSet of the TrainJob ``item``, its owner, under the same name; None if there is none.
 
     Raises:
-        Forbidden: Names the missing right.
+        Forbidden: The account may not read JobSets; names the missing right.
         KubeError: The request failed.
     """
     meta = item["metadata"]
@@ -145,10 +145,10 @@ def may_exec(run_dir: RunDir) -> bool:
 
 
 def set_may_exec(run_dir: RunDir, *, look: bool) -> None:
-    """Sets the exec permission for recorders that start later.
+    """Permits exec (``look``) or forbids it, for recorders that start later.
 
     Raises:
-        StoreError: Cannot be written.
+        StoreError: The setting cannot be written.
     """
     path = run_dir.path / _NO_EXEC
     try:
@@ -161,7 +161,7 @@ def set_may_exec(run_dir: RunDir, *, look: bool) -> None:
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """Record of a target; ``note`` is a message for users, or None."""
+    """Run directory of a target; ``note`` is a message for users, or None."""
 
     run: RunDir
     note: str | None = None
@@ -216,7 +216,7 @@ def _located(access: Access, target: Target, kubeconfig: str | None) -> Located:
 
 
 def _recorded(home: Path, target: Target, access: Access) -> RunDir | None:
-    """Returns the newest record with this name, context and namespace."""
+    """Returns the newest record with this name, context and namespace; None without one."""
     for run in list_runs(home):
         foreign = run.foreign if run.id.startswith(f"{target.kind}-") else None
         place = (access.context, access.namespace)

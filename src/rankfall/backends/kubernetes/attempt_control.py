@@ -51,7 +51,7 @@ class MessageRelay:
         self._lines.append(text)
 
     def meanwhile(self) -> bool:
-        """Passes on queued messages; True if the call shall end."""
+        """Passes on queued messages; True if the caller canceled the call."""
         if self._cancellation is None:
             return False
         while self._lines:
@@ -64,7 +64,7 @@ _LAUNCH_S: Final = 300.0
 
 
 async def submit(kube: Kube, plan: Plan, compiled: Compiled, *, hold: RunLease | None, say: Say) -> Launched:
-    """Creates the attempt's objects or finds existing ones; ``hold`` None = no supervisor.
+    """Creates the attempt's objects or finds existing ones; ``hold``: the supervisor's Lease, None without one.
 
     Raises:
         InfrastructureError: Creation failed, or another user removed the objects.

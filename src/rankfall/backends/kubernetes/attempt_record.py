@@ -25,7 +25,7 @@ def cluster_of(plan: Plan) -> ClusterPlan:
     """Returns the attempt's place in a cluster.
 
     Raises:
-        InfrastructureError: It has none.
+        InfrastructureError: The plan names no cluster.
     """
     if plan.cluster is None:
         raise InfrastructureError(

@@ -66,7 +66,7 @@ _TRIES: Final = 8
 
 
 async def report_to_node(kube: Kube, node: str, verdict: RunVerdict) -> str | None:
-    """Writes the verdict onto its Node once; returns a message on failure. Repeatable."""
+    """Writes the verdict onto its Node once; returns a message on failure, else None. Repeatable."""
     try:
         for _ in range(_TRIES):
             item = await kube.get(NODES, node)
@@ -162,7 +162,7 @@ class ClusterBackend:
         """Plans an attempt; queries the server's capabilities, creates nothing.
 
         Raises:
-            Refused: Backend or server cannot do it.
+            Refused: Backend or server cannot run this job.
             SpecError: Overrides or flags contradict the job.
             KubeError: The cluster is unreachable.
         """
@@ -171,7 +171,7 @@ class ClusterBackend:
         return planned(spec, run_dir, attempt, place=place, compiled=compiled, strategy=self.strategy)
 
     def hold(self, run_dir: RunDir, *, attempts: int, lost: Callable[[str], None]) -> HeldBy | None:
-        """Tries once to take the run's Lease, and then renews it.
+        """Tries once to take the run's Lease, then renews it; returns None, or the other supervisor.
 
         Raises:
             EvidenceLost: The directory is an old copy.
@@ -189,7 +189,7 @@ class ClusterBackend:
         return other
 
     def let_go(self, *, over: bool) -> None:
-        """Releases the Lease; removes it if no objects remain."""
+        """Releases the Lease; if the run is ``over``, removes it unless objects of the run still exist."""
         held, self._hold = self._hold, None
         if held is not None and self._loop_thread is not None:
             self._loop_thread.call(lambda kube: held.let_go(kube, over=over))
@@ -235,7 +235,7 @@ class ClusterBackend:
         return self.life(plan, slot) in {"starting", "running"}
 
     def exit_code(self, plan: Plan, slot: int) -> int | None:
-        """Returns None: the journal has it."""
+        """Returns None: the pod journal has the exit code."""
         del plan, slot
         return None
 
@@ -267,7 +267,10 @@ class ClusterBackend:
             return ()
 
     def end(self, plan: Plan, slots: Collection[int], *, grace: float) -> int:
-        """Abandons slots that do not end in time, without a pod or reporting node immediately; returns 0."""
+        """Records slots as abandoned if their stop is old enough; kills no process, so returns 0.
+
+        A slot without a pod, or on a node that does not report, is abandoned immediately.
+        """
         del grace
         facts = {slot: self._pods.of(plan, slot) for slot in slots}
         absent = [slot for slot, fact in facts.items() if fact is None or fact.unheard]
@@ -279,7 +282,7 @@ class ClusterBackend:
         return cluster_of(plan).backend == "job" and plan.rdzv == "c10d"
 
     def resize(self, plan: Plan) -> bool:
-        """Patches the Job to the plan's size; its controller creates and deletes pods.
+        """Patches the Job to the plan's size and returns True; the Job's controller creates and deletes pods.
 
         Raises:
             InfrastructureError: No answer or refusal.
@@ -301,9 +304,9 @@ class ClusterBackend:
         return None if uid is None else Workload(self._connected(place), place=place, uid=uid)
 
     def deleted_externally(self, plan: Plan, *, surely: bool = False) -> str | None:
-        """Returns a message if another user deleted the workload.
+        """Returns a message if another user deleted the workload, else None.
 
-        Rankfall does so only after the attempt's end.
+        Rankfall itself deletes a workload only after the attempt's end.
         """
         place, run_dir, number = cluster_of(plan), run_of(plan), plan.attempt
         uid = submitted_uid(run_dir, number)
@@ -323,7 +326,7 @@ class ClusterBackend:
         return f"{gone.label} was deleted in the cluster"
 
     def show(self, plan: Plan, verdict: Verdict) -> str | None:
-        """Publishes a verdict as annotation and Event; returns a message on failure."""
+        """Publishes a verdict as annotation and Event; returns a message on failure, else None."""
         place = cluster_of(plan)
         uid = submitted_uid(run_of(plan), place.named or plan.attempt)
         if uid is None:
@@ -334,7 +337,7 @@ class ClusterBackend:
             return f"cannot write the verdict to {place.backend} {place.object}: {error.message}"
 
     def report_node(self, plan: Plan, node: str, verdict: RunVerdict) -> str | None:
-        """Writes a verdict onto its Node; returns a message on failure."""
+        """Writes a verdict onto its Node; returns a message on failure, else None."""
         try:
             return self._call(plan, lambda kube: report_to_node(kube, node, verdict))
         except KubeError as error:

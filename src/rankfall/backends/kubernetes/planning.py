@@ -150,7 +150,7 @@ def compiled_for(
     """Returns the manifests of an attempt; ``nnodes``: initial ``MIN:MAX`` nodes, None = maximum.
 
     Raises:
-        Refused: Backend or server cannot do it.
+        Refused: Backend or server cannot run this job.
         SpecError: Overrides or flags contradict the job.
     """
     return compile_job(

@@ -1,6 +1,6 @@
 """Table of Rankfall's rights in a namespace: verb, resource, backend, reason.
 
-It defines the Role of ``rankfall config rights`` and of test accounts. ``python -m
+The table defines the Role of ``rankfall config rights`` and of test accounts. ``python -m
 rankfall.backends.kubernetes.rights`` writes the section "Rights" of docs/kubernetes.md; a test compares both.
 
 A new right is a row in ``RIGHTS`` next to its resource's rows, or verbs in an existing row.
@@ -170,8 +170,8 @@ BEGIN: Final = "<!-- rights: made by `python -m rankfall.backends.kubernetes.rig
 END: Final = "<!-- /rights -->\n"
 
 _HEAD: Final = """
-All runs of the cluster tests use an account with exactly these rights in the namespace of the jobs and no others. These are the rights of all
-backends, or only those of the tested backend. `rankfall config rights` prints this Role; `--backend job` prints only the rights of that backend:
+The cluster tests run with an account that has no other rights in the namespace of the jobs: those of all
+backends below, or only those of the tested backend. `rankfall config rights` prints this Role; `--backend job` prints only the rights of that backend:
 
 ```yaml
 """
@@ -192,7 +192,7 @@ _BARE: Final = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][a-z0
 
 
 def section(namespace: str = "team-a") -> str:
-    """Returns the text between the marks."""
+    """Returns the section "Rights" of docs/kubernetes.md, between its marks."""
     return "".join([_HEAD, manifest(role(namespace=namespace)), _TABLE, *map(_line, RIGHTS), _TAIL])
 
 
@@ -207,7 +207,7 @@ def manifest(made: Mapping[str, Any]) -> str:
 
 
 def renewed(page: str) -> str:
-    """Returns a page, with both marks, with the current section."""
+    """Returns the page with the current section "Rights" between its marks."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}{section()}{END}{after}"

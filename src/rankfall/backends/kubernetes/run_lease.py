@@ -29,13 +29,13 @@ from rankfall.rundir import RunDir
 from rankfall.rundir.requests import who
 
 NOTE_PLACE: Final = "rankfall.dev/run-directory"
-"""Annotation: digest of machine and directory."""
+"""Annotation: digest of the machine's current boot and the run directory (device and inode)."""
 
 NOTE_ATTEMPT: Final = "rankfall.dev/attempt"
 """Annotation: newest attempt."""
 
 NOTE_CREATED: Final = "rankfall.dev/created"
-"""Annotation: creation time of the directory; equal in all copies."""
+"""Annotation: creation time of the run directory; the same in every copy of the directory."""
 
 _AGAIN_S: Final = 2.0
 _BACK_S: Final = 6.0
@@ -119,7 +119,7 @@ class RunLease:
         """Renews the lease before an object changes, and notes the change.
 
         Raises:
-            LeaseLost: Another process holds it; calls ``lost``.
+            LeaseLost: Another process holds the lease; calls ``lost``.
             KubeError: Failed; the caller must not act.
         """
         try:
@@ -139,7 +139,7 @@ class RunLease:
         """Like :meth:`write`, with retries; empty ``owners`` removes the references.
 
         Raises:
-            LeaseLost: Another process holds it; calls ``lost``.
+            LeaseLost: Another process holds the lease; calls ``lost``.
             KubeError: Permanent, or until the limit.
         """
         while True:
@@ -151,7 +151,7 @@ class RunLease:
                 return
 
     async def let_go(self, kube: Kube, *, over: bool) -> None:
-        """Releases the lease within seconds; ``over`` removes one without owners."""
+        """Releases the lease within seconds; ``over`` deletes a lease that no object owns."""
         try:
             async with asyncio.timeout(_BACK_S):
                 if over and self._lock.record is not None and not self._lock.record.owners:
@@ -181,7 +181,7 @@ class RunLease:
 
 
 def place_of(path: Path) -> str:
-    """Digests boot and directory; random without a boot id."""
+    """Returns a digest of boot id, device and inode of the directory; a random one if any is unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         status = path.stat()

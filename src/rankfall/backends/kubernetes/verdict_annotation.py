@@ -71,7 +71,7 @@ def _word(text: str | None) -> str | None:
 
 
 async def annotate(kube: Kube, place: ClusterPlan, *, uid: str, verdict: Verdict, at: int) -> str | None:
-    """Writes annotation and one Event per verdict; returns a message on failure. Repeatable."""
+    """Writes annotation and one Event per verdict; returns a message on failure, else None. Repeatable."""
     resource = WORKLOADS[place.backend]
     # The path exists: objects always have annotations.
     steps = [

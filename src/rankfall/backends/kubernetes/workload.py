@@ -111,9 +111,9 @@ def gang_of(run_dir: RunDir, attempt: int) -> str:
 
 
 def how_expired(run_dir: RunDir, attempt: int, *, uid: str, label: str, surely: bool) -> str | None:
-    """Returns a message about a missing workload; None if its time to live removed it.
+    """Returns a message about a workload that no longer exists; None if its time to live removed it.
 
-    ``surely``: None also if that is possible. The watch recorded its last state.
+    ``surely``: None also if the time to live may have removed it. The watch recorded the workload's last state.
     """
     until = time.monotonic() + (0.0 if surely else _BEHIND_S)
     while True:
@@ -160,10 +160,10 @@ _TRIES: Final = 8
 
 
 async def set_size(kube: Kube, *, name: str, namespace: str, uid: str | None, size: int) -> None:
-    """Patches a Job to a number of pods, unless it has it.
+    """Sets a Job's number of pods, unless the Job already has it.
 
     Raises:
-        InfrastructureError: It changes too fast, or a refusal.
+        InfrastructureError: The Job changes too fast, or the server refuses.
     """
     for _ in range(_TRIES):
         try:
@@ -207,10 +207,10 @@ class Workload:
         self.selector = of_restart(place.selector, None)
 
     def look(self) -> NativeState | None:
-        """Returns the state; None if gone.
+        """Returns the state; None if the workload does not exist.
 
         Raises:
-            KubeError: Unreadable now.
+            KubeError: The workload is unreadable now.
         """
         return self._loop_thread.look(self._look)
 
@@ -223,7 +223,7 @@ class Workload:
         return self._loop_thread.look(lambda kube: self._pods(kube, selector, gang))
 
     def hold(self, *, suspend: bool) -> bool:
-        """Suspends or releases the workload; False if gone.
+        """Suspends or releases the workload; False if it does not exist.
 
         Raises:
             KubeError: Refused or no answer.
@@ -268,7 +268,7 @@ class Workload:
         )
 
     async def _inner(self, kube: Kube) -> dict[str, Any] | None:
-        """Returns the TrainJob's JobSet; lists, because a removal needs that right too."""
+        """Returns the TrainJob's JobSet, or None; lists JobSets, because a removal needs that right too."""
         place = self._place
         for found in (
             await kube.list(JOBSETS, namespace=place.namespace, fields=f"metadata.name={place.object}")

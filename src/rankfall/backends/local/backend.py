@@ -153,7 +153,7 @@ class LocalBackend:
         return plan.launcher == "torchrun" and plan.rdzv == "c10d"
 
     def resize(self, plan: Plan) -> bool:
-        """Starts joined slots and stops removed ones; True if complete.
+        """Starts joined slots and stops removed ones; returns True if nothing remains to do.
 
         Raises:
             InfrastructureError: A slot cannot be started.
@@ -245,7 +245,7 @@ def _secrets_for(plan: Plan) -> Callable[[str], str]:
             return known[pointer]
         except KeyError:
             raise InfrastructureError(
-                f"the run has no secret value for {pointer}", hint="submit the job again with its values"
+                f"the run has no secret value for {pointer}", hint="submit the job again with its secret values"
             ) from None
 
     return put_in

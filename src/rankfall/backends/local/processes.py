@@ -82,7 +82,7 @@ def _current_folder() -> str:
 
 
 def life(slot_dir: Path) -> Life:
-    """Returns the slot's state from its files; takes no lock, which could block the wrapper."""
+    """Returns the slot's state from its files. Takes no lock: a held lock could block the wrapper."""
     if (slot_dir / "end.json").exists():
         # The process may still be exiting.
         return "running" if _holder_lives(slot_dir) else "ended"
@@ -99,7 +99,7 @@ def life(slot_dir: Path) -> Life:
 
 
 def _holder_lives(slot_dir: Path) -> bool | None:
-    """True if the lock's process lives; None without one."""
+    """True if the process in the slot's lock file lives; None if the file names none."""
     try:
         words = read_untrusted_file(slot_dir / "lock", limit=128)[0].split()
         pid, ticks, boot = numbers.whole(words[0]), numbers.whole(words[1]), words[2].decode("ascii", "replace")

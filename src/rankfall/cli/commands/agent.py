@@ -44,7 +44,11 @@ _PATH: Final = click.Path(path_type=Path)
 )
 @click.option("--probe-address", metavar="HOST:PORT", help="Address that answers a liveness probe over HTTP.")
 @click.option("--context", metavar="NAME", help="Context of the kubeconfig; default: the current one.")
-@click.option("--kubeconfig", metavar="FILE", help="Default: as kubectl finds it, else the pod's service account.")
+@click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    help="Kubeconfig file; default: as kubectl finds it, else the pod's service account.",
+)
 def agent(
     *,
     node: str | None,

@@ -49,7 +49,8 @@ def attach(
 ) -> int:
     """Watch a run as if it was started here.
 
-    Takes over from a dead supervisor: the job never stopped. Ctrl-C offers detach or cancel.
+    If its supervisor died, this process supervises the run; the job keeps running meanwhile. Ctrl-C offers detach or
+    cancel.
     """
     if everything and rank:
         raise UsageError("--all and --rank contradict each other", hint="give one of them")
@@ -142,7 +143,7 @@ def _cancel_unattended(directory: RunDir, reason: str, output: Output) -> int:
 
 
 def _wait_unattended(directory: RunDir, *, limit: float | None) -> Outcome | None:
-    """Polls a run without supervisor; records it if no process does."""
+    """Polls an unattended run, and records it if no process does; returns None after ``limit`` seconds."""
     begun = time.monotonic()
     own: Supervision | None = None
     try:

@@ -70,7 +70,7 @@ def causes() -> None:
 def rights(*, backends: tuple[str, ...], namespace: str) -> None:
     """Print the Role for an account in its jobs' namespace, as YAML.
 
-    For kubectl apply -f -; bind it yourself.
+    For kubectl apply -f -; then bind the Role to the account yourself.
     """
     from rankfall.backends.kubernetes.rights import (  # noqa: PLC0415 - only here
         BACKENDS,

@@ -107,7 +107,9 @@ def _text(yaml: Any, item: dict[str, Any]) -> str:
 @click.option(
     "--context", metavar="NAME", help="Context of the kubeconfig; default: the pod's own cluster, else the current one."
 )
-@click.option("--kubeconfig", metavar="FILE", help="Default: the pod's own cluster, else as kubectl finds it.")
+@click.option(
+    "--kubeconfig", metavar="FILE", help="Kubeconfig file; default: the pod's own cluster, else as kubectl finds it."
+)
 @click.option("--dry-run", is_flag=True, help="Print decisions and write nothing to the cluster.")
 @click.option(
     "--watch",

@@ -44,7 +44,7 @@ def cp(
     exclude: tuple[str, ...],
     quiet: bool,
 ) -> int:
-    """Copies; returns the exit code."""
+    """Runs ``rankfall cp``; returns the exit code."""
     sources, dest = paths[:-1], paths[-1]
     there = [split(path) for path in paths]
     remote = [one for one in there if one is not None]

@@ -43,9 +43,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Stable name.
-        state: ``fail``: jobs cannot run; ``warn``: with limits.
+        state: ``fail``: jobs cannot run; ``warn``: jobs run with limits.
         text: Finding.
-        next: Remedy; None = not needed.
+        next: Remedy; None if not needed.
     """
 
     name: str
@@ -78,7 +78,7 @@ _SHM: Final = "/dev/shm"  # noqa: S108 - only queried
 
 
 def home_folder() -> Check:
-    """Checks that the home is writable."""
+    """Checks that Rankfall's home folder is writable."""
     path = default_home()
     try:
         home()
@@ -99,7 +99,7 @@ def home_folder() -> Check:
 
 
 def modes() -> Check:
-    """Checks that other users cannot access the runs."""
+    """Checks that other users cannot access the runs in the home folder."""
     folder = default_home() / "runs"
     try:
         others = folder.stat().st_mode & 0o077
@@ -116,7 +116,7 @@ def modes() -> Check:
 
 
 def journal() -> Check:
-    """Checks the home's file system for lock and journal."""
+    """Checks if the home folder is on a network file system, which needs a slower lock and sqlite journal."""
     kind = file_system(_existing(default_home()))
     text = f"file system {kind.name or 'unknown'}: sqlite journal {kind.journal}, lock {kind.lock}"
     if not kind.network:
@@ -138,7 +138,7 @@ def space() -> Check:
     except OSError as error:
         return Check(name="space", state="warn", text=f"cannot read the free space: {error.strerror or error}")
     text = f"{free / _GIB:.1f} GiB free for runs"
-    hint = "free space there, or set RANKFALL_HOME to a larger disk"
+    hint = f"free space in {path}, or set RANKFALL_HOME to a folder on a larger disk"
     if free < _NOTHING:
         return Check(name="space", state="fail", text=text, next=hint)
     if stat.f_files and stat.f_favail < _FEW_FILES:
@@ -177,7 +177,7 @@ _FEW_PROCESSES: Final = 512
 
 
 def proc() -> Check:
-    """Checks that processes are visible, without races."""
+    """Checks that /proc and pidfd work, which show ranks and their exit codes."""
     if not Path("/proc/self/stat").exists():
         return Check(
             name="proc", state="fail", text="/proc is not mounted", next="mount it: Rankfall finds ranks there"
@@ -241,7 +241,7 @@ def stack_signal() -> Check:
 
 
 def ports() -> Check:
-    """Checks ports for the rendezvous, and this host's name."""
+    """Checks that a rendezvous port can be reserved and this host's name has an address."""
     try:
         with Reservation() as kept, socket.create_server(("127.0.0.1", kept.port)):
             port = kept.port
@@ -276,7 +276,7 @@ def limits() -> Check:
             name="limits",
             state="warn",
             text=f"{text}: little for many ranks",
-            next="raise them: ulimit -n 65536; ulimit -u 65536",
+            next="raise the limits: ulimit -n 65536; ulimit -u 65536",
         )
     return Check(name="limits", state="pass", text=text)
 
@@ -290,12 +290,12 @@ _OLDEST_JOB_PYTHON: Final = (3, 8)
 
 
 def own_python() -> Check:
-    """Rankfall's interpreter."""
+    """Returns a passed check that names Rankfall's interpreter."""
     return Check(name="python", state="pass", text=f"Rankfall runs under Python {platform.python_version()}")
 
 
 def job_python(python: str | None) -> tuple[Check, Interpreter | None]:
-    """Checks the job's interpreter and its torch."""
+    """Checks the job's interpreter; also returns it, None if there is none."""
     try:
         found = find_interpreter(JobSpec(command=("true",), python=python), cwd=Path.cwd())
     except SpecError as error:
@@ -370,7 +370,7 @@ def _hook(found: Interpreter, folder: Path) -> Check:
 
 
 def _unpack_home(folder: Path) -> Path:
-    """Returns the home, whose files jobs share, or ``folder`` if not writable."""
+    """Returns Rankfall's home folder, whose files jobs share; ``folder`` if the home is not writable."""
     home = default_home()
     return home if os.access(home, os.W_OK) else folder
 
@@ -390,7 +390,7 @@ _WIDTH: Final = 14
 
 
 @click.command("doctor")
-@click.option("--python", help="The job's Python; default: Rankfall's own.")
+@click.option("--python", help="Path of the job's Python; default: the Python that runs Rankfall.")
 @output_option()
 def doctor(*, python: str | None, output: Output) -> int:
     """Check this machine for Rankfall, with remedies."""

@@ -41,7 +41,7 @@ class BackgroundBackfill:
         self.over = follow.over
 
     def stop(self) -> None:
-        """Releases the run; prints an earlier failure."""
+        """Stops copying and releases the run's lease; prints an error that ended the copying earlier."""
         _tried("Loki", self._follow.stop)
 
 
@@ -74,7 +74,7 @@ def backfill_for(source: str, *, loki_url: str | None, follow: bool) -> Backfill
 
 
 def _backfill_in_background(directory: RunDir, settings: LokiSettings, attempt: Attempt) -> BackgroundBackfill | None:
-    """Follows a live run; copies once for an ended one."""
+    """Copies Loki's lines of a live run in a thread; of an ended run at once, and returns None."""
     from rankfall.supervisor.backfill import LokiFollow  # noqa: PLC0415 - loads the supervisor
 
     with directory.reader() as reader:
@@ -141,11 +141,11 @@ _SHARE: Final = 60
 @click.option("-f", "--follow", is_flag=True, help="Follow until the run ends.")
 @click.option("--rank", multiple=True, metavar="0,8-15|first|last|failed", help="Only these.")
 @click.option("--all", "everything", is_flag=True, help="All ranks, and lines that belong to no rank (the default).")
-@click.option("--since", metavar="10m|TIME", help="Only lines since then.")
+@click.option("--since", metavar="10m|TIME", help="Only lines since this age or time.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of all ranks combined.")
 @click.option("-p", "--previous", is_flag=True, help="The attempt before the newest.")
-@click.option("--attempt", metavar="N|all", help="Default: the newest.")
-@click.option("--grep", metavar="RE2", help="Only lines that match.")
+@click.option("--attempt", metavar="N|all", help="Number of the attempt, or all; default: the newest.")
+@click.option("--grep", metavar="RE2", help="Only lines that match this RE2 pattern.")
 @click.option("--level", type=click.Choice(["error"]), help="Only lines of errors, tracebacks whole.")
 @click.option("--slot", multiple=True, metavar="0,8-15", help="Only these slots (pods).")
 @click.option(
@@ -261,7 +261,7 @@ def logs(
 
 
 def say_lost(directory: RunDir, writer: LineWriter, *, attempt: int | Literal["all"] | None) -> int:
-    """Prints missing lines of the shown attempts, in JSON as last object; returns the exit code."""
+    """Prints the number of missing lines of the shown attempts, in JSON as last object; returns the exit code."""
     number = attempt if isinstance(attempt, int) else None
     if attempt is None:
         with directory.reader() as reader:

@@ -19,7 +19,7 @@ from rankfall.rundir import RunDir
 @run_argument
 @click.option("--reason", default="", help="Text that is stored with the run.")
 def suspend(*, run: str | None, reason: str) -> None:
-    """Stop all processes of a run and keep it; returns after the last one ended.
+    """Stop all processes of a run without ending the run; returns after the last one ended.
 
     Uses no budget; the total deadline pauses until `rankfall resume`.
     """

@@ -105,7 +105,7 @@ def clear(
 ) -> None:
     """Clear a node, or one cause; its taint goes when no cause requires it.
 
-    Only newer evidence taints it again.
+    Only newer evidence taints the node again.
     """
     from rankfall.nodes import commands  # noqa: PLC0415 - loads Kubernetes
 
@@ -182,7 +182,7 @@ def reset(
 def check(
     *, name: str, only: tuple[str, ...], peer: str | None, namespace: str, where: Where, config: Path | None
 ) -> int:
-    """Run the configured checks on a node, as Jobs that tolerate its taint; its state stays.
+    """Run the configured checks on a node, as Jobs that tolerate its taint; does not change the node's state.
 
     Ends with 0 if all passed, 69 if one failed, 74 if one could not run.
     """

@@ -112,7 +112,8 @@ def _start_in_background(directory: RunDir, output: Output, *, quiet: bool) -> N
 
         launch(directory)
         console.say(
-            "rankfall: unattended: Kubernetes alone restarts it; nothing is recorded until rankfall attach", quiet=quiet
+            "rankfall: unattended: Kubernetes alone restarts this run; nothing is recorded until rankfall attach",
+            quiet=quiet,
         )
     else:
         # A repeated request has a living supervisor.

@@ -1,4 +1,4 @@
 """Copies the lines of an attempt's vanished pods from Loki.
 
-Loaded late: it loads the HTTP client. Imports collect.pods, rundir, loki and model.
+Loaded late, because it loads the HTTP client. Imports collect.pods, rundir, loki and model.
 """

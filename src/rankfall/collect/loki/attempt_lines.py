@@ -117,7 +117,7 @@ class LokiCollector:
         return count
 
     def forget(self) -> None:
-        """Closes the files; the next poll reads its state from them."""
+        """Closes the state files; the next poll reads them again."""
         self._takes.clear()
         self._instances.close()
 
@@ -128,7 +128,7 @@ class LokiCollector:
         return done.issuperset(slots) and all(ended for _, ended in self._ended.values())
 
     def trouble(self, error: LokiError) -> None:
-        """Reports a failed query; a live follow reports it once until Loki answers again."""
+        """Reports a failed query; a live collector reports it once until Loki answers again."""
         if not (self._live and self._blind):
             self._tell(f"{error.message}; trying again")
         self._blind = self._live
@@ -236,7 +236,7 @@ PATIENCE_NS: Final = 60 * SECOND
 
 
 class LokiLive:
-    """Follows one or more attempts."""
+    """Copies lines of one or more attempts while the job runs."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class LokiLive:
         self._pause = pause
 
     async def run(self) -> None:
-        """Polls until the end.
+        """Polls until the run ends.
 
         Raises:
             LokiError: Loki does not answer.

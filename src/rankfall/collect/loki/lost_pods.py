@@ -82,7 +82,7 @@ class LostPods:
         ]
 
     def left_out(self) -> None:
-        """Reports the pods that are not queried: the API may still have them, and a log has only one source."""
+        """Reports the pods for which Loki is not queried: the API may have them, and a log has only one source."""
         if self._over:
             return
         there = [fact.name for fact in self._journal.values() if not fact.gone and fact.log not in {"complete", "none"}]
@@ -113,7 +113,10 @@ class LostPods:
         return self._unmistakable(self._found.values())
 
     def _unmistakable(self, pods: Iterable[LostPod]) -> list[LostPod]:
-        """Returns the pods whose start is certain; Kubernetes may have started an attempt several times."""
+        """Returns the pods whose start of the gang is certain; reports the others.
+
+        Kubernetes may have started the gang of an attempt several times.
+        """
         by_slot: dict[int, list[LostPod]] = {}
         for pod in pods:
             by_slot.setdefault(pod.slot, []).append(pod)

@@ -156,10 +156,10 @@ class LokiPodCollector:
         return self._log(number)
 
     def claim(self, number: int) -> None:
-        """Assigns the log to Loki; a gap remains until its last record is stored.
+        """Marks an instance's log as lost, so that only Loki's lines continue it, until its last record is stored.
 
         Raises:
-            OSError: That cannot be written.
+            OSError: The mark cannot be written.
         """
         log = self._log(number)
         if log.cursor.closed is None:
@@ -198,7 +198,7 @@ class LokiPodCollector:
     # -- joining
 
     def _joined(self, number: int, rows: list[Entry]) -> list[Entry] | None:
-        """Returns the unstored lines; None if they cannot be distinguished."""
+        """Returns the rows that the log lacks; None if old and new lines cannot be distinguished."""
         last = self._before[number]
         if last is None:
             return rows

@@ -27,10 +27,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         number: Restart number of the container.
-        base: Lines in its log before.
-        lines: Lines that this part adds.
+        base: Number of lines in its log before this part.
+        lines: Number of lines that this part adds.
         seen: (timestamp, id) of each entry.
-        after: Newest timestamp before Loki; None without lines.
+        after: Newest timestamp of the log before Loki's lines; None without lines.
         east_s: Proved zone in seconds east of UTC, or None.
     """
 
@@ -53,7 +53,7 @@ class LokiState:
     """The state file of one pod.
 
     Raises:
-        OSError: It cannot be created.
+        OSError: The file cannot be created.
     """
 
     def __init__(self, run: Path, *, attempt: int, uid: str) -> None:
@@ -69,7 +69,7 @@ class LokiState:
         """Returns the cursor's state that agrees with the stored logs.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: The file cannot be read.
         """
         rows = self._rows()
         self.joins = {part.number: (part.after, part.east_s) for row in rows for part in row.parts}
@@ -122,7 +122,7 @@ class LokiState:
         """Replaces all rows by one that excludes the unstored ``parts``.
 
         Raises:
-            OSError: It cannot be written; the file is unchanged.
+            OSError: The rows cannot be written; the file is unchanged.
         """
         coming = {found for part in parts for _, found in part.seen}
         seen = tuple(one for one in state.seen if one[1] not in coming)

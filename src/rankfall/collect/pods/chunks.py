@@ -69,7 +69,7 @@ class Splitter:
         return self._alike(data) or self._mixed(data)
 
     def _alike(self, data: bytes) -> SplitChunk | None:
-        """Splits lines of one rank within few tenths of a second."""
+        """Splits lines of one rank within few tenths of a second; None for others."""
         end = data.rfind(b"\n", 0, -1) + 1
         pattern = _STAMP if self._foreign else _HEAD
         head, tail = pattern.match(data), pattern.match(data, end)
@@ -90,7 +90,7 @@ class Splitter:
         return SplitChunk(count, {rank: text}, {rank: count}, {rank: marks}, marks[-1][3], max(seconds), min(seconds))
 
     def _tenths(self, data: bytes, count: int, head: int) -> list[Mark] | None:
-        """Returns timestamps cut at each tenth of a second; None if too many."""
+        """Returns timestamps cut at each tenth of a second; None if there are too many."""
         marks: list[Mark] = []
         at = line = 0
         while at < len(data):
@@ -156,7 +156,10 @@ class Splitter:
         return SplitChunk(count, joined, counts, found, last, high, low)
 
     def _by_tenths(self, stamps: Sequence[bytes]) -> list[tuple[int, int, int, int]]:
-        """Returns first line, end and both timestamps of each tenth; timestamps must be sorted."""
+        """Returns (first line, end line, first and last timestamp) of each tenth of a second.
+
+        Timestamps must be sorted.
+        """
         found = []
         line, count = 0, len(stamps)
         while line < count:
@@ -211,7 +214,7 @@ def rank_of(digits: bytes | None) -> int | None:
 
 
 def marks_of(texts: Sequence[bytes], stamps: list[int], after: int | None) -> list[Mark]:
-    """Returns the timestamps of one stream's lines, cut at each tenth; 0 marks a missing one."""
+    """Returns one stream's timestamps, one mark per tenth of a second; 0 in ``stamps`` is a line without timestamp."""
     found: list[Mark] = []
     at = line = 0
     count, newest = len(stamps), after or 0
@@ -234,7 +237,10 @@ def marks_of(texts: Sequence[bytes], stamps: list[int], after: int | None) -> li
 
 
 def _end_of_tenth(data: bytes, at: int) -> int:
-    """Timestamps must not decrease."""
+    """Returns the offset after the lines in the tenth of a second that begins at ``at``.
+
+    Timestamps must not decrease.
+    """
     tenth, end = data[at : at + _TENTH_LENGTH], len(data)
     low, high = at, end
     while True:

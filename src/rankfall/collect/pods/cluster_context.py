@@ -270,7 +270,7 @@ class ContextCollector:
         )
 
     def _settle(self) -> None:
-        """Stores Events of objects that became known, and nodes that a pod moved to."""
+        """Stores Events of objects that became known, and watches nodes that a pod moved to."""
         pods = {pod.uid for pod in self._pods()} if self._strange else set()
         for uid, fact in tuple(self._strange.items()):
             if fact.about in pods:

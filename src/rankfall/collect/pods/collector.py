@@ -313,7 +313,7 @@ class PodCollector:
 
     @property
     def done(self) -> bool:
-        """True if it ended by itself; only with ``once``."""
+        """True if the thread ended by itself; only with ``once``."""
         return self._thread.ident is not None and not self._thread.is_alive()
 
     @property

@@ -88,7 +88,7 @@ class RecordIntake:
         """Stores one line without timestamp; False if it is no record of this slot.
 
         Raises:
-            OSError: It could not be written.
+            OSError: The record could not be written.
         """
         record = self._decode(line) if line.startswith(self._head) and len(line) <= MAX_LINE else None
         if record is None or self._taken >= MAX_RECORDS:
@@ -120,7 +120,7 @@ class RecordIntake:
         """Stores a termination message's records and returns their number.
 
         Raises:
-            OSError: One could not be written.
+            OSError: A record could not be written.
         """
         found = [record for line in text.encode().split(b"\n") if (record := self._read(line)) is not None]
         found = [record for record in found if record.kind in _LAST_WORDS][: len(_LAST_WORDS)]
@@ -158,10 +158,10 @@ class RecordIntake:
         )
 
     def keep(self, record: Record, at: int | None) -> None:
-        """Writes a record of this slot as a file, once; ``at`` is by the clock of its times.
+        """Writes a record of this slot as a file, once; ``at``: its timestamp, for its clock's offset, or None.
 
         Raises:
-            OSError: It could not be written.
+            OSError: The record could not be written.
         """
         path = self._folder / f"{record.kind}-a{self._attempt}-{self._role}-{self._slot}-{record.id}.json"
         if path.exists():
@@ -212,7 +212,7 @@ class Instances:
         """Returns the log of an instance; creates its folder if missing.
 
         Raises:
-            OSError: It cannot be created or read.
+            OSError: The folder cannot be created or read.
         """
         key = (slot, uid, number)
         held = self._open.get(key)
@@ -246,7 +246,7 @@ class Instances:
         """Stores the facts that a foreign pod's manifest proves about one instance and all its lines.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The rank map cannot be written.
         """
         if not self._foreign:
             return
@@ -266,7 +266,7 @@ class Instances:
         """Stores a container's termination message; its log may be open.
 
         Raises:
-            OSError: One could not be written.
+            OSError: A record could not be written.
         """
         folder = self._folder(slot, Identity(uid=uid, number=number))
         log = self._open.get((slot, uid, number))
@@ -282,7 +282,8 @@ class Instances:
     def settle(self, slot: int, *, uid: str, number: int, changed: bool = False) -> bool | None:
         """Compares an open log with the wrapper's counts, and records missing lines.
 
-        Returns True if all is stored; None if unknown or reported before. With ``changed`` only lines are compared.
+        Returns True if all is stored; None if the counts are unknown or were compared before. With ``changed`` (the
+        source changes bytes) only lines are compared, and again.
 
         Raises:
             OSError: A stream or record is not accessible.
@@ -350,7 +351,7 @@ class Instances:
         """Returns the stream folder of an instance, created if missing.
 
         Raises:
-            OSError: It cannot be created or read.
+            OSError: The folder cannot be created or read.
         """
         return self._folder(slot, Identity(uid=uid, number=number))
 
@@ -389,7 +390,7 @@ def write_progress(folder: Path, record: Record) -> None:
     """Stores the newest step of a rank's process in the place of a local hook's file.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The step cannot be written.
     """
     if record.ordinal is None:
         return

@@ -65,7 +65,7 @@ _NS: Final = 1_000_000_000
 
 
 class Standing(NamedTuple):
-    """Whole lines, checksum of a stored unfinished line, unstored remainder."""
+    """Read position: number of whole lines, checksum of a partly stored line, bytes not yet stored."""
 
     lines: int
     part: int
@@ -160,10 +160,10 @@ class InstanceLog:
         return stamp is not None and last is not None and stamp < last
 
     def finish(self) -> Complaint | None:
-        """Stores a last line without newline; returns the kubelet's message in its place.
+        """Stores a last line without newline; returns the kubelet's message in its place, or None.
 
         Raises:
-            OSError: It could not be stored.
+            OSError: The line could not be stored.
         """
         found = self.complaint()
         if found is None and (self._rest or self._part is not None):
@@ -172,7 +172,7 @@ class InstanceLog:
         return found
 
     def complaint(self) -> Complaint | None:
-        """Removes and returns the kubelet's message at the end of this stream."""
+        """Removes and returns the kubelet's message at the end of this stream; None without one."""
         found = complaint(self._rest) if self._part is None else None
         if found is not None:
             self._rest = b""
@@ -185,10 +185,10 @@ class InstanceLog:
     def leave(self) -> bool:
         """Closes the log for good.
 
-        Returns True if all of it is stored: the stream ended, or the wrapper wrote its last record.
+        Returns True if the whole log is stored: the stream ended, or the wrapper wrote its last record.
 
         Raises:
-            OSError: It could not be stored.
+            OSError: Lines could not be stored.
         """
         if self._part is not None or (not self.cursor.expecting and self._stamps.split(self._rest)[0] is not None):
             self.finish()
@@ -314,7 +314,10 @@ class InstanceLog:
         return fresh and len(lines) > 1 and expects(lines[1]) and not expects(lines[0])
 
     def _store_part(self, data: bytes) -> None:
-        """Its end commits the line; until then it may arrive again."""
+        """Stores a piece of an unfinished line.
+
+        Only the line's end commits it; until then the line may arrive again.
+        """
         if self._part is None:
             stamp, start = self._stamps.split(data)
             route = self.routes.of(data, start, stamp) or (SLOT_STREAM, start)

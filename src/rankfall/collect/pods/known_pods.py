@@ -22,7 +22,7 @@ _CLOSED: Final[dict[LogState, End]] = {"complete": "complete", "lost": "lost"}
 
 
 class FollowedInstance:
-    """One container instance: its tailer, and how that ended."""
+    """One container instance: its tailer, and the tailer's result."""
 
     __slots__ = ("end", "tailer", "task")
 
@@ -83,7 +83,7 @@ def instances_of(fact: PodFact) -> tuple[int, ...]:
 
 
 def missed(fact: PodFact, known: Collection[int]) -> tuple[int, ...]:
-    """Returns instances that ended unobserved, in order; their logs are hardly available."""
+    """Returns instances outside ``known`` that ended unobserved, in order; their logs are rarely available."""
     if fact.main is None:
         return ()
     restarts = fact.last.restarts if fact.last is not None else None
@@ -124,7 +124,7 @@ class KnownPods:
         return [pod.fact for pod in self.by_uid.values()]
 
     def there(self) -> set[str]:
-        """Returns the UIDs of pods that existed at the last observation."""
+        """Returns the UIDs of pods that existed when last observed."""
         return {uid for uid, pod in self.by_uid.items() if not pod.fact.gone}
 
     def take(self, fact: PodFact) -> Followed:
@@ -152,7 +152,7 @@ class KnownPods:
         """Writes pods that failed before. Returns True if there were any.
 
         Raises:
-            OSError: They still cannot be written.
+            OSError: The pods still cannot be written.
         """
         left = tuple(self._unwritten)
         for uid in left:

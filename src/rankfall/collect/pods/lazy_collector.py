@@ -106,7 +106,7 @@ class LazyCollector:
 
     @property
     def done(self) -> bool:
-        """True if nothing is watched: it has read the current state, or there are no pods."""
+        """True if nothing is watched: the current state is read (``once``), or the run has no pods."""
         return self._collector is None or self._collector.done
 
     @property
@@ -125,7 +125,7 @@ class LazyCollector:
             yield self._troubles.popleft()
 
     def stop(self) -> None:
-        """Stops it; may be called again."""
+        """Stops the collector; may be called again."""
         if self._collector is not None:
             self._collector.stop()
             self._collector = None

@@ -51,7 +51,7 @@ def stamp_text(ns: int, *, east_s: int = 0) -> str:
 
 
 def _slow(line: bytes) -> tuple[int | None, int]:
-    """Parses any other fraction and zone that RFC 3339 allows."""
+    """Parses any other fraction and zone that RFC 3339 allows; result as of ``split``."""
     blank = line.find(b" ", 0, _LONGEST + 1)
     text = line[:blank] if blank > 0 else line if len(line) <= _LONGEST else b""
     if len(text) <= _DATE_LENGTH or not text.isascii():
@@ -70,7 +70,7 @@ def _slow(line: bytes) -> tuple[int | None, int]:
 
 
 def _zone(text: bytes) -> tuple[int, int] | None:
-    """Returns seconds east of UTC, and the length of the zone in bytes."""
+    """Returns seconds east of UTC, and the length of the zone in bytes; None if there is none."""
     if text.endswith(b"Z"):
         return 0, 1
     tail = text[-6:]

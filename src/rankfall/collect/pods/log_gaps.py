@@ -110,7 +110,7 @@ class Short(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Streams that lack data; True if all equal the printed data."""
+    """Streams that lack data; ``whole`` is True if all streams equal the printed data."""
 
     short: tuple[Short, ...]
     whole: bool
@@ -124,7 +124,7 @@ def compare(
 ) -> Outcome:
     """Compares printed and stored (lines, bytes) by stream.
 
-    ``returns`` counts carriage returns; None skips bytes, because their source changes them.
+    ``returns`` counts carriage returns; None compares no bytes, because the source of the log changes them.
     """
     if SUM in printed:
         held = {SUM: (sum(lines for lines, _ in held.values()), sum(size for _, size in held.values()))}
@@ -154,7 +154,7 @@ def write_down(
     """Writes the gap records of a comparison and removes outdated ones; idempotent.
 
     Raises:
-        OSError: One could not be written.
+        OSError: A record could not be written.
     """
     said = {f"{head}{(record := record_of(short)).id}.json": record for short in outcome.short}
     for path, record in _gaps(folder, head, uid=uid, number=number):
@@ -169,7 +169,7 @@ def write_down(
 
 
 def clean(printed: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]] | None:
-    """Returns a wrapper's counts; None if they are invalid."""
+    """Returns the wrapper's counts unchanged; None if they are invalid."""
     good = len(printed) <= _MAX_STREAMS and all(
         min(counts) >= 0 and _STREAM.fullmatch(stream) for stream, counts in printed.items()
     )

@@ -92,7 +92,7 @@ DENIED_S: Final = 20.0
 class LogTailer:
     """Tails the log of one instance; call ``look`` after a possible state change.
 
-    ``past``: much existing content is read before following.
+    ``past``: the log has much content, which is read before following.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class LogTailer:
 
     @property
     def tried(self) -> bool:
-        """True if the log was opened, or some time after the request. Thread-safe.
+        """True if the log was opened, or a few seconds after the request. Thread-safe.
 
         A kubelet sends nothing for an empty log.
         """
@@ -155,10 +155,10 @@ class LogTailer:
         self._limit()
 
     async def run(self) -> End:
-        """Tails the log to its end; ``lost`` if that is not available.
+        """Tails the log to its end; returns ``lost`` if a part of the log is not available.
 
         Raises:
-            OSError: It could not be stored.
+            OSError: Lines could not be stored.
         """
         if self._log.cursor.closed is not None:
             return "lost" if self._log.cursor.closed == "lost" else "complete"
@@ -182,7 +182,7 @@ class LogTailer:
         """Reads the log's current content; None if the container may print more.
 
         Raises:
-            OSError: It could not be stored.
+            OSError: Lines could not be stored.
         """
         self._following = False
         for _ in range(_TAKES):
@@ -201,7 +201,7 @@ class LogTailer:
     # -- one stream
 
     async def _tried(self, state: State) -> bool:
-        """Reads one stream to its end and reports its errors."""
+        """Reads one stream and reports errors; True if the stream was read to its end."""
         began, before = _clock(), self._log.standing()
         self._first = self._first or time.monotonic()
         self._in_order = False

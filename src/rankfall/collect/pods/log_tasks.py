@@ -78,7 +78,7 @@ class LogTasks:
         return all(log.tried for pod in tuple(self._pods.by_uid.values()) for log in tuple(pod.logs.values()))
 
     def storing(self) -> bool:
-        """True if all logs that could not be stored continue."""
+        """True if every log with a failed write has stored new lines since."""
         for key, (stored, lines) in list(self._unstored.items()):
             if stored is not None and stored.cursor.lines > lines:
                 del self._unstored[key]

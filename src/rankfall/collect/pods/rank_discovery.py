@@ -61,9 +61,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         pid, ticks: Identify the process in its container.
-        started: Start by the node's clock, nanoseconds, within a second.
+        started: Start by the node's clock in nanoseconds, exact to a second.
         role: Name of its role, or None.
-        marked: True if torchrun prefixes its lines; None while starting.
+        marked: True if torchrun prefixes the rank's lines; None while the rank starts.
     """
 
     rank: int
@@ -76,7 +76,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Process(msgspec.Struct, kw_only=True):
-    """One process with any of the variables, as in the answer."""
+    """One process with any of the variables, as the probe reports it."""
 
     parent: int = 0
     ticks: int = 0
@@ -183,7 +183,7 @@ class RankProber:
         """Probes once and stores the result. Returns True if another probe could prove no more.
 
         Raises:
-            OSError: It could not be written.
+            OSError: The rank map could not be written.
         """
         # Bytes stored by now precede the probe.
         sizes = dict(log.cursor.sizes)
@@ -228,7 +228,7 @@ def _settle(rank_map: RankMap, *, log: InstanceLog, folder: Path) -> None:
 
 
 def update_rank_map(rank_map: RankMap, seen: Mapping[int, Seen], *, sizes: Mapping[str, int], folder: Path) -> RankMap:
-    """Returns the proofs after one more probe; ``sizes`` were stored before it."""
+    """Returns the proofs after one more probe; ``sizes``: bytes by stream file, stored before the probe."""
     now = {local: (one.pid, one.ticks) for local, one in seen.items()}
     base = rank_map.base
     # The round continues if ranks only ended.

@@ -58,7 +58,7 @@ class Run:
 class Overlap:
     """The last lines of a log, in order.
 
-    ``forgotten`` and ``top`` are the newest forgotten and the newest second, or None.
+    ``forgotten`` is the second of the newest forgotten line, ``top`` the newest second of all; None without lines.
     """
 
     # Objects with an open file.
@@ -102,7 +102,7 @@ class Overlap:
         """Stores a chunk in its file and remembers it.
 
         Raises:
-            OSError: It was not completely written.
+            OSError: The chunk was not completely written.
         """
         if self._offset >= SEGMENT:
             self.close()

@@ -36,7 +36,7 @@ _NS: Final = 1_000_000_000
 
 
 class Cursor:
-    """Cursor of one instance; its streams are cut to the last commit.
+    """Position in one instance's log; opening cuts the streams to the last commit.
 
     ``closed`` is None while lines may follow; ``lost_track`` means that later lines may be missing.
 
@@ -80,7 +80,7 @@ class Cursor:
 
     @property
     def _stuck(self) -> int:
-        """Number of streams that ended inside known lines, less those with new lines."""
+        """Returns how often a reopened log ended before a new line, less reopenings with new lines."""
         if self.expecting:
             return self._fruitless + 1
         return max(0, self._fruitless - 1) if self.lines > self._before else self._fruitless
@@ -154,7 +154,7 @@ class Cursor:
         """Remembers a chunk of whole lines; ``second`` is that of its last line.
 
         Raises:
-            OSError: It could not be stored.
+            OSError: The chunk could not be stored.
         """
         self._unwritten.append(self._overlap.store(data, lines=lines, high=high, low=low))
         self._second = second

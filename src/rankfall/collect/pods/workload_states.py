@@ -35,7 +35,7 @@ async def sets_of_jobs(kube: Kube, name: str, *, namespace: str) -> dict[str, st
     """Returns the owning JobSet's UID by Job UID.
 
     Raises:
-        KubeError: They cannot be listed.
+        KubeError: The Jobs cannot be listed.
     """
     found = await kube.list(JOBS, namespace=namespace, labels=f"{JOBSET_NAME}={name}")
     return {uid: owner for item in found.items if (uid := _uid(item)) and (owner := _owner(item))}
@@ -132,7 +132,7 @@ class WorkloadStates:
             )
 
     def listed(self, resource: Resource, *, refused: bool = False) -> None:
-        """Marks objects of earlier sessions as vanished after a complete list; ``refused`` proves nothing."""
+        """Marks objects of earlier sessions as vanished, after a complete list; with ``refused`` none."""
         if resource not in self._resources:
             return
         for uid, fact in () if refused else tuple(self._facts.items()):
@@ -176,7 +176,7 @@ class WorkloadStates:
         self._sets[job] = owner
 
     def _is_of(self, gang: str, meta: Mapping[str, Any]) -> bool:
-        """True if a pod whose Job vanished unobserved was of this gang: the next gang was created later."""
+        """True if a pod of a vanished Job was created before the gang after ``gang``, so belongs to ``gang``."""
         known = list(self._facts)
         later = [self._facts[uid] for uid in known[known.index(gang) + 1 :]] if gang in known else []
         after = next((one.created for one in later if one.kind == JOBSETS.kind and one.created), None)
@@ -187,7 +187,7 @@ class WorkloadStates:
         """Writes facts that failed before. Returns True if there were any.
 
         Raises:
-            OSError: They still cannot be written.
+            OSError: The facts still cannot be written.
         """
         left = tuple(self._unwritten)
         for uid in left:

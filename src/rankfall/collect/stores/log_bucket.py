@@ -61,9 +61,9 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartsCopy:
-    """Copies one bucket folder into an instance's folder; ``at`` names the next part.
+    """Copies one bucket folder into an instance's folder.
 
-    ``complete``: every stream has the recorded length.
+    ``at``: number of copied bytes, which names the next part. ``complete``: every stream has the recorded length.
     """
 
     def __init__(self, store: Callable[[], S3Store], name: str, target: Path, *, at: int = 0) -> None:
@@ -78,7 +78,7 @@ class PartsCopy:
         """Copies new data and returns its bytes; 0 if none remains.
 
         Raises:
-            OSError: It cannot be read or stored.
+            OSError: New data cannot be read or stored.
         """
         copied = 0
         for _ in range(0 if self.complete else _AT_ONCE):
@@ -118,12 +118,12 @@ class PartsCopy:
         try:
             head = decoding.decode(part[: max(cut, 0)], kind=_Head)
         except msgspec.DecodeError:
-            raise self._wrong("has a form that no recorder writes") from None
+            raise self._wrong("does not have the format of a part that Rankfall wrote") from None
         data = part[cut + 1 :]
         sizes = [size for _, _, size, _ in head.pieces]
         fits = 0 < len(sizes) <= MAX_PIECES and min(sizes) > 0 and sum(sizes) == len(data)
         if not fits or not all(_STREAM.fullmatch(stream) for stream, *_ in head.pieces):
-            raise self._wrong("has a form that no recorder writes")
+            raise self._wrong("does not have the format of a part that Rankfall wrote")
         return head, data
 
     def _append(self, stream: str, pieces: list[tuple[int, int, bytes]]) -> int:
@@ -180,7 +180,7 @@ class Bucket:
 
     @property
     def visible(self) -> bool:
-        """True if it can be read; errors appear then."""
+        """True; whether the bucket is readable appears only at the first copy."""
         return has_reader()
 
     def _open(self) -> S3Store:

@@ -61,7 +61,7 @@ class StoreCopy:
         """Copies new data and returns its bytes.
 
         Raises:
-            OSError: It cannot be read or stored.
+            OSError: New data cannot be read or stored.
         """
         source = self._source()
         if source is None or self.complete:
@@ -167,7 +167,7 @@ class Volume:
 
     @property
     def visible(self) -> bool:
-        """True if it exists."""
+        """True if the folder exists on this machine."""
         return self._root.is_dir()
 
     def copy(self, name: str, target: Path, *, at: int) -> StoreCopy:  # noqa: ARG002 - as of a bucket
@@ -193,14 +193,17 @@ def source_of(spec: JobSpec) -> Source | None:
 
 
 def how_to_see(spec: JobSpec) -> str:
-    """Returns a hint that makes an invisible store visible."""
+    """Returns a hint how to make a store readable that this machine cannot see."""
     if (spec.kubernetes.log_store or "").startswith("s3://"):
         return "install rankfall[obstore]"
-    return f"mount the volume and set {AT}=DIR, or run this where it is mounted"
+    return f"mount the volume and set {AT}=DIR, or run the command on a machine that mounts it"
 
 
 class StoreCopies:
-    """All copies of one attempt; ``source`` is None if the store is not visible."""
+    """The local copies of one attempt's log files from its log store.
+
+    ``source`` reads the store; None if this machine cannot see the store.
+    """
 
     def __init__(self, logs: Path, source: Source | None) -> None:
         self.visible = source is not None and source.visible
@@ -223,7 +226,7 @@ class StoreCopies:
         """Records the store folder with an instance's rank lines, as its record names it.
 
         Raises:
-            OSError: That cannot be written.
+            OSError: The folder's name cannot be stored.
         """
         if target in self._copies or target in self._unseen or not is_store_folder_name(name):
             return
@@ -241,7 +244,7 @@ class StoreCopies:
         self._kept[target] = mark.at
 
     def of(self, target: Path) -> Copy | None:
-        """Returns the copy into this folder; None if its lines are in no visible store."""
+        """Returns the copy into the folder ``target``; None if its lines are in no visible store."""
         return self._copies.get(target)
 
     def unseen(self, target: Path) -> bool:
@@ -252,7 +255,7 @@ class StoreCopies:
         """Copies new data of one folder, stores the position, and returns the bytes.
 
         Raises:
-            OSError: It cannot be copied.
+            OSError: New data cannot be copied.
         """
         try:
             return copy.poll()
@@ -265,7 +268,7 @@ class StoreCopies:
 
     @property
     def open(self) -> list[Copy]:
-        """Incomplete copies."""
+        """Copies that are not complete yet."""
         return [copy for copy in self._copies.values() if not copy.complete]
 
 
@@ -315,7 +318,7 @@ class StoreWatch:
                 await asyncio.sleep(max(POLL_INTERVAL_S, source.rest * (time.monotonic() - began)))
 
     async def _look(self, copy: Copy, pool: ThreadPoolExecutor) -> bool:
-        """Copies new data of one folder. Returns False if it is not available."""
+        """Copies new data of one folder. Returns False if the folder is not available."""
 
         def look() -> tuple[float, int]:
             return time.monotonic(), self.copies.poll_one(copy)
@@ -334,7 +337,7 @@ class StoreWatch:
         return True
 
     async def ended(self, folder: Path) -> bool:
-        """Waits for the copy of an ended container's instance. Returns False if it is incomplete."""
+        """Waits for the copy of an ended container's instance. Returns False if the copy is incomplete."""
         if self.copies.unseen(folder):
             self._troubles.say(
                 "log store",

@@ -127,9 +127,9 @@ class RecordStore:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Texts about data that is not available."""
+        """Messages about records in the store that could not be read."""
         count, first = self._strange
-        strange = f"{count} in {self._url} without the name of a record were not read; the first is {first}"
+        strange = f"{count} objects in {self._url} without the name of a record were not read; the first is {first}"
         return (*self._named, *([strange] if count else ()), *([self._stopped] if self._stopped else ()))
 
     def fetch(self) -> None:

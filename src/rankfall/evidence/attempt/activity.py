@@ -27,7 +27,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         at: Nanoseconds since the epoch (by the file's time).
-        cpu_s: Process's CPU seconds, if reported; ``cpu_at`` is its clock's time.
+        cpu_s: CPU seconds of the process, if reported; ``cpu_at`` is when they were measured, by the process's clock.
     """
 
     ordinal: int
@@ -87,7 +87,7 @@ def _steps(folder: str) -> Iterator[Step]:
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """Returns a process's CPU seconds with all threads; None if it ended."""
+    """Returns a process's CPU seconds with all threads; None if the process ended."""
     try:
         data = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -112,7 +112,7 @@ _NS: Final = 1_000_000_000
 class Life:
     """Activity of one attempt; times are nanoseconds since the epoch.
 
-    ``here``: CPU time is in this machine's /proc, else it comes with steps.
+    ``here``: the ranks run on this machine, so their CPU time is in /proc; else it comes with their steps.
     """
 
     def __init__(self, *, here: bool = True) -> None:
@@ -131,7 +131,7 @@ class Life:
         return max(self._seen, self._busy_at)
 
     def saw(self, at: int) -> None:
-        """Records one activity."""
+        """Records one activity at this time."""
         self._seen = max(self._seen, at)
 
     def look(self, facts: Facts, slot_dirs: Iterable[Path], now: int) -> None:

@@ -69,7 +69,11 @@ def make_case(
 ) -> Case:
     """Returns the current case of an attempt.
 
-    ``denied``: a worker reported a failure despite its exit code. ``only``: the slot that failed alone.
+    ``missing``: messages about missing evidence. ``kernel_note``: why the kernel log was unreadable, or None.
+    ``denied``: a
+    worker reported a failure despite its exit code. ``cancelled``: text about the cancel, or None. ``hung``: no
+    activity for
+    the configured time. ``only``: the slot that failed alone, or None.
     """
     slots = tuple(facts.slots[n] for n in sorted(facts.slots) if only is None or n == only)
     ranks = tuple(sheet for sheet in facts.ranks() if only is None or sheet.slot == only)

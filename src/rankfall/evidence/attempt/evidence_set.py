@@ -43,9 +43,9 @@ def foreign_kills(facts: Facts) -> dict[int, RankFacts]:
 
 
 def oom_evidence(facts: Facts, known: Iterable[Evidence], *, attempt: int) -> list[Evidence]:
-    """Returns evidence of the slot's OOM counter, at ranks that died of a SIGKILL or lost a child to one.
+    """Returns evidence from risen OOM counters of slots, at ranks that died of a SIGKILL or lost a child to one.
 
-    A lost child counts only if no rank died itself. If only the ranks' parent was killed, the slot gets it.
+    A lost child counts only if no rank died itself. If only the ranks' parent was killed, the slot gets the evidence.
     """
     found = []
     counted = [slot for slot in facts.slots.values() if slot.oom_kills]
@@ -133,7 +133,7 @@ class LateEvidence:
 
     @property
     def denied(self) -> bool:
-        """True if a worker left an error file, and so failed regardless of its exit code."""
+        """True if a worker of this attempt left an error file: the attempt failed, even if all exit codes are 0."""
         return self._left.any
 
     def again(self) -> None:
@@ -141,7 +141,7 @@ class LateEvidence:
         self._kernel_done = False
 
     def confirm(self, facts: Facts, folders: Mapping[int, Path], budget: Budget) -> tuple[list[Evidence], list[str]]:
-        """Returns kernel lines about killed ranks (once), flight-recorder dumps, and messages about problems."""
+        """Returns kernel lines about killed ranks (once), flight-recorder evidence, and messages about problems."""
         found: list[Evidence] = []
         killed = foreign_kills(facts) if self._here else {}
         if killed and not self._kernel_done:
@@ -201,9 +201,9 @@ class LateEvidence:
 
 
 class Signals:
-    """Records of outside signals, evaluated again each time: later facts may explain them.
+    """Records of signals to slots' wrappers, evaluated again each time: later facts may explain them.
 
-    ``stop`` is None on this machine, where the wrapper knows senders.
+    ``stop`` is the time of Rankfall's own stop; None on this machine, where the wrapper knows the senders.
     """
 
     def __init__(self, stop: StopMark | None) -> None:
@@ -219,7 +219,7 @@ class Signals:
         self._found = [item for item in self._found if item.record.slot != slot]
 
     def weigh(self, facts: Facts) -> tuple[list[Evidence], list[Evidence]]:
-        """Returns evidence of other senders' signals, and evidence of Rankfall's signals that resembles it."""
+        """Returns evidence of other senders' signals, and of signals after Rankfall's stop, so Rankfall's."""
         theirs: list[Evidence] = []
         ours: list[Evidence] = []
         for item in self._found:
@@ -239,7 +239,7 @@ class Signals:
 class EvidenceSet:
     """Evidence of one attempt.
 
-    ``unattended``: Kubernetes alone stops slots.
+    ``unattended``: no supervisor stops slots, only Kubernetes.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class EvidenceSet:
         return tuple(sorted(key for key, piece in self._by_id.items() if piece.slot == slot))
 
     def importing(self) -> dict[tuple[int | None, int | None], str]:
-        """Returns ranks inside an import: stack identity by slot and pid."""
+        """Returns the ranks whose main thread is inside an import: a digest of the stack by (slot, pid)."""
         found: dict[tuple[int | None, int | None], str] = self._guard.read(
             lambda: imports(item.record for item in self._stacks),
             otherwise={},

@@ -1,6 +1,6 @@
 """Observes one attempt from its run directory, live or afterwards; read-only.
 
-It can be rebuilt without loss or duplicates. A local slot without end is lost if its wrapper's lock is free.
+An observer can be rebuilt without loss or duplicates. A local slot without end is lost if its wrapper's lock is free.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def unrecorded_end(folder: Path, *, run: str, attempt: int) -> Found | None:
-    """Returns the end in a slot's folder; None without one of this attempt."""
+    """Returns the end record in a slot's folder that is missing among the records; None without one of this attempt."""
     try:
         end = read_end(folder)
     except ValueError:
@@ -66,9 +66,9 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         failures: New failure evidence, and failed ends.
         changed: Anything that a verdict could depend on.
-        bytes: Bytes of streams.
-        new_streams: A viewer waits for their ranks.
-        behind: Some data remained unread.
+        bytes: Number of bytes read from streams.
+        new_streams: True if streams appeared; a viewer waits for their ranks.
+        behind: True if some data remained unread.
     """
 
     records: tuple[Record, ...] = ()
@@ -83,8 +83,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 class AttemptObserver:
     """Observer of one attempt.
 
-    ``launcher`` None = no plan. ``spare_listing``: list no records of a single-rank job until a problem.
-    ``starts``: observed start of each slot that restarts alone.
+    ``launcher`` None = the plan is unknown. ``spare_listing``: list no records of a single-rank job until a problem.
+    ``starts``: observed start number by slot, for slots that restart alone.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class AttemptObserver:
         return self._evidence_set.of_slot(slot)
 
     def importing(self) -> dict[tuple[int | None, int | None], str]:
-        """Returns ranks inside an import: stack identity by slot and pid."""
+        """Returns the ranks whose main thread is inside an import: a digest of the stack by (slot, pid)."""
         return self._evidence_set.importing()
 
     def forget_stacks(self) -> None:
@@ -242,7 +242,7 @@ class AttemptObserver:
         return tuple(map(clocks.retimed, own)) if clocks.off() else own
 
     def waits(self) -> str | None:
-        """Returns the platform's reason why slots do not start; None if absent."""
+        """Returns the platform's reason why slots do not start; None if there is none."""
         platform = self._platform
         nothing: str | None = None
         return (
@@ -252,7 +252,7 @@ class AttemptObserver:
         )
 
     def streams(self) -> tuple[StreamRow, ...]:
-        """Returns the rank of all bytes; unknown = None."""
+        """Returns rows that assign every byte of every stream to a rank; None if the rank is unknown."""
         return self._streams.rows(self._facts)
 
     @property

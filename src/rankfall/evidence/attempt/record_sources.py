@@ -47,7 +47,7 @@ def stands_alone(spec: JobSpec, launcher: SlotLauncher | None) -> bool:
 class SingleRankSlot:
     """Reads the slot and rank of a single-rank job from the slot directory alone.
 
-    ``place`` has record fields; ``patience`` in seconds.
+    ``place``: fields common to the records; ``patience``: seconds that a launcher may take to exit after its rank.
 
     Attributes:
         succeeded: Slot and rank ended successfully.
@@ -68,7 +68,7 @@ class SingleRankSlot:
         self.over = False
 
     def poll(self) -> list[Found]:
-        """Returns new data as records; if ``over``, all records must be read from now on."""
+        """Returns new data as records; if ``over`` is set, the caller must read all records from now on."""
         if self.succeeded or self.over:
             return []
         found = []
@@ -92,7 +92,10 @@ class SingleRankSlot:
         return [*found, *self._good_end(end, self._start)]
 
     def _rank(self, *, final: bool) -> list[Found]:
-        """Returns the rank's start, again when a hook claims it; ValueError: the files do not suffice."""
+        """Returns the rank's start record, again when a hook claims the rank.
+
+        Raises ValueError if the files do not suffice.
+        """
         claims = self._dir / "claims"
         own, at = _numbers(claims / "o0"), _written(claims / "o0")
         if own is None or at is None:
@@ -245,7 +248,7 @@ class RecordSource:
         self._single = None
 
     def read_skipped_records(self) -> list[Found]:
-        """Returns the unread records of a single-rank job, unless it succeeded."""
+        """Returns the unread records of a single-rank job, unless the job succeeded."""
         if self.settled:
             return []
         self._single = None

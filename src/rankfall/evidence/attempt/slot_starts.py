@@ -35,7 +35,7 @@ class Starts:
             self.select_start(slot, number)
 
     def select_start(self, slot: int, number: int) -> None:
-        """Observes this start of a slot from now on."""
+        """Observes start ``number`` of the slot from now on."""
         self._numbers[slot] = number
         if self._pods is not None:
             self._pods.select_start(slot, number)
@@ -92,7 +92,7 @@ class Starts:
         return held
 
     def _when(self, slot: int, number: int | None) -> When:
-        """Compares a start number with the observed one; None = a pod unknown to the journal."""
+        """Returns past, observed or later for a start number; None = a pod unknown to the journal."""
         looked_at = self._numbers[slot]
         if number is None or number > looked_at:
             return "later"

@@ -40,7 +40,7 @@ class StreamDelta(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         output_at: Arrival of the newest byte; 0 = none.
-        behind: No time for some bytes.
+        behind: True if some bytes remained unread for lack of time.
     """
 
     evidence: tuple[Evidence, ...]
@@ -141,11 +141,11 @@ class SlotStreams:
         )
 
     def take_time(self) -> None:
-        """Gives each stream that is found from now on the reading time of an explanation."""
+        """Gives streams found from now on the long reading time of an explanation instead of a live poll's."""
         self._allowance = AFTERWARDS
 
     def shorten_grace(self) -> None:
-        """Bounds further reading, because no stream grows; last bytes are certain to be classified."""
+        """Bounds the time of all further reading, because no stream grows; the last bytes are always classified."""
         unread = sum(stream.tail.unread for stream in self._streams.values() if not stream.finished)
         seconds = END_S + unread / LIVE.rate
         # CPU time: ordinary text is read completely on a shared machine, too.
@@ -195,7 +195,7 @@ class SlotStreams:
         return [f"{name}: {problem}" for name, tail in tails for problem in (tail.problem, tail.flooded) if problem]
 
     def rows(self, facts: Facts) -> tuple[StreamRow, ...]:
-        """Returns the rank of all bytes; unknown = None."""
+        """Returns rows that assign every byte of every stream to a rank; None if the rank is unknown."""
         owners = _Owners(facts)
         return tuple(self._row(stream, owners.of(stream)) for stream in self._streams.values())
 
@@ -343,7 +343,7 @@ class _Owners:
         return self._by_ordinal.get((stream.slot, stream.ordinal)) if stream.ordinal is not None else None
 
     def ordinal(self, stream: _Stream) -> int | None:
-        """Returns the ordinal of the process that writes the stream."""
+        """Returns the ordinal of the process that writes the stream; None if unknown."""
         if stream.rank is None:
             return stream.ordinal
         held = self._by_rank.get((stream.slot, stream.rank))

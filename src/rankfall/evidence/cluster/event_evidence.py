@@ -101,7 +101,7 @@ def made_events(
 
 
 def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> list[Evidence]:
-    """Returns the evidence of creating objects: failed, suspended or being deleted.
+    """Returns the evidence of objects that create pods: failed, suspended or being deleted.
 
     ``ours``: Rankfall had begun to stop the attempt.
     """
@@ -156,7 +156,7 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
 
 
 def _killed_by_probe(said: Iterable[EventFact], pod: PodFact) -> EventFact | None:
-    """Returns the failed probe after which the kubelet stopped a container without a restart.
+    """Returns the failed probe after which the kubelet stopped a container without a restart, or None.
 
     Its message gives no reason, as for a deleted pod.
     """
@@ -212,7 +212,7 @@ def _of_pod(event: EventFact, row: Reason, pod: PodFact, *, attempt: int) -> Evi
 def _exited(
     event: EventFact, code: int, pod: PodFact | None, slots: Mapping[int, SlotFacts], *, attempt: int
 ) -> Evidence:
-    """Returns the exit code of a removed pod; counts only without other evidence."""
+    """Returns evidence of a removed pod's exit code, as its Event reports it; counts only without other evidence."""
     slot = pod.slot if pod is not None else None
     facts = slots.get(slot) if slot is not None else None
     known = facts is not None and (facts.exit_code is not None or facts.signal is not None)

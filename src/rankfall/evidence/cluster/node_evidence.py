@@ -49,7 +49,7 @@ _OOM: Final = frozenset({"host_oom", "node_oom"})
 
 
 class SlotFailure:
-    """A slot's failure on a node; ``failed``: another part of the job failed."""
+    """A slot's failure on a node; ``failed``: some part of the job failed."""
 
     def __init__(self, slot: SlotFacts, pod: PodFact, ranks: Iterable[RankFacts], *, failed: bool = False) -> None:
         self.slot = slot
@@ -64,14 +64,14 @@ class SlotFailure:
 
     @property
     def silent(self) -> bool:
-        """True if there is no real report of its end."""
+        """True if neither wrapper nor kubelet reported the slot's end."""
         main = self.pod.main
         made_up = main is not None and main.state == "terminated" and main.reason in _MADE_UP
         return self.slot.state == "lost" or (made_up and not self.slot.recorder)
 
     @property
     def unreported(self) -> bool:
-        """True if its container's end is unreported despite a failure."""
+        """True if the container still counts as running although the slot is lost or the job failed."""
         main = self.pod.main
         running = main is not None and main.state == "running" and self.slot.state in {"running", "lost"}
         return running and (self.slot.state == "lost" or self._failed)
@@ -113,7 +113,7 @@ def node_evidence(
 
 
 def unheard_evidence(fall: SlotFailure, *, attempt: int) -> Evidence | None:
-    """Returns the evidence, by the pod's conditions, that its node stopped reporting.
+    """Returns the evidence, by the pod's conditions, that its node stopped reporting, or None.
 
     This requires no permission to read nodes.
     """
@@ -146,7 +146,7 @@ def unheard_evidence(fall: SlotFailure, *, attempt: int) -> Evidence | None:
 
 
 def _silent_since(said: int) -> tuple[int, float]:
-    """Returns time and uncertainty in seconds of a node's last report."""
+    """Returns time and uncertainty in seconds of a node's last report, from the time when the silence was noticed."""
     return said - round(NOTICED_S / 2 * _NS), NOTICED_S / 2 + 1.0
 
 
@@ -308,7 +308,7 @@ def _of_event(
 
 
 def _near(times: Iterable[int], fall: int | None) -> int | None:
-    """Returns the time in the window that is nearest to the failure; None if absent."""
+    """Returns the time nearest to the failure; None if none is within the window."""
     if fall is None:
         return None
     inside = [at for at in times if fall - BEFORE_S * _NS <= at <= fall + AFTER_S * _NS]

@@ -55,7 +55,7 @@ class ContextView:
     ) -> list[Evidence]:
         """Returns all current evidence about this attempt.
 
-        ``before``: last snapshots before deletion requests, by UID. ``stopped``: by Rankfall.
+        ``before``: last snapshots of pods before deletion requests, by UID. ``stopped``: Rankfall stopped the attempt.
         """
         snapshots = list(self._file.newest.values())
         events = [fact for fact in snapshots if isinstance(fact, EventFact)]
@@ -89,7 +89,7 @@ class ContextView:
         ]
 
     def missing(self, pods: Collection[PodFact]) -> list[str]:
-        """Returns messages about missing evidence, and how to get it next time."""
+        """Returns messages about missing evidence, and advice how to get the evidence next time."""
         snapshots = list(self._file.newest.values())
         found = [fact.text for fact in snapshots if isinstance(fact, Unseen) and not fact.over]
         first = min((fact.seen_ns for fact in snapshots), default=None)
@@ -131,7 +131,7 @@ class PlatformView:
         return [*self.pods.problems, *self._cluster_context.problems]
 
     def poll(self, facts: Facts) -> tuple[bool, list[Evidence]]:
-        """Updates the slots' facts; returns whether there is new data, and evidence of ends."""
+        """Updates the slots' facts; returns True if there is new data, and evidence of ends."""
         clocks = facts.clocks
         for slot, delay in self._clocks.poll().items():
             clocks.came(slot, delay)
@@ -164,7 +164,7 @@ class PlatformView:
         )
 
     def waits(self, facts: Facts) -> str | None:
-        """Returns the platform's reason why slots do not start; None if absent."""
+        """Returns the platform's reason why slots do not start; None if there is none."""
         pieces = [*self.waiting(), *self.context_evidence(facts)]
         pieces = [piece for piece in pieces if piece.slug in _WAITS_FOR and piece.slot is not None]
         if not pieces:
@@ -175,7 +175,7 @@ class PlatformView:
         return f"slot {first.slot}{more} waits: {first.line}"[:_MAX_WORDS]
 
     def missing(self) -> list[str]:
-        """Returns messages about missing evidence, and how to get it next time."""
+        """Returns messages about missing evidence, and advice how to get the evidence next time."""
         return self._cluster_context.missing(self.pods.counting())
 
     def _prove(self, facts: Facts) -> None:

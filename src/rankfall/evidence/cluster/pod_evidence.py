@@ -65,7 +65,7 @@ class PodView:
 
     @property
     def stop(self) -> Stop | None:
-        """Mark of Rankfall's stop at the last poll."""
+        """Mark of Rankfall's stop as of the last poll; None without one."""
         return self._stop
 
     @property

@@ -73,7 +73,7 @@ def _by_place() -> dict[tuple[str, str], tuple[tuple[Bounded[str], Reason], ...]
 
 
 def row_of(where: Place, reason: str, message: str | None) -> Reason | None:
-    """Returns the row of a reason; None if absent."""
+    """Returns the row of a reason; None if the table has none."""
     table = _by_place()
     found = table.get((where, reason))
     if found is None:
@@ -122,7 +122,10 @@ def waiting_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
 
 
 def _of_pod(fact: PodFact, reason: str, *, attempt: int) -> Evidence | None:
-    """Returns the evidence of a reason; ``startTime`` dates a refused pod's only."""
+    """Returns the evidence of a pod's reason, or None.
+
+    The pod's ``startTime`` dates the evidence only if the node refused the pod.
+    """
     row = row_of("pod", reason, fact.message)
     never_ran = fact.phase == "Failed" and fact.last is None and (fact.main is None or fact.main.state == "waiting")
     if row is None and never_ran and (fact.message or "").startswith(_REJECTED):
@@ -133,7 +136,7 @@ def _of_pod(fact: PodFact, reason: str, *, attempt: int) -> Evidence | None:
 
 
 def _answered(piece: Evidence | None, fact: PodFact, *, at: int | None) -> Evidence | None:
-    """Returns evidence that a tainted pod's node is alive: it reported the end in time."""
+    """Returns evidence that a tainted node is alive: it reported the pod's end in time. None if it did not."""
     ended = stamp_ns(fact.main.finished) if fact.main is not None and fact.main.state == "terminated" else None
     if piece is None or piece.slug != "node_lost" or fact.main is None or ended is None or at is None:
         return None
@@ -152,9 +155,10 @@ def _answered(piece: Evidence | None, fact: PodFact, *, at: int | None) -> Evide
 
 
 def _weighed(piece: Evidence | None, end: ContainerFact) -> Evidence | None:
-    """Evaluates ``OOMKilled``: some process of the container was killed for memory at some time.
+    """Returns the evidence as is, as context, or None.
 
-    137 means the whole container; for another code the cgroup's counter decides; 143 is another sender's stop.
+    ``OOMKilled`` means that some process of the container was killed for memory at some time. Code 137 means the whole
+    container; for another code the cgroup's counter decides; 143 is another sender's stop.
     """
     if piece is None or end.reason != "OOMKilled" or end.exit_code == _KILLED:
         return piece
@@ -198,7 +202,7 @@ def _evidence(
 
 
 def _when(fact: PodFact, at: int | None, *, node: bool) -> tuple[int, float]:
-    """Returns time and uncertainty in seconds; without a time, between creation and sight."""
+    """Returns time and uncertainty in seconds; without ``at``, between the pod's creation and observation."""
     if at is not None:
         # A platform clock ahead cannot date it after its sight; node clocks are corrected elsewhere.
         return at if node else min(at, fact.seen_ns), 1.0

@@ -34,9 +34,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one explanation of files.
 
     Attributes:
-        files: Enough for 10,000 ranks with two streams.
-        size: Bytes after unpacking: more than ``seconds`` allow.
-        seconds: 10 GB of text take less on one core.
+        files: Number of files; enough for 10,000 ranks with two streams.
+        size: Bytes after unpacking, more than can be read in ``seconds``.
+        seconds: CPU or wall time; 10 GB of text take less on one core.
     """
 
     files: int = 20_000
@@ -56,10 +56,10 @@ class Share(msgspec.Struct, kw_only=True):
 
     Attributes:
         size: Maximum bytes.
-        head_until, until: Deadlines of beginning and whole, by ``clock``.
+        head_until, until: Deadlines for the beginning and for the whole log, by ``clock``.
         taken: Bytes read or unpacked.
         unread: Bytes unread because of ``why``.
-        endless: More bytes are unread, unknown number.
+        endless: True if more bytes are unread and their number is unknown.
     """
 
     size: int
@@ -72,7 +72,7 @@ class Share(msgspec.Struct, kw_only=True):
     why: str = "it is larger than the limit of one explanation"
 
     def late(self, *, head: bool = False) -> bool:
-        """True if its time is over."""
+        """True if the time for the log, or with ``head`` for its beginning, is over."""
         over = self.clock() >= (self.head_until if head else self.until)
         if over:
             self.why = "reading it takes longer than the limit of one explanation"
@@ -93,7 +93,7 @@ class Allowance:
 
     @property
     def spent(self) -> str | None:
-        """The reached limit, for users; None if none."""
+        """The limit that is reached, as text for users; None if none is."""
         if self._clock() >= self._until:
             return f"{self.limits.seconds:g} seconds"
         return f"{self.limits.size:,} bytes" if self._size <= 0 else None

@@ -89,8 +89,8 @@ class Source(msgspec.Struct, kw_only=True):
         reported: Last launcher report of each rank or process.
         prefixed: Ranks in line prefixes.
         ends: Prefix and line end of each failure, by ID.
-        survival: Speakers that continued after them.
-        stacks: Stacks at its end.
+        survival: Detects speakers that continued after a failure.
+        stacks: Stacks at the file's end, or None.
         workers: Number in the name of the worker that printed a finding, by ID.
         from_zero: The text names a worker 0: some programs count from 1.
         several: The text names other roles, or launchers of several ranks for each worker.
@@ -119,7 +119,7 @@ class Source(msgspec.Struct, kw_only=True):
         return self.workers.get(piece.id)
 
     def weighed(self, *, alone: bool) -> Iterator[Evidence]:
-        """Yields its evidence; a finding whose speaker continued is context.
+        """Yields the file's evidence; a finding whose speaker continued is context.
 
         ``alone``: the whole file is from one process.
         """
@@ -235,7 +235,7 @@ class TextReader:
                 )
 
     def _begin(self, at: int) -> None:
-        """Starts again at a byte; its line number is unknown."""
+        """Continues with a new scanner at a byte of the file; the number of its line is unknown."""
         self._flooded = self.flooded
         self._scanner = ChunkScanner(self._catalogue, survival=self._source.survival)
         self._source.survival.begin(at)

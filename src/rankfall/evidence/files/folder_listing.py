@@ -35,10 +35,10 @@ class Listed(NamedTuple):
     Attributes:
         path: Name for users; may contain the rank.
         root: Path from the user.
-        parts: Names below; empty for a named file.
-        size: Bytes at listing.
+        parts: Names of folders and file below ``root``; empty if the user named the file itself.
+        size: Bytes when listed.
         inode: Device and number, common to hard links.
-        pipe: A pipe, which only the user may name.
+        pipe: True for a pipe, which only the user may name.
     """
 
     path: Path
@@ -63,7 +63,7 @@ class LeftOut:
         self._files: dict[str, tuple[int, int]] = {}
 
     def add(self, text: str, *, unreadable: bool = False) -> None:
-        """Adds one message, unless it is a repetition."""
+        """Adds one message, unless it was added before."""
         if unreadable and self.unreadable is None:
             self.unreadable = text
         self._keep(text, self._texts, MAX_PROBLEMS)

@@ -95,7 +95,11 @@ class _Pile:
         return msgspec.structs.replace(case, evidence=(*case.evidence, *self._dumps.evidence()))
 
     def read(self, paths: Iterable[Path]) -> None:
-        """Reads all files that the limits allow."""
+        """Reads the files at ``paths``; what exceeds the limits of time, number and size becomes a problem of the case.
+
+        Raises:
+            UsageError: No file is readable.
+        """
         chosen = self._chosen(paths)
         for done, (number, file) in enumerate(chosen):
             if spent := self._allowance.spent:

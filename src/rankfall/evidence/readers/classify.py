@@ -26,9 +26,9 @@ _MOST: Final = 4096
 
 
 def own_process_holds_most(text: str) -> bool:
-    """True if the process that ran out holds at least as much as all others in total.
+    """True if the process that ran out of GPU memory holds at least as much as all others in total.
 
-    False if the message lacks its size.
+    False also if the message lacks its size.
     """
     own = others = 0.0
     for share in _SHARE.finditer(text[:_MOST]):

@@ -53,7 +53,7 @@ _MAX_SEQ: Final = 1 << 60
 class Calls(msgspec.Struct, frozen=True):
     """Collectives of one group recorded by one rank: number and kind of each, in order.
 
-    ``pending`` holds an incomplete one.
+    ``pending`` is True for each call that is incomplete.
     """
 
     seqs: array[int]
@@ -117,7 +117,7 @@ class Dumps:
 
     @property
     def left_out(self) -> list[str]:
-        """Message about the number of skipped dumps, if any."""
+        """Returns a message about the number of skipped dumps; empty without any."""
         if not self._left_out:
             return []
         text = (
@@ -222,7 +222,7 @@ class _Reader:
 def _number(value: Any) -> int:
     number = whole(value) if isinstance(value, str) else value if isinstance(value, int) else None
     if number is None or abs(number) >= _MAX_SEQ:
-        raise plain_pickle.NotPlain("a number is invalid, or has more than 60 bits")
+        raise plain_pickle.NotPlain("a number in the dump is invalid, or has more than 60 bits")
     return number
 
 
@@ -278,7 +278,7 @@ def _calls(group: str, dumps: list[Dump]) -> dict[int, tuple[str, str]]:
 
 
 def _mismatch(group: str, ranks: dict[int, list[Dump]], names: dict[int, str], attempt: int | None) -> list[Evidence]:
-    """Returns a group's first differing call; it names the minority, if any."""
+    """Returns evidence of the group's first call that differs between ranks, at the minority if there is one."""
     seq = _first_difference(group, ranks)
     if seq is None:
         return []
@@ -296,7 +296,7 @@ def _mismatch(group: str, ranks: dict[int, list[Dump]], names: dict[int, str], a
 
 
 def _first_difference(group: str, ranks: dict[int, list[Dump]]) -> int | None:
-    """Returns the number of the first call that all ranks of a group made and that differs."""
+    """Returns the number of the first call that all ranks of a group made and that differs; None if there is none."""
     each: Iterator[dict[int, tuple[str, str]]] = (_calls(group, own) for own in ranks.values())
     first = next(each)
     shared, differs = set(first), set[int]()

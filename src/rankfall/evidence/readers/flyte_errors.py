@@ -65,7 +65,7 @@ def number_of(value: int | bytes) -> int:
     """Returns ``value`` as a signed 64-bit number.
 
     Raises:
-        Malformed: It is a text or message.
+        Malformed: ``value`` is a text or message.
     """
     if isinstance(value, bytes):
         raise Malformed("a text is in the place of a number")
@@ -76,7 +76,7 @@ def bytes_of(value: int | bytes) -> bytes:
     """Returns ``value`` as the bytes of a text or message.
 
     Raises:
-        Malformed: It is a number.
+        Malformed: ``value`` is a number.
     """
     if isinstance(value, int):
         raise Malformed("a number is in the place of a text")
@@ -123,9 +123,9 @@ class ContainerError(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         code: Flyte's kind, as ``USER:ValueError``.
-        recoverable: The worker requests a retry.
+        recoverable: True if the worker requests a retry.
         origin: ``user``, ``system`` or ``unknown``.
-        at: Nanoseconds since the epoch; None for 1970.
+        at: Nanoseconds since the epoch; None if the file has 1970, so no time.
         worker: Name of the pod, or "".
     """
 
@@ -272,7 +272,7 @@ class FlyteErrorFiles:
 
     Attributes:
         problems: Messages about unused files.
-        any: The last search found a file of this attempt.
+        any: True if the last search found a file of this attempt.
     """
 
     def __init__(self, shared: Path, *, catalogue: Catalogue, attempt: int, guard: ReaderGuard | None = None) -> None:
@@ -293,7 +293,7 @@ class FlyteErrorFiles:
         known: Collection[Evidence],
         budget: Budget | None = None,
     ) -> list[Evidence]:
-        """Returns the evidence of slots without another cause; cached files cost no budget."""
+        """Returns the evidence for slots whose logs and records give no cause; cached files cost no budget."""
         self._budget = budget
         spoken = {e.slot for e in known if e.role == "primary" and e.source in {"log", "record"}}
         by_pod = {facts.pod: number for number, (facts, _) in slots.items() if facts.pod}

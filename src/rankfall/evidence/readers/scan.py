@@ -63,11 +63,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         start, end: Bytes of the decisive line.
         meaning: Classification.
         prefix: Prefix of the line.
-        explicit: A whole traceback.
+        explicit: True for a whole traceback.
         groups: Named parts: exit, signal, rank, local_rank, pid, ...
         kind: Key for counting.
-        last: Represents its kind after the first ones.
-        clean_up: Raised during an ending process's cleanup.
+        last: True if it represents its kind after the first ones.
+        clean_up: True if raised during an ending process's cleanup.
     """
 
     start: int
@@ -83,7 +83,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fails(self) -> bool:
-        """True if it reports a failure of its speaker or of another process."""
+        """True if the finding reports a failure, of its speaker or of another process."""
         return self.meaning.role != "context"
 
 
@@ -107,9 +107,9 @@ class _Line:
     """A line with a hit; its meaning is computed only on demand.
 
     Attributes:
-        kind: Key for counting; None if no finding.
+        kind: Key for counting; None if the line is no finding.
         slug: Cause of its finding.
-        launcher: A launcher wrote it.
+        launcher: True if a launcher wrote the line.
     """
 
     __slots__ = ("_finding", "_hit", "_hits", "_prefix", "_raw", "kind", "launcher", "slug")
@@ -171,10 +171,11 @@ def _line_meanings(catalogue: Catalogue) -> _LineMeanings:
 
 
 class _Event(msgspec.Struct):
-    """A finding, or ``count`` adjacent copies, each ``width`` bytes; ``known`` is the byte of recognition.
+    """A finding, or ``count`` adjacent copies of ``width`` bytes each.
 
     Attributes:
-        byte: Byte of the stream; the finding's own are relative.
+        known: Byte of the stream at which it was recognized.
+        byte: Offset in the stream; offsets inside the finding are relative.
         line: Line number from 1; 0 if not counted.
     """
 
@@ -193,7 +194,7 @@ class _Event(msgspec.Struct):
 
 
 class ChunkScanner:
-    """Scans a stream in chunks; findings do not depend on their bounds, except for lines longer than ``MAX_PARTIAL``.
+    """Scans a stream in chunks; findings do not depend on chunk borders, except for lines longer than ``MAX_PARTIAL``.
 
     ``survival`` learns which speakers continued.
 
@@ -319,7 +320,7 @@ class ChunkScanner:
     def _of_lines(
         self, data: bytes, spans: list[tuple[int, int, OpenTraceback]]
     ) -> tuple[list[_Event], list[tuple[_Event, OpenTraceback]], bool]:
-        """Returns findings of lines outside tracebacks, those that wait for a traceback's end, and a launcher flag."""
+        """Returns findings outside tracebacks, those that wait for a traceback, and True for a launcher's line."""
         found: list[_Event] = []
         waiting: list[tuple[_Event, OpenTraceback]] = []
         speaks, position, size, span = False, 0, len(data), 0
@@ -376,7 +377,7 @@ class ChunkScanner:
         return (count or 0) + here <= KEEP_FIRST and (count is not None or len(self._kinds) < MAX_KINDS)
 
     def _watch_for_flood(self, word: bytes, *, new: bool) -> None:
-        """Counts lines with a word but nothing new; launcher reports are exempt."""
+        """Counts lines that contain ``word`` but bring no new finding; launcher reports are exempt."""
         count = 0 if new else self._nothing_new.get(word, 0) + 1
         if word in self._nothing_new or len(self._nothing_new) < MAX_KINDS:
             self._nothing_new[word] = count

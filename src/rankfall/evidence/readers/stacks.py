@@ -63,7 +63,7 @@ def main_frames(text: str) -> list[Frame]:
 
 @lru_cache(maxsize=2048)
 def _known_frames(text: str) -> tuple[Frame, ...]:
-    """Caches the frames: each poll needs them again."""
+    """Returns the main thread's frames; cached, because each poll needs them again."""
     return tuple(_Stacks(text).main())
 
 
@@ -159,7 +159,7 @@ class NewestDump:
             self._line(line)
 
     def text(self) -> str | None:
-        """Returns the newest dump unless much output followed; call once, at the end."""
+        """Returns the newest dump, None if much output followed or there is none; call once, at the end."""
         self._line(self._rest)
         self._close()
         return self._kept.decode("utf-8", "replace") if self._kept and self._after <= _WENT_ON else None
@@ -217,10 +217,10 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Position of one rank's main thread.
 
     Attributes:
-        collective: Where it waits, or None.
+        collective: Collective in which the thread waits, or None.
         place: ``file:function:line`` of the user's innermost frame.
         top: ``file:function`` of the innermost frame.
-        importing: Inside an import, in no collective.
+        importing: True inside an import, if in no collective.
     """
 
     rank: int
@@ -255,7 +255,7 @@ def stand(rank: int, text: str) -> Standing | None:
 
 
 def imports(records: Iterable[Record]) -> dict[tuple[int | None, int | None], str]:
-    """Returns the processes inside an import, with their stack's identity for comparing polls."""
+    """Returns the processes inside an import, with a digest of their stack, to compare polls."""
     newest = {(record.slot, record.pid): record.stacks or "" for record in records}
     found = {key: stand(0, text) for key, text in newest.items()}
     return {
@@ -287,7 +287,10 @@ def stack_evidence(
 
 
 def compare_stacks(standings: dict[int, Standing]) -> list[tuple[Standing, str, EvidenceRole, str]]:
-    """Compares at least two stacks; differing ranks come first."""
+    """Compares the stacks of at least two ranks.
+
+    Returns position, cause, role and text of each rank; differing ranks come first.
+    """
     if len(standings) < 2:  # noqa: PLR2004 - one stack alone cannot differ
         return []
     odd, slug, words = _odd_ones(standings)

@@ -64,13 +64,13 @@ class PlacedReport(msgspec.Struct, frozen=True, kw_only=True):
 class StreamTail:
     """Reader of one stream; its index ends in ``.idx``, or is absent.
 
-    ``allowance`` is CPU time.
+    ``allowance`` limits the CPU time for costly text.
 
     Attributes:
-        offset: Bytes read.
-        behind: There are more.
-        problem: Why it is unreadable.
-        survival: Speakers that continued; ``worked_at`` is the newest work's arrival.
+        offset: Number of bytes read.
+        behind: True if more bytes are available.
+        problem: Reason why the stream is unreadable, or None.
+        survival: Detects speakers that continued; ``worked_at`` is the arrival of their newest work.
         time: CPU time used.
     """
 
@@ -107,9 +107,9 @@ class StreamTail:
     def poll(
         self, *, final: bool = False, limit: int = MAX_POLL, hurried: bool = False
     ) -> tuple[list[Placed], list[PlacedReport], int]:
-        """Returns findings, reports and number of the new bytes; ``behind`` if more.
+        """Returns findings, launcher reports and number of bytes of the new data; sets ``behind`` if more is available.
 
-        ``limit`` in bytes, whole chunks. ``hurried``: classify only the last bytes.
+        ``limit`` in bytes, rounded to whole chunks. ``hurried``: classify only the last bytes.
         """
         try:
             size = content_size(self.path)
@@ -157,7 +157,7 @@ class StreamTail:
             return 0
 
     def give_up(self) -> None:
-        """Skips all unread bytes; they are only stored."""
+        """Skips all unread bytes: they stay in the file but are not classified."""
         size = self.offset + self.unread
         self._gaps.add(self.offset, size)
         self.offset, self.behind = size, False
@@ -255,7 +255,7 @@ class Index:
         self._last: int | None = None
 
     def last_stamp(self) -> int | None:
-        """Returns the newest timestamp, nanoseconds since the epoch."""
+        """Returns the newest timestamp, nanoseconds since the epoch; None without rows."""
         self.grow()
         return self._last
 

@@ -98,9 +98,9 @@ class Speaker(msgspec.Struct):
     """Activity of one speaker since its first finding; bytes count from the beginning of the stream.
 
     Attributes:
-        newest: End of its newest finding; ``last_word``: of its newest whole traceback.
-        advances, ordinary: Ends of its newest work lines, and of others.
-        counters: Newest by the text before them.
+        newest: End of its newest finding; ``last_word``: end of its newest whole traceback.
+        advances, ordinary: Ends of its newest lines that show work, and of other lines.
+        counters: Newest counters of work lines, by the text before them.
     """
 
     newest: int = 0
@@ -127,14 +127,15 @@ class Speaker(msgspec.Struct):
             self.advances.append(end)
 
     def gang_recovered(self, end: int) -> bool:
-        """True if later lines show work, or are many; they may be buffered output."""
+        """True if later lines show work, or are too many to be buffered output."""
         after = sum(at > end for at in self.advances)
         return after >= 2 or (len(self.ordinary) == ORDINARY and self.ordinary[0] > end)  # noqa: PLR2004 - a bar is printed once more at exit
 
     def outlived(self, end: int, *, sure: bool, whole: bool) -> bool:
-        """True if it continued its work after the finding that ends there.
+        """True if the speaker continued its work after the finding that ends at byte ``end``.
 
-        ``sure``: one process; otherwise more lines are needed, because a gang stops with one rank.
+        ``sure``: one process; otherwise more lines are needed, because a gang stops with one rank. ``whole``: the
+        finding is a whole traceback.
         """
         after = [at for at in self.advances if at > end]
         if whole:

@@ -46,9 +46,9 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
     """One statement of torchrun.
 
     Attributes:
-        kind: ``stopped`` (by its signal), ``exit``, ``signalled`` (it received one).
+        kind: ``stopped`` (by torchrun's signal), ``exit``, ``signalled`` (torchrun received a signal).
         code: Exit code; negative for a signal.
-        at: Byte of the data; negative in the previous chunk.
+        at: Offset in the chunk in bytes; negative if in the previous chunk.
     """
 
     kind: _Kind

@@ -133,12 +133,12 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
     """A traceback that is being read.
 
     Attributes:
-        start, end: Bytes of the stream.
-        seen: Last line read, from 0.
-        expect: Frames or the final line come next.
+        start, end: Offsets in the stream, in bytes.
+        seen: Number of the last line read, from 0.
+        expect: True if frames or the final line come next.
         size: Bytes of the message; ``text``: of all stored text.
-        real: None while open; False: ordinary lines.
-        closed_at: Byte where that became known.
+        real: None while open; False if the lines are no traceback.
+        closed_at: Offset where ``real`` became known.
         key: Bytes that begin each line of its speaker: tags, or a learned prefix with folded times.
         learned: Number of bytes of a learned prefix; 0 = tags only.
         tags: Tags of the line of its head.
@@ -174,7 +174,7 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """A completed traceback; None content: it was no traceback."""
+    """A completed traceback; ``found`` is None if the lines were no traceback."""
 
     read: OpenTraceback
     found: TracebackText | None

@@ -12,7 +12,7 @@ import msgspec
 from rankfall.kube.secret import Secret
 
 IN_CLUSTER: Final = "in-cluster"
-"""Names for a pod's service account."""
+"""Context names that mean a pod's service account."""
 
 
 Version = Literal["client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"]
@@ -26,11 +26,11 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         server: Address without trailing slash.
-        tls_server_name: Certificate name other than the address.
-        insecure: True = do not verify.
-        ca_file: Authorities; None = the system's.
-        ca_data: The same as PEM.
-        proxy: None = environment.
+        tls_server_name: Name in the certificate, if it differs from the address.
+        insecure: True = do not verify the certificate.
+        ca_file: File with certificate authorities; None = the system's.
+        ca_data: Certificate authorities as PEM.
+        proxy: Address of the proxy; None = as in the environment.
         compress: Allow compressed answers.
     """
 
@@ -104,7 +104,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 class Access(msgspec.Struct, frozen=True, kw_only=True):
     """One cluster, user and namespace: all that a client needs, pinned at launch.
 
-    An empty ``user`` is anonymous; ``origin`` None = in the cluster, or by hand.
+    An empty ``user`` is anonymous; ``origin`` is None if no kubeconfig file was read.
     """
 
     context: str

@@ -1,6 +1,6 @@
 """Headers and TLS context of the next request, renewed after changes or a 401.
 
-Open connections retain theirs.
+Open connections retain their old credentials.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HEADER_CHARS: Final = frozenset(chr(code) for code in range(0x21, 0x7F))
 
 
 class Proof:
-    """Credentials of one request; ``context`` None = no TLS, ``number`` of its renewal."""
+    """Credentials of one request; ``context`` None = no TLS, ``number`` counts renewals."""
 
     __slots__ = ("context", "headers", "number")
 
@@ -65,7 +65,7 @@ class Credentials:
         return Proof(self._headers(given), self._context(given), self._number)
 
     async def refresh(self, refused: Proof) -> None:
-        """Renews all credentials after ``refused``; once for concurrent callers.
+        """Renews all credentials after the server refused ``refused``; once for concurrent callers.
 
         Raises:
             CredentialsError: Unreadable file or failed plug-in.
@@ -97,7 +97,7 @@ class Credentials:
         return (await self.current()).context is not refused.context
 
     async def _reread(self) -> None:
-        """Reads the kubeconfig again; retains the old entries if unusable."""
+        """Reads the kubeconfig again; retains the old entries if the new ones are unusable."""
         try:
             found = await asyncio.to_thread(reread, self._access)
         except KubeConfigError as error:

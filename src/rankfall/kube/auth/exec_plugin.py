@@ -25,7 +25,7 @@ from rankfall.kube.secret import Secret, excerpt
 from rankfall.model import decoding
 
 INFO: Final = "KUBERNETES_EXEC_INFO"
-"""Describes the cluster to the plug-in."""
+"""Environment variable that describes the cluster to the plug-in."""
 
 _FIELDS: Final = ("token", "clientCertificateData", "clientKeyData", "expirationTimestamp")
 
@@ -127,7 +127,7 @@ _PROMPT_S: Final = 0.3
 
 
 class Words:
-    """A plug-in's stderr: live at a terminal; its end is part of errors."""
+    """A plug-in's stderr: copied to the terminal while it runs, its last lines are part of error messages."""
 
     def __init__(self, say: Callable[[str], None] | None, secrets: list[str]) -> None:
         self._say, self._secrets = say, secrets
@@ -178,7 +178,7 @@ async def both(output: Coroutine[None, None, bytes | None], words: Coroutine[Non
 
 
 async def bounded(stream: asyncio.StreamReader) -> bytes | None:
-    """Returns the whole stream; None if too large."""
+    """Returns the whole stream; None if larger than ``LARGEST``."""
     parts: list[bytes] = []
     size = 0
     while chunk := await stream.read(_CHUNK):

@@ -17,7 +17,7 @@ FOLDER: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def possible(environ: Mapping[str, str], *, folder: str | None = None) -> bool:
-    """True in a pod with access to its API server."""
+    """True if this process runs in a pod with access to its API server."""
     return bool(
         environ.get("KUBERNETES_SERVICE_HOST")
         and environ.get("KUBERNETES_SERVICE_PORT")

@@ -41,10 +41,10 @@ class WatchedFile:
         self._read_again_at = 0.0
 
     def read(self, *, anew: bool = False) -> bytes:
-        """Returns the content; ``anew`` forces a read and excludes the last content.
+        """Returns the content; ``anew`` forces a read and never returns the last content.
 
         Raises:
-            CredentialsError: Unreadable, with ``anew`` or without an earlier read.
+            CredentialsError: The file is unreadable, and ``anew`` is set or it was never read before.
         """
         try:
             found = self.path.stat()

@@ -84,19 +84,19 @@ def load_access(
 
 
 class Place(Protocol):
-    """Names a cluster."""
+    """Names a cluster; each field may be None."""
 
     @property
     def kubeconfig(self) -> str | None:
-        """Path of one file; None = kubectl's rules."""
+        """Path of one file; None = by kubectl's rules."""
 
     @property
     def context(self) -> str | None:
-        """None = the current one."""
+        """Context; None = the kubeconfig's current one."""
 
     @property
     def namespace(self) -> str | None:
-        """None = the context's."""
+        """Namespace; None = the context's."""
 
 
 def access_of(place: Place) -> Access:

@@ -66,14 +66,14 @@ class Fields:
         return tuple(value)
 
     def mapping(self, name: str) -> Entry | None:
-        """Returns the fields below this one."""
+        """Returns the fields below this one; None if missing."""
         value = self._entry.get(name)
         if value is not None and not isinstance(value, dict):
             self.refuse(f"{name} must hold fields", "see kubectl config view")
         return cast("Entry | None", value)
 
     def data(self, name: str) -> bytes | None:
-        """Decodes base64 bytes."""
+        """Decodes base64 bytes; None if missing."""
         value = self.text(name)
         if value is None:
             return None
@@ -83,7 +83,7 @@ class Fields:
             self.refuse(f"{name} is not base64", "fetch this kubeconfig again")
 
     def file(self, name: str) -> str | None:
-        """Returns a path, relative to its file's folder."""
+        """Returns a path, relative to the folder of the kubeconfig; None if missing."""
         value = self.text(name)
         return None if value is None else str(Path(self.path).parent.absolute() / value)
 

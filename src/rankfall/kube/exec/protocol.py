@@ -1,6 +1,7 @@
-"""Frames and status channel of ``v4.channel.k8s.io`` and ``v5.channel.k8s.io``. Pure.
+"""Encodes and decodes messages of the exec protocols ``v4.channel.k8s.io`` and ``v5.channel.k8s.io``. Pure.
 
-A message is one channel byte and data. Only version 5 can end a command's stdin.
+A message is one byte that names the channel, then data. One channel has the command's status. Only version 5 can close
+the command's stdin.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def split(message: bytes) -> tuple[int, bytes]:
 
 
 def longer_status(so_far: bytes, data: bytes) -> bytes:
-    """Appends to a status that spans several messages.
+    """Returns the status text ``so_far`` plus ``data``; a status may span several messages.
 
     Raises:
         BadFrame: Longer than ``MAX_STATUS``.
@@ -82,7 +83,7 @@ def longer_status(so_far: bytes, data: bytes) -> bytes:
 
 
 def is_whole(status: bytes) -> bool:
-    """True if the status is complete JSON; False also if invalid."""
+    """True if the status is complete, valid JSON."""
     try:
         decoding.decode(status, kind=msgspec.Raw)
     except msgspec.DecodeError:

@@ -51,7 +51,7 @@ class Exec:
         """Checks that the server can end stdin.
 
         Raises:
-            ExecUnsupported: It cannot.
+            ExecUnsupported: The server cannot.
         """
         if not self.can_close_stdin:
             raise ExecUnsupported(
@@ -75,7 +75,7 @@ class Exec:
         """Ends stdin; the command reads its end.
 
         Raises:
-            ExecUnsupported: The server does not support it.
+            ExecUnsupported: The server cannot end stdin.
             ExecLost: The connection has ended.
         """
         self.require_close()
@@ -117,7 +117,7 @@ class Exec:
         self.code = end.code
 
     async def _receive(self, patience: float | None) -> bytes:
-        """Returns the next message; empty at the end."""
+        """Returns the next message; empty when the connection ended."""
         try:
             message = await self._socket.receive(timeout=patience)
         except TimeoutError:
@@ -150,8 +150,8 @@ MAX_OUTPUT: Final = 16 << 20
 class ExecResult(msgspec.Struct, frozen=True):
     """Result of a command that ended.
 
-    ``code`` 0 proves nothing: an API server that loses the kubelet first sends ``Success`` (seen with 1.34.4;
-    kubernetes/kubectl issue 1726). For certainty print a last line.
+    ``code`` 0 alone proves no success: an API server that loses the kubelet first sends ``Success`` (seen with 1.34.4;
+    kubernetes/kubectl issue 1726). For certainty let the command print a last line.
 
     Attributes:
         stdout: Standard output.

@@ -1,6 +1,6 @@
 """Streams one response body while the server sends.
 
-Through a proxy aiohttp reads it, at several times the cost.
+Through a proxy aiohttp reads the body, at several times the cost.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ class BodyStream(Protocol):
         """Returns available bytes or waits; empty at the regular end.
 
         Raises:
-            aiohttp.ClientError, TimeoutError, OSError: Broke off; after all received bytes.
+            aiohttp.ClientError, TimeoutError, OSError: The body broke off; raised after all received bytes were
+                returned.
         """
         ...
 
     async def gather(self, seconds: float, *, size: int) -> None:
-        """Waits up to ``seconds`` for more: a line costs nearly as much as a hundred."""
+        """Waits up to ``seconds`` for ``size`` bytes: reading a line costs nearly as much as reading a hundred."""
         ...
 
     def close(self) -> None:

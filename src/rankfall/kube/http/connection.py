@@ -65,10 +65,10 @@ def split_head(data: bytes) -> tuple[Head, bytes] | None:
 
 
 class Body:
-    """Removes the framing from a body; ``ended`` is True if nothing follows.
+    """Removes the framing (chunk sizes) from a body; ``ended`` is True if nothing follows.
 
     Raises:
-        OSError: Unrequested encoding.
+        OSError: The server used an encoding that was not requested.
     """
 
     def __init__(self, head: Head) -> None:
@@ -147,7 +147,7 @@ class Body:
 
 
 def _whole_chunks(data: bytes) -> bytes | None:
-    """Returns the texts of complete chunks without CR: the usual case, with few operations."""
+    """Returns the texts of complete chunks without CR, the usual case; None for any other."""
     # Searching one byte takes half the time of two.
     parts = (b"\n" + data).split(b"\r")
     texts = parts[1::2]
@@ -221,10 +221,10 @@ class Link:
         await asyncio.get_running_loop().sock_sendall(self._open(), data)
 
     def take(self) -> bytes:
-        """Returns available bytes; empty if none now or any more.
+        """Returns available bytes; empty if none are available now or the connection ended.
 
         Raises:
-            OSError: Broken; after all received bytes.
+            OSError: The connection broke; raised after all received bytes were returned.
         """
         buffers, sock, have = self._buffers, self._open(), 0
         try:

@@ -81,7 +81,7 @@ def refused(refusal: Refusal, *, what: str, secrets: Iterable[str] = (), maybe_d
 
 
 def unreadable(status: int, body: bytes, *, what: str, secrets: Iterable[str] = ()) -> ApiError:
-    """Returns the error for a success without Kubernetes JSON."""
+    """Returns the error for a successful answer (2xx) whose body is not Kubernetes JSON."""
     text = excerpt(body, secrets=secrets) or "nothing"
     return ApiError(
         f"cannot {what}: the answer is not a JSON object but: {text} ({status})",
@@ -91,7 +91,7 @@ def unreadable(status: int, body: bytes, *, what: str, secrets: Iterable[str] = 
 
 
 def retry_after(headers: Mapping[str, str], details: Mapping[str, Any]) -> float | None:
-    """Returns the requested wait in seconds from header (number or date) or Status."""
+    """Returns the requested wait in seconds from header (number or date) or Status; None without one."""
     now = None
     try:
         # A date is relative to the server's Date.
@@ -110,7 +110,7 @@ def retry_after(headers: Mapping[str, str], details: Mapping[str, Any]) -> float
 def lost(error: BaseException, *, what: str, server: str, repeatable: bool = True) -> Unreachable:
     """Returns the error for a request without an answer.
 
-    With ``repeatable`` the result is irrelevant.
+    ``repeatable``: sending it again does no harm, even if the server executed it.
     """
     sent = not isinstance(
         error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | aiohttp.ClientHttpProxyError
@@ -127,7 +127,7 @@ def lost(error: BaseException, *, what: str, server: str, repeatable: bool = Tru
 
 
 def _cause(error: BaseException) -> tuple[str, bool]:
-    """Returns the cause without credentials, and True if it is TLS."""
+    """Returns the cause without credentials, and True if it is a TLS error."""
     inner = _innermost(error)
     if isinstance(inner, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {excerpt(inner.verify_message or 'unknown')}", True

@@ -138,12 +138,12 @@ class Limits:
     """Time-outs in seconds, and sizes.
 
     Attributes:
-        connect: TCP and TLS.
+        connect: For TCP and TLS.
         pool: For a free connection, including connecting.
         total: For one attempt.
         head: For a stream's headers.
-        calls: Connections for calls.
-        streams: Open streams and websockets.
+        calls: Number of connections for calls.
+        streams: Number of open streams and websockets.
         body: Bytes of an answer.
     """
 
@@ -181,7 +181,7 @@ def pool(connections: int, timeout: aiohttp.ClientTimeout, *, sockets: Sockets) 
 
 @functools.cache
 def agent() -> str:
-    """Returns the User-Agent; cached."""
+    """Returns the value of the User-Agent header; cached."""
     try:
         return f"rankfall/{metadata.version('rankfall')}"
     except metadata.PackageNotFoundError:
@@ -200,7 +200,7 @@ async def _refuse(response: aiohttp.ClientResponse) -> None:
 
 
 async def read(response: aiohttp.ClientResponse, largest: int) -> tuple[bytes, bool]:
-    """Returns the body, and True if it is complete."""
+    """Returns the body's first ``largest`` bytes, and True if that is the whole body."""
     parts: list[bytes] = []
     size = 0
     async for part in response.content.iter_any():
@@ -212,7 +212,7 @@ async def read(response: aiohttp.ClientResponse, largest: int) -> tuple[bytes, b
 
 
 def through(proxy: Secret | None) -> tuple[URL | None, dict[str, str] | None]:
-    """Returns a proxy's address, and its password as header: errors show addresses."""
+    """Returns a proxy's address, and its password as header, because errors show addresses; None each if absent."""
     if proxy is None:
         return None, None
     url = URL(proxy.reveal())

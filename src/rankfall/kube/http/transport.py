@@ -46,7 +46,7 @@ class Limiter:
         self._full_at = clock()
 
     def reserve(self) -> float:
-        """Reserves the next place; returns the seconds to wait."""
+        """Reserves the next request; returns the seconds to wait before sending it."""
         now = self._clock()
         # By durations: rounding must not delay a burst's first request.
         ahead = max(0.0, self._full_at - now) + 1 / self._rate
@@ -65,9 +65,9 @@ class Counters:
     """Counters since the client was created.
 
     Attributes:
-        requests: Sent, including retries.
-        retries: After a pause, or with renewed credentials.
-        failures: Without an answer.
+        requests: Requests sent, including retries.
+        retries: Retries after a pause, or with renewed credentials.
+        failures: Requests without an answer.
         refreshes: Renewals of credentials after a 401.
         by_verb: Requests by verb: ``get``, ``watch`` …
         by_status: Answers by HTTP status.

@@ -34,7 +34,7 @@ class Head(NamedTuple):
 
 
 class Book:
-    """Reported objects that are not deleted; ``keep`` extracts what a deletion reports."""
+    """Reported objects that are not deleted; ``keep`` extracts the part that a deletion will report."""
 
     def __init__(self, keep: Keep) -> None:
         self._keep = keep
@@ -59,7 +59,7 @@ class Book:
                 yield *change, False
 
     def seen(self, head: Head) -> Iterator[tuple[Change, Any]]:
-        """Handles an object's current state: yields the change, if new."""
+        """Handles an object's current state: yields the change, or nothing if it was already reported."""
         key, uid, version, whole = head
         old = self._known.get(key)
         if old is not None and old.uid == uid and old.version == version:

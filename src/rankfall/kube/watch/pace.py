@@ -19,15 +19,15 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         idle: Silence until the connection counts as dead; bookmarks come about once a minute.
-        shortest: Shortest requested lifetime.
-        longest: Longest; random between both.
+        shortest: Shortest requested lifetime of a connection.
+        longest: Longest requested lifetime; the choice between both is random.
         first: Longest pause before the first retry; doubles.
         cap: Longest pause chosen by the client.
         patience: Longest honored ``Retry-After``.
         head: Time-out for headers.
-        denied: Seconds to retry a 401 or 403 after a granted connection: a starting server has not read its
-            roles (seen with 1.34).
-        doubting: True = also without a granted connection.
+        denied: Seconds to retry a 401 or 403 after a granted connection: a starting server has not read its roles (seen
+            with 1.34).
+        doubting: True = retry them also if no connection was granted before.
     """
 
     idle: float = 150.0

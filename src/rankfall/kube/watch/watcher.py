@@ -88,7 +88,7 @@ _DENIED: Final = frozenset({401, 403})
 
 
 class Gap(Exception):  # noqa: N818 - not an error: the server's history has a gap, which a list closes
-    """The next attempt has to begin with a list; ``error`` requires it."""
+    """The next attempt has to begin with a list, because of ``error``."""
 
     def __init__(self, error: KubeError) -> None:
         super().__init__(error.message)
@@ -110,7 +110,7 @@ def of_body(status: Any, line: bytes, *, what: str) -> ApiError | Gap:
 
 
 def unreadable(line: bytes, *, what: str) -> ServerError:
-    """Returns the error for a line of a proxy, perhaps temporary."""
+    """Returns the error for a line that is not JSON, as of a proxy; it may be temporary."""
     error = responses.unreadable(200, line, what=what)
     return ServerError(error.message, status=error.status, hint=error.hint)
 
@@ -233,7 +233,7 @@ class Watcher:
         yield Event("bookmark", {"metadata": {"resourceVersion": listing.resource_version}})
 
     async def _connection(self, waits: Waits, book: Book) -> AsyncGenerator[Event, None]:
-        """Yields one connection's events; raises if it broke."""
+        """Yields the events of one connection; raises an error if the connection broke."""
         self._opened = None
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -367,7 +367,7 @@ class Watcher:
         await self._rest(waits, retry_after=error.retry_after if isinstance(error, ApiError) else None)
 
     async def _rest(self, waits: Waits, *, retry_after: float | None) -> None:
-        """Pauses after a connection; long-lived ones reset the back-off."""
+        """Pauses before the next connection; after a long-lived connection the back-off starts again."""
         if self._opened is not None and time.monotonic() - self._opened >= self._pace.first:
             self._tries = 0
         self._opened = None

@@ -213,7 +213,7 @@ def _check_named(path: str, items: Iterable[Any]) -> None:
 
 
 def _check_launcher_variables(spec: JobSpec) -> None:
-    """Refuses ``PET_*``, torchrun's flags, on a TrainJob: the Trainer reserves them."""
+    """Refuses ``PET_*``, torchrun's flags, on a TrainJob: the Trainer reserves these variables."""
     if spec.backend != "trainjob":
         return
     containers = (spec.kubernetes.pod.get("spec") or {}).get("containers") or ()

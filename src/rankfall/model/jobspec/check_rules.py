@@ -53,7 +53,7 @@ def _check_match(rule: FailureRule, path: str, *, roles: list[str]) -> None:
         raise SpecError(
             path,
             "has no condition",
-            hint="give one of: exit_codes, signals, causes, roles, reasons, conditions",
+            hint="give at least one of: exit_codes, signals, causes, roles, reasons, conditions",
         )
     for code in rule.exit_codes:
         if not 1 <= code <= MAX_CODE:
@@ -81,7 +81,10 @@ def _check_match(rule: FailureRule, path: str, *, roles: list[str]) -> None:
     for field, words in (("reasons", rule.reasons), ("conditions", rule.conditions)):
         for word in words:
             if not _WORD.fullmatch(word):
-                raise SpecError(f"{path}.{field}", f"{word!r} is not such a name, as OOMKilled or DisruptionTarget")
+                raise SpecError(
+                    f"{path}.{field}",
+                    f"{word!r} is not the name of a reason or condition, as OOMKilled or DisruptionTarget",
+                )
 
 
 def _check_action(rule: FailureRule, path: str, spec: JobSpec) -> None:

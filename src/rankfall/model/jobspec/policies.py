@@ -55,7 +55,7 @@ class Success(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             slots (pods or nodes) did.
         fraction: Only for policy ``fraction``: above 0, at most 1.
         role: For ``all`` and ``fraction``: only this role counts, its success stops all others. Null = all slots.
-        drain_s: Seconds for others, as for a checkpoint, after success. They never count as failed.
+        drain_s: Seconds for the other slots, as for a checkpoint, after success. They never count as failed.
     """
 
     policy: SuccessPolicy = "all"

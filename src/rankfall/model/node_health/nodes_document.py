@@ -37,15 +37,15 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One node; RFC 3339 times.
 
     Attributes:
-        tainted: It has Rankfall's taint; ``taints`` lists all as ``KEY=VALUE:EFFECT``.
-        cordoned: A person made it unschedulable.
+        tainted: True with Rankfall's taint; ``taints`` lists all as ``KEY=VALUE:EFFECT``.
+        cordoned: True if a person made it unschedulable.
         state: State of its record; default: healthy.
         held: Obstacle to a due quarantine.
         history: Quarantines, oldest first.
-        only_a_person: Only a person may release it.
+        only_a_person: True if only a person may release it.
         clean: Consecutive passed rounds of checks.
-        step: Remediation hook.
-        problem: Fault of its record.
+        step: Remediation step that has begun.
+        problem: Reason why its record is invalid.
     """
 
     node: str

@@ -146,9 +146,9 @@ class OpenCause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
 
 
 class Untold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An Event of a record change, in the same request, so a kill between loses none.
+    """An Event about a change of the record, stored in the same request, so that a kill in between loses no Event.
 
-    Node, reason and time form its name, so a second send is harmless. It stays until the next change.
+    Node, reason and time form its name, so a second send is harmless. It stays in the record until the next change.
     """
 
     reason: _Short

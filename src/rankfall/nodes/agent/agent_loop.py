@@ -64,13 +64,14 @@ class ReportPublisher(Protocol):
         """Resets for another boot."""
 
     def offer(self, standing: Standing, *, new: KernelEntry | None = None, urgent: bool = False) -> None:
-        """Publishes this from now on."""
+        """Publishes this state from now on."""
 
 
 class Agent:
     """Reads the kernel log until stopped.
 
-    ``boot`` is the kernel's boot id for an unreadable ring, or None. ``injected`` counts records that processes wrote.
+    ``boot``: the kernel's boot id if the ring cannot be opened, or None. ``injected``: accept records that processes
+    wrote.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Agent:
         """Reads the ring, and reopens it whenever it breaks.
 
         Raises:
-            EvidenceLost: With ``once``: it cannot be opened.
+            EvidenceLost: With ``once``: the ring cannot be opened.
         """
         failures = 0
         while not self._stopping:
@@ -236,7 +237,7 @@ class Agent:
             self._save()
 
     def _record(self, record: KmsgRecord, *, printing: bool) -> tuple[KernelLine | None, bool]:
-        """Returns the line to print for a record, or None, and whether it changed the report."""
+        """Returns the line to print for a record, or None, and True if the record changed the report."""
         fault = self._fault(record) if printing else None
         if not printing and record.by_kernel:  # a line written by a process is not the kernel's, as in ``of_record``
             self._reader.skip()

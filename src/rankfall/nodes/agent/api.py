@@ -37,7 +37,10 @@ Object = dict[str, Any]
 
 
 class NodeApi:
-    """One node's client of the API server, for one thread; ``timeout`` in seconds per step."""
+    """Client of the API server for one node's agent; for one thread.
+
+    ``timeout`` limits each connect, send or read, in seconds.
+    """
 
     def __init__(self, access: Access, *, node: str, timeout: float = _TIMEOUT_S) -> None:
         if access.endpoint.proxy is not None:

@@ -38,7 +38,7 @@ class Book:
         self._more = before.more
 
     def add(self, fault: NodeFault) -> KernelEntry | None:
-        """Counts a fault of this boot; returns its entry, or None if a process wrote it."""
+        """Counts a fault of this boot; returns its entry, or None if a process wrote the record."""
         if fault.seq is None or fault.at is None or fault.trust not in {"kernel", "injected"}:
             return None
         if fault.trust == "injected" and not self._injected:
@@ -152,12 +152,12 @@ class BurstLimiter:
         return False
 
     def due(self, *, now: float, all_: bool = False) -> list[KernelLine]:
-        """Returns lines with the counts of completed minutes; ``all_`` includes the others."""
+        """Returns lines with the counts of repetitions in completed minutes; ``all_``: in running minutes too."""
         over = [key for key, each in self._kinds.items() if all_ or each.until <= now]
         return [_line_of(count) for key in over if (count := self._kinds.pop(key)).folded]
 
     def next(self) -> float | None:
-        """Returns the end of the next minute; None if nothing is counted."""
+        """Returns the end of the next minute, monotonic seconds; None if nothing is counted."""
         return min((each.until for each in self._kinds.values() if each.folded), default=None)
 
 

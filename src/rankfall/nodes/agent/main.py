@@ -44,7 +44,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Opens the ring.
 
         Raises:
-            EvidenceLost: It cannot be read.
+            EvidenceLost: The ring cannot be read.
         """
         return reader.open_device(self.device) if self.socket is None else reader.open_socket(self.socket)
 
@@ -52,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def run(settings: Settings, *, access: Access | None, out: BinaryIO, say: Callable[[str], None]) -> int:
     """Runs an agent until SIGTERM or SIGINT; returns the exit code.
 
-    Without ``access`` it writes nothing to the Node.
+    Without ``access`` the agent writes nothing to the Node.
 
     Raises:
         RankfallError: The agent cannot start.

@@ -58,8 +58,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         report: Report of the ring.
         readable: True if the ring is being read.
-        since: Last change of that, nanoseconds since the epoch.
-        note: Reason why it is not read.
+        since: Last change of ``readable``, nanoseconds since the epoch.
+        note: Reason why the ring is not read.
     """
 
     report: KernelReport
@@ -101,7 +101,7 @@ class Publisher:
         self.written = 0
 
     def offer(self, standing: Standing, *, new: KernelEntry | None = None, urgent: bool = False) -> None:
-        """Publishes this from now on. ``new`` gets an Event; ``urgent``: more than a count changed."""
+        """Publishes this state from now on. ``new`` gets an Event; ``urgent``: more than a count changed."""
         with self._changed:
             self._wanted = standing
             self._urgent = self._urgent or urgent or new is not None
@@ -124,7 +124,7 @@ class Publisher:
             self._changed.notify()
 
     def turns(self) -> bool:
-        """True if ``run`` works. It never waits longer than a refresh, and each request has a time-out."""
+        """True if the loop of ``run`` works: it never waits longer than a refresh, and each request has a time-out."""
         return self._clock() - self._turned_at < 2 * REFRESH_S
 
     def run(self) -> None:

@@ -29,7 +29,7 @@ class AgentState(msgspec.Struct, frozen=True, kw_only=True):
         report: Report for the Node.
         published: Highest record number with a sent Event.
         since: Last change of ``readable``, nanoseconds since the epoch.
-        readable: True if it is readable.
+        readable: True if the ring is readable.
     """
 
     schema: Literal["rankfall.agentstate/1"] = "rankfall.agentstate/1"

@@ -1,6 +1,6 @@
 """The table of checks, the Job of a check, and its result.
 
-Without room a Job stays Pending, which means ``unable``. It has no account and no privilege.
+Without room a Job stays Pending, which means ``unable``. The Job has no account and no privilege.
 """
 
 from __future__ import annotations
@@ -150,7 +150,11 @@ def job(
     rank: int = 0,
     master: str | None = None,
 ) -> Object:
-    """Returns the Job of a check; ``rank`` 1 is the healthy node, ``master`` None on rank 0."""
+    """Returns the Job of a check.
+
+    ``keys``: tolerated taint keys. In a check of two nodes, ``rank`` 1 is the healthy node and ``master`` the address
+    of rank 0, None on rank 0.
+    """
     labels = {LABEL_CHECK: check.name, LABEL_NODE: hashlib.sha256(node.encode()).hexdigest()[:16]}
     env = {
         **check.env,
@@ -210,7 +214,7 @@ def gpus_of(node: Mapping[str, Any], resource: str) -> int:
 
 
 def result(check: Check, pod: Mapping[str, Any]) -> CheckResult | None:
-    """Returns the result of a finished pod, or None."""
+    """Returns the result of a finished pod; None if the pod has not finished."""
     status = pod.get("status") or {}
     phase, reason = status.get("phase"), str(status.get("reason") or "")
     if phase not in {"Succeeded", "Failed"}:
@@ -244,12 +248,12 @@ def waiting(pods: Sequence[Mapping[str, Any]]) -> str:
 
 
 def running(pod: Mapping[str, Any]) -> bool:
-    """True if its program has begun."""
+    """True if the pod's program has begun."""
     return (pod.get("status") or {}).get("phase") == "Running"
 
 
 def address(pod: Mapping[str, Any]) -> str | None:
-    """Returns its IP address; None if unknown yet."""
+    """Returns the pod's IP address; None if unknown yet."""
     found = (pod.get("status") or {}).get("podIP")
     return str(found) if found else None
 

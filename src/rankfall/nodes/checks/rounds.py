@@ -1,6 +1,6 @@
 """Runs one round of checks on a node until one does not pass.
 
-Jobs are named after the round, so a later caller finds them. An impossible check is no pass.
+Jobs are named after the round, so a later caller finds them. A check that cannot run does not pass.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class _One:
         return name
 
     async def _begun(self, name: str) -> dict[str, Any] | CheckResult:
-        """Returns the pod once it runs and has an address, or a result if it never does."""
+        """Returns the pod once it runs and has an address, or the check's result if it never runs."""
         limit = _now() + self._check.wait_s
         while True:
             pods = await self._pods(name)

@@ -1,4 +1,4 @@
-"""The only place where the controller decides: receives observations, makes a step, has it written.
+"""The only place where the controller decides: receives observations, makes a step, has the result written.
 
 A source waits until its observations are processed or stored. Records of Nodes that share a boot id are dropped.
 """
@@ -53,7 +53,7 @@ class ActiveRules:
 
     @property
     def reset_word(self) -> str:
-        """The word with which a person closes the breaker; "" without one."""
+        """The word that a person set to close the breaker; "" without one."""
         return self._switches.reset_word
 
     def switch(self, switches: Switches) -> bool:
@@ -116,8 +116,6 @@ class _Batch:
 
 class Loop:
     """Makes the decisions.
-
-    ``turning_since`` is the current step's begin (``time.monotonic``), None if idle.
 
     Attributes:
         in_force: Active policy and rules.
@@ -260,7 +258,7 @@ class Loop:
         return reported and not any(result in {"changed", "later"} for result in written.values())
 
     async def _tell(self, now: int) -> bool:
-        """Sends the Events of changes and stores the time up to which all are sent."""
+        """Sends the Events of changes and stores the time up to which all are sent; False if some remain."""
         stored = self._state.stored
         until = await self._plan_writer.tell(now=now, until=stored.reported_until)
         await self._state.keep(msgspec.structs.replace(stored, reported_until=until))

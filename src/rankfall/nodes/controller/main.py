@@ -44,7 +44,7 @@ def find_access(
     """Returns access to the pod's own cluster, else to the kubeconfig's; logs the choice.
 
     Raises:
-        KubeConfigError: There is none.
+        KubeConfigError: There is neither.
     """
     if kubeconfig is None and context is None:
         if in_cluster.possible(environ, folder=folder):
@@ -84,7 +84,7 @@ class LeaderElection:
         )
 
     async def sure(self) -> bool:
-        """True if no other process can act; renews an expired lease first.
+        """True if no other process can hold the lease; renews an expired lease first.
 
         A late renewal on a busy machine must not restart the work.
         """
@@ -151,7 +151,7 @@ class LeaderElection:
 
 
 def _once(message: str, before: str) -> str:
-    """Logs only a changed message: a check runs every second."""
+    """Logs ``message`` unless it equals ``before``, because a check runs every second; returns it."""
     if message != before:
         LOG.warning("the lease cannot be read: %s", message)
     return message
@@ -166,14 +166,14 @@ _NUMBERS_S: Final = 2.0
 
 
 class Controller:
-    """One controller process; ``audit`` receives lines.
+    """One controller process; ``audit`` receives the lines of the audit trail.
 
     Attributes:
         metrics: Its metrics.
         port: Port of metrics and probes.
 
     Raises:
-        SpecError: The file is invalid.
+        SpecError: The settings file is invalid.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Controller:
 
         Raises:
             KubeError: The cluster refuses a required request.
-            EvidenceLost: The state cannot be read.
+            EvidenceLost: The persistent state cannot be read.
         """
         settings = self._settings
         LOG.info("using POD_LOG_TYPE = %s", settings.log_type)

@@ -1,6 +1,6 @@
 """Cache of all Nodes from one watch, with the faults reported on them.
 
-After a write the response counts until the watch reaches its version.
+After a write the server's response counts until the watch reaches its version.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rankfall.nodes.rules.policy import Policy
 
 
 class NodeChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one change of a Node.
+    """Result of one watch event of a Node.
 
     Attributes:
-        relevant: True if data for decisions changed.
+        relevant: True if data changed that decisions depend on.
         faults: Faults that the Node newly reports.
-        problem: Reason why a report or verdict is refused.
+        problem: Reason why the agent's report or a run's verdict on the Node cannot be read; None without one.
     """
 
     relevant: bool = False
@@ -43,7 +43,7 @@ class NodeCache:
 
     Attributes:
         nodes: Current Nodes.
-        idle: Last check without a job, nanoseconds since the epoch.
+        idle: Last check that found no job on the Node, nanoseconds since the epoch.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class NodeCache:
 
     @property
     def complete(self) -> bool:
-        """True if it has all initial Nodes."""
+        """True if the cache has all initial Nodes."""
         return self._filled.is_set()
 
     async def until_complete(self) -> None:
@@ -136,7 +136,10 @@ class NodeCache:
 
 
 def _older(version: str, than: str) -> bool:
-    """True for non-numbers: an older Node costs one refused write, waiting hides the Node."""
+    """True if the first version is older; False for non-numbers.
+
+    An older Node costs one refused write, waiting would hide the Node.
+    """
     first, second = numbers.whole(version, digits=20), numbers.whole(than, digits=20)
     return first is not None and second is not None and first < second
 

@@ -81,7 +81,7 @@ class Notifier:
                 await self.event(each, at=now, about=about)
 
     async def event(self, event: NodeEvent, *, at: int, about: str) -> bool:
-        """Creates one Event; True if it exists or is finally refused.
+        """Creates one Event; True if it exists now or is finally refused, False to try again.
 
         ``about`` is part of its name.
         """

@@ -32,7 +32,7 @@ _METRICS: Final = "metrics"
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The part for decisions.
+    """The part of the state that decisions need.
 
     Attributes:
         safety: Breaker and rate.
@@ -49,7 +49,10 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Position of one query; ``begun`` is the earliest begin by ``node boot``, nanoseconds."""
+    """Position of one Loki query.
+
+    ``begun``: earliest begin of each boot by ``node boot``, nanoseconds since the epoch.
+    """
 
     cursor: State
     begun: dict[str, int] = {}
@@ -72,11 +75,11 @@ class StateMap:
         self.standing: dict[str, ActiveMetric] = {}
 
     async def load(self) -> None:
-        """Reads it, or creates an empty one.
+        """Reads the ConfigMap, or creates an empty one.
 
         Raises:
             EvidenceLost: Unreadable, or not Rankfall's.
-            KubeError: It cannot be requested.
+            KubeError: The ConfigMap cannot be requested.
         """
         if self._kube is None:
             return
@@ -94,11 +97,11 @@ class StateMap:
         self.stored, self.places, self.standing = _read(item.get("data") or {}, namespace=self._namespace)
 
     async def keep(self, stored: Stored) -> None:
-        """Writes the part for decisions if it changed.
+        """Writes the part that decisions need, if it changed.
 
         Raises:
-            Conflict: Another controller wrote it since.
-            KubeError: It cannot be written.
+            Conflict: Another controller wrote the ConfigMap since.
+            KubeError: The ConfigMap cannot be written.
         """
         if stored != self.stored:
             await self._write({"state": msgspec.json.encode(stored).decode()})

@@ -35,7 +35,7 @@ class LeadershipLost(Exception):  # noqa: N818 - reads as an outcome
 
 @contextlib.contextmanager
 def sole_writer() -> Iterator[None]:
-    """Guards writes that only the leader makes.
+    """Guards writes in the block, which only the leader may make.
 
     Raises:
         LeadershipLost: Another controller wrote.
@@ -51,7 +51,7 @@ class PlanWriter:
     """Writes plans to the Nodes; without ``kube`` nothing (dry run).
 
     Attributes:
-        untold: True if an Event must be repeated.
+        untold: True if an Event could not be sent and must be repeated.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class PlanWriter:
                 await self._condition(kube, patch, policy=policy, now=now)
 
     async def tell(self, *, now: int, until: int) -> int:
-        """Sends unsent Events of the records; returns the time up to which all are sent.
+        """Sends unsent Events of the records; returns the time up to which all are sent, nanoseconds since the epoch.
 
         That is ``until`` if some remain.
 

@@ -1,6 +1,6 @@
 """Runs the operator's hooks on tainted nodes, one at a time, unless a running job would suffer.
 
-An unanswered hook is not called again. Without the right to list pods every node is busy.
+A hook without an answer is not called again. Without the right to list pods every node counts as busy.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Remediation:
         return False
 
     def _elsewhere(self, name: str) -> bool:
-        """True if a step runs on another node; ignores opted-out nodes."""
+        """True if a remediation step runs on another node; ignores opted-out nodes."""
         records = (
             each.view.record for each in self._book.nodes.values() if each.name != name and not each.view.opted_out
         )
@@ -120,7 +120,7 @@ class Remediation:
         await self._ended(name, hook.step, ok=self._rebooted(name))
 
     async def _proof(self, node: NodeObject, health: NodeHealth) -> None:
-        """Ends a step of an earlier controller: by its proof or time-out."""
+        """Ends a step that an earlier controller began, by its proof or time-out."""
         hook = next((each for each in self._config.config.hooks if each.step == health.step), None)
         limit = 0 if hook is None else hook.timeout_s + hook.prove_s
         proven = health.step in REBOOTS and self._rebooted(node.name)
@@ -181,7 +181,10 @@ class NodeOccupancy:
                     continue
                 self._book.idle.pop(name, None)
                 if name not in self._waiting:
-                    LOG.info("node `%s`: a job still runs on it; actions that need its end keep waiting", name)
+                    LOG.info(
+                        "node `%s`: a job still runs on the node; actions that need an idle node wait for the job's end",
+                        name,
+                    )
                     self._waiting.add(name)
 
     async def idle(self, name: str) -> bool:

@@ -159,7 +159,7 @@ def stream_of(text: str) -> Stream:
     """Parses a DaemonSet as ``NAMESPACE/NAME``.
 
     Raises:
-        UsageError: It has another form.
+        UsageError: The text has another form.
     """
     namespace, slash, name = text.partition("/")
     if not slash:

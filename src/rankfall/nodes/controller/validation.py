@@ -57,7 +57,7 @@ class Validator:
                 await self._round(*found)
 
     def next_node(self, *, now: int) -> tuple[NodeObject, NodeHealth] | None:
-        """Returns the node that waited longest for its next round; None if none is due or returns are off."""
+        """Returns the node that waited longest for its next round; None if none is due or none may return."""
         policy = self._loop.in_force.policy
         if not self._config.config.checks or policy.kill_switch:
             return None

@@ -1,6 +1,6 @@
-"""Calls one hook once: a command, a webhook or a Job.
+"""Calls one repair hook once: a command, a webhook or a Job.
 
-Its answer proves nothing: a boot id proves a reboot, checks prove the rest.
+The hook's answer alone proves no repair: a new boot id proves a reboot, node checks prove other repairs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     key: str
 
     def words(self, hook: Hook) -> dict[str, str]:
-        """Returns the environment; a webhook gets lower case without the prefix."""
+        """Returns the hook's environment; a webhook gets the names in lower case without the prefix."""
         variables = {
             "NODE": self.node, "STEP": hook.step, "CAUSE": self.cause.code, "DEVICE": self.cause.device or "", "ATTEMPT": str(self.attempt), "KEY": self.key,
         }  # fmt: skip
@@ -148,7 +148,7 @@ async def _job(kube: Kube, job: HookJob, words: Mapping[str, str], *, node: str,
 
 
 def hook_job(job: HookJob, words: Mapping[str, str], *, node: str, name: str, limit: int) -> Object:
-    """Returns the Job of a hook: one try, expires."""
+    """Returns the Job of a hook: one try, at most ``limit`` seconds, removed an hour after its end."""
     container: Object = {
         "name": "hook",
         "image": job.image,

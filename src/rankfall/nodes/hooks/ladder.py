@@ -25,7 +25,7 @@ _Limit = Annotated[int, msgspec.Meta(ge=1, le=86_400)]
 
 
 class HookJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A hook that is a Job; ``on_node``: on the node despite taints; ``privileged``: all rights there."""
+    """A hook that is a Job; ``on_node``: on the faulty node despite taints; ``privileged``: all rights there."""
 
     image: str
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -41,8 +41,8 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         command: Runs in the controller's container.
         webhook: Address of a POST.
         token_file: File with the webhook's bearer token.
-        timeout_s: Seconds until a hook has failed.
-        prove_s: Seconds to show another boot id; otherwise failed.
+        timeout_s: Seconds until a hook without answer has failed.
+        prove_s: Seconds until the node must show another boot id; otherwise the step failed.
         attempts: Attempts before the next rung.
     """
 
@@ -83,9 +83,9 @@ def hooks_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Hook, ..
 
 
 def next_hook(health: NodeHealth, *, hooks: Sequence[Hook], rules: Rules) -> tuple[Hook, OpenCause] | None:
-    """Returns the next hook for a quarantined node and its cause; None if a person must act.
+    """Returns the next hook for a quarantined node and the hook's cause; None if a person must act.
 
-    None if any cause needs a person: a partial repair returns a broken node.
+    That is so if any cause needs a person: a partial repair would return a broken node.
     """
     causes = grave(health, rules)
     if health.state != "quarantined" or not health.tainted or not causes or needs_manual_return(health):

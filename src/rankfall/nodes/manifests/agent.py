@@ -1,6 +1,7 @@
 """Objects of the agent: account, rights, DaemonSet, policy.
 
-It must be privileged: with CAP_SYSLOG and the device mounted, the device control group refuses the open (tried).
+The agent's pod must be privileged: with CAP_SYSLOG and the device mounted, the device control group refuses the open
+(tried).
 """
 
 from __future__ import annotations
@@ -161,14 +162,14 @@ def agent_admission(*, namespace: str) -> list[Object]:
         ),
         (
             f"{notes.format('object', 'oldObject')} && {notes.format('oldObject', 'object')}",
-            f"an agent writes the annotation {REPORT_ANNOTATION} alone",
+            f"an agent may write only the annotation {REPORT_ANNOTATION}",
         ),
-        ("object.metadata.?labels == oldObject.metadata.?labels", "an agent writes no labels"),
+        ("object.metadata.?labels == oldObject.metadata.?labels", "an agent may write no labels"),
         (
             f"{others.format('object')} == {others.format('oldObject')}",
-            f"an agent writes the condition {REPORT_CONDITION} alone",
+            f"an agent may write only the condition {REPORT_CONDITION}",
         ),
-        (" && ".join(same), "an agent writes nothing of a node's resources and addresses"),
+        (" && ".join(same), "an agent may not write a node's resources and addresses"),
     ]
     return admission(
         name=NAME,

@@ -1,6 +1,6 @@
 """All objects of node health, and the rights by which runs report.
 
-The runs' rights are not bound: their owner can have nodes tainted. A policy limits them to one annotation.
+The runs' rights are bound to no account: who has them can have nodes tainted. A policy limits them to one annotation.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ def runs_objects(*, namespace: str) -> list[Object]:
 
 
 def runs_admission() -> list[Object]:
-    """Returns a policy that limits accounts with these rights, and none to change Nodes, to the one annotation."""
+    """Returns a policy: accounts with the runs' rights, and no others on Nodes, may change one annotation."""
     note = f"metadata.?annotations[?'{VERDICTS_ANNOTATION}']"
     same = unchanged("metadata", ("labels", "finalizers", "ownerReferences"))
     validations = [
-        ("object.status == oldObject.status", "of a node's status this account changes nothing"),
+        ("object.status == oldObject.status", "this account may change nothing in a node's status"),
         (
             f"{annotations_but({VERDICTS_ANNOTATION})} && {same}",
-            f"of a node this account writes {VERDICTS_ANNOTATION} alone",
+            f"this account may write only the annotation {VERDICTS_ANNOTATION} of a node",
         ),
         (
             f"object.{note}.orValue('').size() <= {MAX_VERDICTS_TEXT}",
-            f"{VERDICTS_ANNOTATION} has {MAX_VERDICTS_TEXT} characters at most",
+            f"{VERDICTS_ANNOTATION} may have at most {MAX_VERDICTS_TEXT} characters",
         ),
     ]
     mine = f"authorizer.group('{_GROUP}').resource('{_WORD}').check('create').allowed()"

@@ -135,16 +135,16 @@ def controller_admission(*, namespace: str, policy: Policy) -> list[Object]:
     conditions = f"{{0}}.status.?conditions.orValue([]).filter(c, c.type != '{CONDITION}')"
     ours = f"object.spec.?taints.orValue([]).filter(t, t.key in {keys})"
     validations = [
-        (unchanged("spec", _SPEC), "of a node's spec this account changes our taints alone"),
-        (f"{others.format('object')} == {others.format('oldObject')}", f"of taints this account changes {keys} alone"),
+        (unchanged("spec", _SPEC), "this account may change only Rankfall's taints in a node's spec"),
+        (f"{others.format('object')} == {others.format('oldObject')}", f"this account may change only taints with the keys {keys}"),
         (
             f"{ours}.all(t, t.effect == '{policy.effect}' || t in oldObject.spec.?taints.orValue([]))",
-            f"our taint has the effect {policy.effect}",
+            f"Rankfall's taint must have the effect {policy.effect}",
         ),
-        (annotations_but({ANNOTATION}), f"of annotations this account writes {ANNOTATION} alone"),
-        (unchanged("metadata", _META), "this account changes no labels, finalizers or owners of nodes"),
-        (f"{conditions.format('object')} == {conditions.format('oldObject')}", f"of conditions this account writes {CONDITION} alone"),
-        (unchanged("status", _STATUS), "of a node's status this account writes our condition alone"),
+        (annotations_but({ANNOTATION}), f"this account may write only the annotation {ANNOTATION}"),
+        (unchanged("metadata", _META), "this account may change no labels, finalizers or owners of nodes"),
+        (f"{conditions.format('object')} == {conditions.format('oldObject')}", f"this account may write only the condition {CONDITION}"),
+        (unchanged("status", _STATUS), "this account may write only Rankfall's condition in a node's status"),
     ]  # fmt: skip
     who = ("controller", account(NAME, namespace=namespace))
     return admission(name=NAME, who=who, operations=("UPDATE",), validations=validations)

@@ -45,11 +45,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Attributes:
         action: Maximum action, after ``count`` observations in ``window_s`` seconds.
-        distinct: ``job`` counts different jobs; unknown ones are one.
+        distinct: ``job`` counts different jobs; all unknown jobs are one.
         recovers: Code that this one revokes.
         after_job: True to isolate the node after its job.
         release: True if a revoked code needs no check.
-        fatal_for_job: ``yes``, ``no`` or ``maybe``: ends programs there.
+        fatal_for_job: ``yes``, ``no`` or ``maybe``: the fault ends programs on the device.
         note: Reason, with statements of vendors.
     """
 
@@ -80,7 +80,7 @@ class Rules:
     def find(self, code: str) -> Rule | None:
         """Returns the rule of a code, or that of the code without its last word.
 
-        None if unknown: never act.
+        None if there is neither: then no action.
         """
         found = self._rules.get(code)
         if found is None and code.count("/") > 1:

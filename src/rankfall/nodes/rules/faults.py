@@ -164,7 +164,7 @@ def of_pod_text(text: bytes, *, node: str, signature: str, slug: str, identity: 
 
 
 def of_condition(*, node: str, type_: str, status: str, since: int, message: str) -> NodeFault | None:
-    """Returns a foreign condition as fault or recovery; None if unknown.
+    """Returns a condition that another component set as fault or recovery; None if no rule knows it.
 
     The same condition and time are one observation.
     """
@@ -188,7 +188,7 @@ def of_condition(*, node: str, type_: str, status: str, since: int, message: str
 def of_verdict(verdict: RunVerdict, *, node: str, now: int) -> NodeFault:
     """Returns a run verdict as a fault of its node.
 
-    Later failure times count as now, so that no wrong clock outlasts a clearance.
+    A failure time after ``now`` counts as ``now``, so that no wrong clock outlasts a clearance.
     """
     # With job output as proof the node is only marked.
     code = f"verdict/{verdict.cause}" + (SUSPECT if verdict.action == "suspect" else "")

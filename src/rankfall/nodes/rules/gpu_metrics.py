@@ -124,7 +124,8 @@ def changed_values(
 ) -> tuple[list[NodeFault], dict[str, ActiveMetric]]:
     """Returns changes since the previous poll, and all active values.
 
-    Another boot resets everything; ``before`` is None for the first poll.
+    ``stood``: active values of the previous poll, at ``before``; None for the first poll. Another boot resets
+    everything.
     """
     fields = metric_fields()
     faults: list[NodeFault] = []

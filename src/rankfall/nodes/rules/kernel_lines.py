@@ -107,24 +107,27 @@ def read_sxid(text: bytes) -> Line | None:
 
 
 def read_lost(text: bytes) -> Line | None:
-    """Parses Xid 79 in one line without its number."""
+    """Parses Xid 79 in one line without its number; None for other lines."""
     found = _search(_LOST, text) or _search(_LOST_WHOLE, text)
     return None if found is None else Line(code="xid/79", device=f"gpu {_text(found['pci']).lower()}")
 
 
 def lost_head(text: bytes) -> str | None:
-    """Returns the device of "The NVIDIA GPU ...", the first of three records that may form an Xid 79."""
+    """Returns the device of "The NVIDIA GPU ..."; None for other lines.
+
+    This is the first of three records that may form an Xid 79.
+    """
     found = _search(_LOST_HEAD, text) if text.startswith(b"NVRM: The NVIDIA GPU ") else None
     return None if found is None else f"gpu {_text(found['pci']).lower()}"
 
 
 def lost_tail(text: bytes) -> bool:
-    """True if it is the last of those three records."""
+    """True if the text is the last of those three records."""
     return _search(_LOST_TAIL, text) is not None
 
 
 def _xid_word(number: int, rest: bytes) -> tuple[str, str | None]:
-    """Returns the word that the line adds to the number, and further detail."""
+    """Returns the word that the line adds to the number ("" without one), and further detail or None."""
     if number == 154:  # noqa: PLR2004 - the number of the line with the recovery action
         found = _search(_RECOVERY, rest)
         if found is None:
@@ -175,7 +178,7 @@ _PREFIX: Final = anchored(
 
 
 class Recogniser:
-    """Reads the kernel lines of one boot in order. ``prefixed`` for dmesg lines."""
+    """Reads the kernel lines of one boot in order. ``prefixed``: the lines have dmesg's prefix."""
 
     def __init__(self, catalogue: Catalogue | None = None, *, prefixed: bool = False) -> None:
         self._catalogue = catalogue or default_catalogue()
@@ -234,7 +237,7 @@ class Recogniser:
         return Line(code="xid/79", device=devices.pop() if len(devices) == 1 else None)
 
     def _again(self, found: Line, at: int | None) -> bool:
-        """True if the same loss was reported already in another form."""
+        """True if the same lost GPU was reported already in another form."""
         before = self._lost.get(found.device)
         if at is not None:
             self._lost[found.device] = at
@@ -264,7 +267,7 @@ class Recogniser:
 
 
 def _numbered(hit: Hit) -> bool:
-    """True for signatures of NVIDIA's numbers and of tools."""
+    """True for signatures of text that NVIDIA's numbers or tools also report."""
     return "line" in hit.signature.where
 
 

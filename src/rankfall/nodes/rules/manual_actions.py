@@ -49,7 +49,7 @@ def taint(view: NodeView, *, reason: str, by: str, rules: Rules, policy: Policy,
         health = replace(health, state="quarantined", since=now, held=None, tainted=True, clean=0, clean_since=None)
     stands = view.tainted(policy)
     text = (
-        "has our taint already; the reason is added"
+        "has Rankfall's taint already; the reason is added"
         if stands
         else f"tainted {policy.key}={policy.value}:{policy.effect}"
     )

@@ -1,6 +1,6 @@
 """Maps Node objects: reads data, makes JSON Patches and the displayed status.
 
-Invalid data counts as absent. A patch requires the version read (409): taints are one list without keys.
+Invalid data counts as absent. A patch requires the version read (else 409), because taints are one list without keys.
 """
 
 from __future__ import annotations

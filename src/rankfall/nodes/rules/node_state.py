@@ -36,8 +36,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         taints: All taints, in order.
         boot: Boot id, or None.
         opted_out: True if a label excludes it.
-        idle_at: Last check without a job, nanoseconds, or None.
-        record: Its annotation or an unwritten decision, or None.
+        idle_at: Last check that found no job on it, nanoseconds since the epoch, or None.
+        record: The record in its annotation or of an unwritten decision, or None.
     """
 
     name: str
@@ -51,11 +51,11 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     record: NodeHealth | None = None
 
     def tainted(self, policy: Policy) -> bool:
-        """True if it has Rankfall's taint, from any writer."""
+        """True if the node has Rankfall's taint, from any writer."""
         return any((each.key, each.effect) == (policy.key, policy.effect) for each in self.taints)
 
     def marked(self, policy: Policy) -> bool:
-        """True if Rankfall tainted it and the taint remains, even with an earlier key or effect."""
+        """True if Rankfall tainted the node and the taint remains, even with an earlier key or effect."""
         ours = self.record is not None and self.record.tainted
         return self.tainted(policy) or (ours and any(each.key in policy.keys for each in self.taints))
 
@@ -71,7 +71,7 @@ class CheckRound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """A begun or ended remediation step; ``ok`` proves no reboot."""
+    """A remediation step that began or ended; ``ok``: its hook reported success, which proves no reboot."""
 
     node: str
     at: int
@@ -89,7 +89,7 @@ class Clear(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def begin(view: NodeView, *, policy: Policy, now: int) -> tuple[NodeHealth, bool]:
-    """Returns a step's initial record; True if another party removed the taint."""
+    """Returns the record at the begin of a step; True if another party removed the taint."""
     health = view.record or NodeHealth()
     if view.boot is not None and view.boot != health.boot and view.boot not in health.past_boots:
         past = (*health.past_boots, health.boot) if health.boot is not None else health.past_boots
@@ -196,12 +196,12 @@ def grave(health: NodeHealth, rules: Rules) -> list[OpenCause]:
 
 
 def needs_manual_return(health: NodeHealth) -> bool:
-    """True if only a person may return it: one tainted it, or it is a repeat offender."""
+    """True if only a person may return the node: a person tainted it, or it is a repeat offender."""
     return health.repeat_offender or any(cause.code == MANUAL_CODE and not cause.cured for cause in health.causes)
 
 
 def returned(health: NodeHealth, *, rules: Rules, policy: Policy, is_new: bool, now: int) -> NodeHealth:
-    """Returns the next state of a tainted node. ``is_new``: a new observation makes it suspect."""
+    """Returns the record of a tainted node in its next state. ``is_new``: a new observation makes it suspect."""
     if health.state == "validating" and is_new:
         return replace(health, state="quarantined", since=now, clean=0, clean_since=None)
     if health.state != "quarantined" or needs_manual_return(health):
@@ -217,7 +217,7 @@ def returned(health: NodeHealth, *, rules: Rules, policy: Policy, is_new: bool, 
 
 
 def may_return(health: NodeHealth, *, rules: Rules, policy: Policy) -> bool:
-    """True if its taint may be removed: enough clean rounds over enough time, or all causes revoked for good."""
+    """True if the node's taint may be removed: enough clean rounds over enough time, or all causes revoked for good."""
     if not health.tainted or needs_manual_return(health):
         return False
     counted = [
@@ -251,7 +251,7 @@ def quarantined(health: NodeHealth, *, policy: Policy, now: int) -> NodeHealth:
 
 
 def waiting(health: NodeHealth, *, rules: Rules, held: Held | None, now: int) -> NodeHealth:
-    """Returns the state of an untainted node: healthy or suspect."""
+    """Returns the record of an untainted node in state healthy or suspect; ``held``: obstacle to a due quarantine."""
     suspect = held is not None or any(ORDER[wanted(cause, rules)] >= ORDER["suspect"] for cause in health.causes)
     state: Literal["healthy", "suspect"] = "suspect" if suspect else "healthy"
     since = health.since if health.state == state else now

@@ -49,7 +49,7 @@ def fold(
 
 
 def trusted(fault: NodeFault, policy: Policy) -> bool:
-    """True if an action may rely on it."""
+    """True if an action may rely on the fault."""
     if fault.trust == "injected":
         return policy.accept_injected
     return fault.trust in _TRUSTED or (fault.trust == "pod_text" and fault.code in policy.pod_codes)
@@ -77,7 +77,7 @@ def _other_boot(health: NodeHealth, fault: NodeFault, boot: str | None) -> bool:
 
 
 def _settled(health: NodeHealth, fault: NodeFault, at: int) -> bool:
-    """True if it precedes the last clearance or this boot."""
+    """True if the fault precedes the node's last clearance or its current boot."""
     earliest = at - int(fault.uncertainty * SECOND)
     if fault.boot is None and health.past_boots and health.boot_at is not None and earliest <= health.boot_at:
         return True
@@ -138,7 +138,7 @@ def _count(
 
 
 def _known(cause: OpenCause, fault: NodeFault, at: int) -> bool:
-    """True if known, or so late in a burst that newer ones already fill the record."""
+    """True if the fault was counted before, or is so late in a burst that newer ones already fill the record."""
     if any(each.id == fault.id for each in cause.seen):
         return True
     return cause.count > len(cause.seen) > 0 and at <= (cause.seen[0].at or 0)

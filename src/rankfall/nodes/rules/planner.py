@@ -51,7 +51,7 @@ class Limits:
         self._tainted = {name for name, member in members.items() if member.tainted}
 
     def trip(self, records: Mapping[str, NodeHealth], rules: Rules) -> Trip | None:
-        """Opens the breaker if one code affects too many nodes; returns the reason."""
+        """Opens the breaker if one code affects too many nodes; returns the reason, else None."""
         if self.safety.trip is not None:
             return None
         since = max(self._now - self._policy.breaker_s * SECOND, self.safety.reset_at)
@@ -69,7 +69,7 @@ class Limits:
         return None
 
     def grant(self, node: str) -> Held | None:
-        """Reserves capacity for this node; returns None or the refusal."""
+        """Reserves capacity for quarantining this node; returns None, or the reason of a refusal."""
         if self.safety.trip is not None:
             return "breaker"
         pool = self._members[node].pool
@@ -89,7 +89,7 @@ class Limits:
         return max(1, min(budget.nodes, math.ceil(ready * budget.percent / 100)))
 
     def used(self, pool: str) -> int:
-        """Returns the number of nodes that have it or get it in this step."""
+        """Returns the number of nodes of a pool that have the taint or get it in this step."""
         return sum(self._members[name].pool == pool for name in self._tainted)
 
     def _pool(self, pool: str) -> Iterable[Member]:

@@ -22,7 +22,7 @@ _Value = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tainted nodes of a pool: the smaller of both, at least one.
+    """Most tainted nodes of a pool: the smaller of ``nodes`` and ``percent``, at least one.
 
     ``percent`` is of the Ready nodes, rounded up.
     """

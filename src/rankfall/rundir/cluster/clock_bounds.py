@@ -57,7 +57,7 @@ def _stamps(fact: PodFact) -> list[int]:
 
 
 def _most_after_binding(fact: PodFact) -> int | None:
-    """Returns the upper bound of a node's offset: its kubelet follows the server's binding."""
+    """Returns the upper bound of a node's offset, as the kubelet acts after the server's binding; None if unknown."""
     stamps, binding = _stamps(fact), fact.condition("PodScheduled")
     after = stamp_ns(binding.at) if binding is not None and binding.status == "True" else None
     return None if after is None or not stamps else min(stamps) + _NS - after
@@ -179,7 +179,7 @@ class ClockView:
         self._changed = _Changed(clock_path(run, attempt))
 
     def poll(self) -> dict[int, int]:
-        """Returns ``read_clocks``; empty also if unchanged."""
+        """Returns ``read_clocks``; an empty dict if the file is unchanged."""
         return read_clocks(self._run, self._attempt) if self._changed() else {}
 
 

@@ -1,7 +1,7 @@
 """Reduces Events, Nodes and workload objects to stored facts. Pure.
 
-They vanish first: an Event lives an hour. A node's newest snapshot therefore contains earlier boots and
-unhealthy periods.
+These objects vanish before the run ends: an Event lives an hour. A node's newest snapshot therefore contains earlier
+boots and unhealthy periods.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ def _what(spell: Spell) -> tuple[str, str, str | None]:
 
 
 def _health(text: Any) -> tuple[str | None, tuple[Fault, ...]]:
-    """Returns the state and the causes of a node's health record; nothing if the record is invalid."""
+    """Returns the state and the causes of a node's health record; (None, ()) if the record is invalid."""
     if not isinstance(text, str):
         return None, ()
     try:
@@ -310,7 +310,7 @@ def _health(text: Any) -> tuple[str | None, tuple[Fault, ...]]:
 
 
 def _writer_of_suspend(meta: Mapping[str, Any]) -> str | None:
-    """Returns the last writer of ``suspend`` by ``managedFields``."""
+    """Returns the last writer of ``suspend`` by ``managedFields``; None if unknown."""
     found: list[tuple[str, str]] = []
     for one in mappings(meta, "managedFields"):
         spec = mapping(mapping(one, "fieldsV1"), "f:spec")

@@ -43,14 +43,14 @@ class CursorRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         second: Whole second of the newest line.
         forgotten: Newest second with forgotten lines.
         seconds: (second, lines in sequence) of stored lines.
-        sums: Checksums, 4 bytes each, base64.
-        chunks: Stored unchanged; excludes lines.
-        sizes: Length of each changed stream.
+        sums: Checksums of these lines, 4 bytes each, base64.
+        chunks: Chunks stored unchanged; their lines are not in ``seconds``.
+        sizes: Length of each changed stream in bytes.
         last: Newest line's timestamp, nanoseconds.
-        closed: Why no more lines will come.
+        closed: Reason why no more lines will come.
         lines, repeated, gaps: Totals so far.
         printed: (lines, bytes) of each stream, by the wrapper.
-        settled: Stored lines were compared with it.
+        settled: True if stored lines were compared with ``printed``.
     """
 
     second: int | None = None

@@ -41,7 +41,7 @@ class SnapshotWriter(Generic[K]):
     """Appends snapshots to a journal, created if missing; removes a torn last line.
 
     Attributes:
-        newest: By UID, including earlier writers'.
+        newest: Newest snapshot by UID, including those of earlier writers.
 
     Raises:
         OSError: The file cannot be opened.
@@ -110,7 +110,7 @@ class SnapshotReader(Generic[K]):
     """Reads a journal incrementally.
 
     Attributes:
-        newest: By UID, in order of first appearance.
+        newest: Newest snapshot by UID, in order of first appearance.
         offset: Bytes read, whole lines only.
         problems: Messages about unusable lines, at most 8.
     """

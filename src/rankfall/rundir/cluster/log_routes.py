@@ -1,6 +1,6 @@
 """Maps each line of a container's log to its stream and text offset.
 
-The wrapper writes ``[rank N] `` before ranks' lines, and ``[rank ?] `` before similar output. Without it only
+The wrapper writes ``[rank N] `` before ranks' lines, and ``[rank ?] `` before similar output. Without the wrapper only
 torchrun's prefixes count.
 """
 
@@ -48,7 +48,7 @@ class Routes:
         self._foreign = foreign
 
     def alike(self, data: bytes) -> bool:
-        """True if all lines are the slot's, without prefix; False with Rankfall's wrapper."""
+        """True if no line has a rank prefix, so all are the slot's; always False with Rankfall's wrapper."""
         if b"]:" not in data:
             return self._foreign
         return self._foreign and "rank" not in self.roles and _TAG_WITHIN.search(data) is None

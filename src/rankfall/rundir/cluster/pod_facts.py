@@ -61,19 +61,19 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         seen_ns: Nanoseconds since the epoch by this machine.
-        slot: By completion index and role, or None.
-        gone: Deleted; other fields are older.
+        slot: Slot by completion index and role, or None.
+        gone: True if deleted; other fields are then older.
         created: By the API server's clock; ``accepted``: by the node's.
         deleting: Deadline after a deletion request.
         grace_s: Grace period in seconds.
-        overdue: Its end is unreported: a dead or disconnected node.
+        overdue: True if its end is due and unreported: a dead or disconnected node.
         container: Name of the training container.
         ranks: Local rank -> rank, by a foreign manifest.
         prefixes: Roles in torchrun's prefixes; empty without prefix.
         role: By another tool's labels, or None.
         main, last: Training container, and its previous instance.
         log: ``open``, ``complete``, ``lost`` (incomplete), ``none`` (never existed).
-        others: Blocking containers, as ``name: reason: message``.
+        others: Containers that block the pod, as ``name: reason: message``.
     """
 
     seen_ns: int
@@ -170,7 +170,7 @@ def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: b
 
 
 def later(held: PodFact, fact: PodFact) -> PodFact:
-    """Returns the facts of a pod after one more snapshot; it keeps older facts that the new one lacks.
+    """Returns the facts of a pod after one more snapshot; facts that the new snapshot lacks stay.
 
     Snapshots may overtake each other; a deleted pod's last event may be only a name.
     """

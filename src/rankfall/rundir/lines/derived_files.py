@@ -177,7 +177,7 @@ _BATCH_PLACES: Final = 4096
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Whole lines of one rank in one stream, from ``first`` up to ``end``."""
+    """Whole lines of one rank in one stream, from offset ``first`` up to offset ``end``."""
 
     stream: str
     first: int
@@ -188,14 +188,14 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of the file.
+    """Progress of the file of all ranks.
 
     Attributes:
         size: File size before ``batch``, bytes.
         attempt: Attempt before ``batch``; 0 if empty.
         batch: Batch appended next, or last.
-        offsets: Of each stream after the batch.
-        complete: Run over and file complete.
+        offsets: Offset in each stream after the batch, bytes.
+        complete: True if the run is over and the file complete.
     """
 
     size: int = 0

@@ -58,9 +58,9 @@ class Piece(NamedTuple):
 class LineTail:
     """One viewer of one run.
 
-    ``hold``: seconds a line waits for earlier ones; ``patience``: for a stream's rank, None = until its attempt
-    ends. ``starts``: offsets at line beginnings. ``whole``: long lines in pieces, for :meth:`pieces` alone.
-    ``problems``: messages about unreadable data.
+    ``hold``: seconds that a line waits for earlier ones. ``patience``: seconds that a stream waits for its rank; None =
+    until its attempt ends. ``starts``: offsets, by stream, at which to begin. ``whole``: long lines in pieces, for
+    :meth:`pieces` alone. ``problems``: messages about unreadable data.
 
     Raises:
         UsageError: The query is invalid.
@@ -156,9 +156,9 @@ class LineTail:
         return self._ranges.get(stream, Ranges())
 
     def again(self, stream: str, *, first: int, last: int) -> Iterator[Line]:
-        """Yields lines again, with the known ranks; each is marked late.
+        """Yields lines that were yielded before, now with the known ranks; each is marked late.
 
-        ``first`` and ``last`` are offsets of lines.
+        ``first`` and ``last`` are the offsets of the first and last line.
         """
         view = next(view for view in self._views if view.name.stream == stream)
         cursor = Forward(view.name.path, start=first, block=_BLOCK)
@@ -326,7 +326,7 @@ def _kept(lines: Iterator[Line]) -> Iterator[Line]:
 
 
 def _last_line_end(view: View) -> int:
-    """Returns the end of the last complete line."""
+    """Returns the byte offset after the last complete line of the stream file; 0 if there is none."""
     try:
         size = content_size(view.name.path)
         last = next(lines_backward(view.name.path, end=size, block=4096), None)

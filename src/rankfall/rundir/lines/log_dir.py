@@ -46,7 +46,7 @@ class Claim:
         """Records the run that owns the folder.
 
         Raises:
-            UsageError: Another run's, or the mark is unwritable.
+            UsageError: The folder is another run's, or the mark is unwritable.
         """
         if self._owner.run not in {"", run_dir.id}:
             raise _taken(self._folder, self._owner)
@@ -98,7 +98,7 @@ class LogDir:
         return self._tried(self._file.advance)
 
     def finish(self) -> str | None:
-        """Appends the remaining lines and copies each rank's file; returns a failure's reason.
+        """Appends the remaining lines and copies each rank's file; returns a failure's reason, or None.
 
         Repeatable.
         """

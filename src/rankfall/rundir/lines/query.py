@@ -138,16 +138,16 @@ class LineQuery(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         ranks: Global ranks; None without ``last`` and ``failed`` = all.
         last: The last global rank, of the newest round.
-        failed: Ranks that failed themselves, and the verdict's.
+        failed: Ranks that failed by themselves, and the rank of the verdict.
         slots: Slots; None = all.
-        attempt: Number; None = newest and later; or ``all``.
+        attempt: Number; None = the newest, and later ones; or ``all``.
         streams: Both, only stdout or only stderr.
-        since: Earliest arrival, nanoseconds since the epoch; includes undated.
-        tail: Last lines of the whole result.
+        since: Earliest arrival, nanoseconds since the epoch; lines without a time are included.
+        tail: Number of last lines in the whole result.
         level: ``error`` = error lines and whole tracebacks.
         instance: Only this start of a slot, from 0.
         grep: RE2 pattern for bytes (truncated at 1 MiB).
-        include_unranked: Lines of no rank; None = with all ranks.
+        include_unranked: Include lines without a rank; None = only if all ranks are selected.
     """
 
     ranks: frozenset[int] | None = None
@@ -175,9 +175,9 @@ class LineQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Selected ranks of one attempt; None = all.
+    """Selected ranks of one attempt; ``ranks`` None = all.
 
-    ``settled`` False: more may be found.
+    ``settled`` False: more ranks may be selected later.
     """
 
     ranks: frozenset[int] | None
@@ -191,7 +191,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 class Ranges:
     """Ranks of one stream's bytes: (first byte, end or None, rank).
 
-    ``settled``: without ranges, no rank will become known.
+    ``settled``: if no range exists now, the stream will never get a rank.
     """
 
     def __init__(self, ranges: tuple[tuple[int, int | None, int], ...] = (), *, settled: bool = False) -> None:
@@ -207,7 +207,7 @@ class Ranges:
         return self._settled or bool(self.ranges)
 
     def at(self, byte: int) -> int | None:
-        """Returns the rank of the line that begins at ``byte``."""
+        """Returns the rank of the line that begins at ``byte``; None if unknown."""
         if self.simple:
             return self.rank
         for first, end, rank in reversed(self.ranges):

@@ -185,10 +185,10 @@ class IndexRow(NamedTuple):
     """One chunk of a stream.
 
     Attributes:
-        offset: Its first byte.
+        offset: First byte of the chunk.
         line: First line that begins there, from 0.
         stamp: First line's arrival, nanoseconds since the epoch.
-        last: Last line's; 0 if unknown, ``stamp`` for the wrapper's clock.
+        last: Last line's arrival; 0 if unknown, equal to ``stamp`` for the wrapper's clock.
         source: Source of the timestamps.
     """
 
@@ -202,7 +202,7 @@ class IndexRow(NamedTuple):
 class IndexReader:
     """Reads a growing stream index; no file remains open.
 
-    ``problem``: why it is unusable or missing, or None.
+    ``problem``: why the index is unusable or missing, or None.
     """
 
     def __init__(self, stream: Path) -> None:
@@ -233,13 +233,13 @@ class IndexReader:
     def stamp(self, byte: int) -> int | None:
         """Returns the arrival time of the chunk that contains ``byte``; None if unknown.
 
-        After the last row it is a lower bound.
+        For bytes after the last row the time is a lower bound.
         """
         row = self.at(byte)
         return row.stamp if row else None
 
     def last_stamp(self) -> int | None:
-        """Returns the arrival time of the newest line by the newest row."""
+        """Returns the arrival time of the newest line by the newest row; None without rows."""
         with _Opened(self) as file:
             rows = file.rows(file.count - 1, 1)
             if not rows:
@@ -250,7 +250,7 @@ class IndexReader:
     def offset_since(self, stamp: int) -> int | None:
         """Returns the offset of the first chunk that arrived at ``stamp`` or later; None if absent.
 
-        After a clock step back it may be a neighbor.
+        After a clock step back the result may be a neighbor.
         """
         with _Opened(self) as file:
             found = file.rows(file.bisect(lambda row: row.stamp < stamp) + 1, 1)
@@ -296,7 +296,7 @@ class _Opened:
     def bisect(self, before: Callable[[IndexRow], bool]) -> int:
         """Returns the number of the last row for which ``before`` is true; -1 if there is none.
 
-        It must be true for a first part only.
+        ``before`` must be true for a first part of the rows and false for the others.
         """
         low, high = 0, self.count
         while low < high:

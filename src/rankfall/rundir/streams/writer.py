@@ -67,7 +67,7 @@ def unfinished_compressions(home: Path, *, but: RunDir) -> list[Path]:
 
 
 def compress(path: Path) -> str | None:
-    """Compresses one stream; returns why not, or None.
+    """Compresses one stream; returns None, or the reason why it stays raw.
 
     Raises:
         OSError: Disk failure; the stream is unchanged.
@@ -196,7 +196,7 @@ Mark = tuple[int, int, int, int]
 class StreamAppender:
     """Appends to one stream and its index.
 
-    ``base``: path without endings, as ``.../0/r3.out``. ``counted`` None: newlines are counted.
+    ``base``: path without endings, as ``.../0/r3.out``. ``counted``: counts of the existing content; None = count now.
 
     Attributes:
         size, index_size: Sizes of the files in bytes.

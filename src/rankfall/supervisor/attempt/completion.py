@@ -29,7 +29,7 @@ class SettleWindow:
         self._last_change = 0.0
 
     def see(self, now: float, *, failed: bool, changed: bool) -> bool:
-        """Records one poll. Returns True if it opened the window."""
+        """Records one poll. Returns True if this poll opened the window."""
         opens = failed and self.opened is None
         if opens:
             self.opened = now
@@ -52,7 +52,7 @@ class SettleWindow:
         return now - self.opened >= least and now - self._last_change >= QUIET_S
 
     def last_change(self) -> float:
-        """Returns the time of the last new data; it changes with each new piece."""
+        """Returns the monotonic time of the last new data."""
         return self._last_change
 
     def waits_for(self, verdict: Verdict) -> str:
@@ -93,8 +93,9 @@ _NS: Final = 1_000_000_000
 class SuccessWatch:
     """Applies the success policy to one attempt.
 
-    With launcher ``exec`` only the slot's end counts. ``head`` replaces a missing rank 0. ``drain_s`` limits the other
-    slots.
+    With launcher ``exec`` only the slot's end counts. ``head`` is the slot that counts as rank 0 if that rank is
+    unknown.
+    ``drain_s``: seconds for the other slots after success.
     """
 
     def __init__(self, success: Success, *, launcher: Launcher, head: int = 0) -> None:
@@ -125,7 +126,7 @@ class SuccessWatch:
     ) -> tuple[int, ...]:
         """Returns the slots of a ``MIN:MAX`` gang without a rank when all others ended with 0.
 
-        No gang remains for them to join.
+        These slots have no gang left to join.
         """
         seated = {facts.slot for facts in ranks}
         begun = [facts for facts in slots if facts.slot in seated]

@@ -38,8 +38,8 @@ _SELDOM_S: Final = 1.0
 class AttemptMonitor:
     """Watches one attempt of one run.
 
-    ``decide`` and ``tell`` concern slots that restart alone; ``total_at`` in nanoseconds since the epoch, None without
-    deadline.
+    ``decide`` decides about slots that restart alone, ``tell`` reports these decisions. ``total_at``: total deadline in
+    nanoseconds since the epoch, None without one.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class AttemptMonitor:
         if attempt_end.stopping:
             attempt_end.step(left | departing, clock=clock)
         elif attempt_end.verdict is not None:
-            attempt_end.stop("its verdict was reached before")
+            attempt_end.stop("the attempt's verdict was reached before")
         elif standing == "reached":
             self._drain(now)
         else:
@@ -265,7 +265,7 @@ class AttemptMonitor:
             self._timeouts.look(delta, slots, ranks, now=now)
 
     def _weigh(self, clock: float, *, now: int) -> Verdict | None:
-        """Returns the verdict if final; else reports the wait. Once for each change."""
+        """Returns the verdict if it is final, else None and reports the wait; examines each change once."""
         if not self._window.quiet(clock) or self._window.last_change() == self._weighed_at:
             return None
         self._weighed_at = self._window.last_change()

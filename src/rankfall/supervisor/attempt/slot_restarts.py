@@ -38,7 +38,7 @@ Tell = Callable[[Plan, Diagnosis, int, int], None]
 class SlotRestarts:
     """The slots of one attempt that restart alone.
 
-    ``down`` slots stay failed; ``final`` is their newest verdict or None. ``grace`` in seconds.
+    ``down``: slots that stay failed; ``final``: their newest verdict or None. ``grace`` in seconds.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class SlotRestarts:
         about = {"attempt": self.plan.attempt, "slot": fall.slot, "instance": fall.instance}
         self._events.say(
             "fall",
-            f"slot {fall.slot} fell: {verdict.cause.slug} ({verdict.cause.confidence}){rank}{place}; "
+            f"slot {fall.slot} failed: {verdict.cause.slug} ({verdict.cause.confidence}){rank}{place}; "
             f"{fall.action}: {fall.because}",
             at=now,
             **about,

@@ -43,7 +43,8 @@ class HangWatch:
     def see(self, now: int, *, fresh: bool, ranks: Iterable[RankFacts], activity: int) -> None:
         """Records one poll.
 
-        ``fresh``: output or records arrived. ``activity`` includes CPU work of all ranks; all times in nanoseconds.
+        ``fresh``: output or records arrived. ``activity``: time of the newest activity, CPU work of all ranks included.
+        Times in nanoseconds since the epoch.
         """
         if fresh:
             self._progress, self._seldom = now, 1
@@ -89,7 +90,7 @@ _SIGHT_S: Final = 5.0
 
 
 class TimeoutWatch:
-    """Checks deadlines and hangs of one attempt; ``total_at`` in nanoseconds since the epoch, or None."""
+    """Checks deadlines and hangs of one attempt; ``total_at``: total deadline, nanoseconds since the epoch, or None."""
 
     def __init__(
         self,
@@ -229,7 +230,7 @@ class TimeoutWatch:
         self._attempt_end.settle(diagnose_by(plan.strategy, case), reason=why)
 
     def _take_stacks(self, ranks: tuple[RankFacts, ...]) -> bool:
-        """Returns True if a rank printed, advanced or ended meanwhile."""
+        """Collects stacks; returns True if a rank printed, advanced or ended meanwhile."""
         awaited = {(r.slot, r.pid): r.step for r in ranks if r.state == "running"}
         self._scope.observer.read_records()
         plan = self._scope.plan

@@ -34,7 +34,7 @@ _WAIT_AGAIN_NS: Final = 60_000_000_000
 class AttemptStartup:
     """The start-up phase of one attempt.
 
-    ``waits`` returns the pods' reason for not starting, or None. ``over``: it will not begin.
+    ``waits`` returns the pods' reason for not starting, or None. ``over`` returns True if the attempt will not begin.
     """
 
     def __init__(

@@ -110,7 +110,7 @@ def _facts(
 
 
 def _sheet(verdict: Verdict, ranks: Iterable[RankFacts], slots: Iterable[SlotFacts]) -> RankFacts | SlotFacts | None:
-    """Returns the root's facts: its rank's in the newest round, else its slot's."""
+    """Returns the root's facts: its rank's in the newest round, else its slot's; None if unknown."""
     if verdict.rank is not None:
         own = [facts for facts in ranks if facts.rank == verdict.rank]
         return max(own, key=lambda facts: facts.round or 0, default=None)
@@ -137,7 +137,7 @@ _RETRIES: Final = frozenset({"retry", "retry_elsewhere", "resize"})
 
 
 class Decisions:
-    """All decisions of one run; the attempt's monitor appends to ``falls``.
+    """All decisions of one run.
 
     Attributes:
         ``falls``: Failures of single slots in all attempts; the attempt's monitor appends to it.
@@ -165,7 +165,7 @@ class Decisions:
         self.falls: list[SlotFailureRow] = writer.falls()
 
     def about(self, number: int) -> Decision | None:
-        """Returns the newest decision about an attempt."""
+        """Returns the newest decision about an attempt; None without one."""
         row = self._rows.get(number)
         return row.decision if row is not None else None
 

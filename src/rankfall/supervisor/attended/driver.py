@@ -57,7 +57,7 @@ class RunEnd:
         self._say = say
 
     def after(self, number: int) -> Outcome:
-        """Ends the run with this attempt."""
+        """Ends the run after its last attempt, ``number``."""
         state = self._attempts.known(number).state
         if state == "succeeded":
             return self.end("succeeded", None)
@@ -66,7 +66,7 @@ class RunEnd:
             if request is None and self._control.cancelled is None:
                 found = self._attempts.diagnosis(number)
                 said = found.verdict.decisive if found is not None else None
-                return self.end("deleted", said.line if said is not None else "it was deleted in the cluster")
+                return self.end("deleted", said.line if said is not None else "its workload was deleted in the cluster")
             return self.end("cancelled", request.text if request else "cancelled")
         decision = self._decisions.about(number)
         return self.end("failed", decision.because if decision else "no verdict was reached")
@@ -84,7 +84,7 @@ class RunEnd:
         return self.end("cancelled", reason)
 
     def let_go(self, words: str) -> Outcome:
-        """Releases the run; ``words`` is the message without successor."""
+        """Releases the run; ``words`` is the message if no other process took it over."""
         self._events.say("released", self._control.lost or words, at=time.time_ns())
         return released(self._run_dir, attempts=self._attempts.newest)
 
@@ -107,7 +107,7 @@ class RunEnd:
         return outcome
 
     def again(self, final: RunState) -> None:
-        """Completes the end of a run whose process was killed after it stored this final state."""
+        """Completes the end of a run whose process was killed after it stored the state ``final``."""
         self._decisions.end(because=self._run_store.writer.run().reason)
         left = pending_cleanup(self._run_dir)
         if left == "files":
@@ -258,7 +258,7 @@ class Supervised:
                 if start_at == "late":
                     return end("failed", f"the total deadline of {self._spec.deadlines.total_s:g} s has passed")
                 if start_at == "gone":
-                    return end("deleted", "it was deleted in the cluster while it was suspended")
+                    return end("deleted", "its workload was deleted in the cluster while the run was suspended")
                 if start_at == "wished":
                     return self._run_end.between(cancelled=self._request() == "cancel")
                 self._find_late_evidence()
@@ -286,7 +286,7 @@ class Supervised:
         return held
 
     def _follow(self) -> AttemptMirror | None:
-        """Mirrors the newest attempt if it has not ended."""
+        """Mirrors the newest attempt if it has not ended; else returns None."""
         plan = self._attempts.open_plan
         return (
             None
@@ -304,7 +304,7 @@ class Supervised:
     # -- attempts
 
     def _begin(self, number: int) -> bool:
-        """Plans and stores an attempt before anything runs."""
+        """Plans and stores an attempt before anything runs; False if there is no plan."""
         plan = self._planner.plan(number, before=self._attempts.row(number - 1), exclude=self._nodes_to_avoid)
         if plan is None:
             return False

@@ -181,7 +181,11 @@ class RestartSchedule:
         return total_end(self._spec.deadlines, first=first, paused=self.hold().paused(first, time.time_ns()))
 
     def wait(self, after: int, *, delay_s: float) -> Literal["now", "wished", "late", "gone"]:
-        """Waits until the next attempt may begin, a request, the total deadline, or removal of a suspended workload."""
+        """Waits before the attempt after ``after``.
+
+        Returns ``now``: it may begin; ``wished``: a request came; ``late``: the total deadline is over; ``gone``: the
+        suspended workload was removed.
+        """
         ended = (self._attempts.known(after).ended or time.time_ns()) if after else 0
         due = ended + round(delay_s * _NS)
         before = self._attempts.plan(after) if after else None

@@ -101,7 +101,7 @@ class Takeover:
         self._said = ""
 
     def take(self, *, attempts: int, waits: Callable[[], None], cancelled: Callable[[], bool]) -> bool:
-        """Holds the run. Returns False if this process is to release it.
+        """Holds the run. Returns False if this process is to release the run.
 
         ``waits`` is called while the cluster is unreachable; a cancel waits too.
 

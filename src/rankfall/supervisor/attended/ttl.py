@@ -41,7 +41,7 @@ def spawn(run_dir: RunDir) -> None:
     """Starts the waiting process; returns when it is independent.
 
     Raises:
-        InfrastructureError: It does not start.
+        InfrastructureError: The process does not start.
     """
     # -P: a folder named rankfall must not be imported.
     command = [sys.executable, "-P", "-m", "rankfall.supervisor.attended.ttl", str(run_dir.path)]
@@ -55,10 +55,12 @@ def spawn(run_dir: RunDir) -> None:
 
 
 def expire(run_dir: RunDir, *, backend: Backend | None = None) -> bool:
-    """Waits, then removes the newest attempt's objects; False if another process waits already.
+    """Waits until the run's time to live is over, then removes the Kubernetes objects of its newest attempt.
+
+    Returns False without removing if the run has not ended, or another process already waits.
 
     Raises:
-        RankfallError: Unreadable run, or the cluster refuses.
+        RankfallError: The run directory is unreadable, or the cluster refuses.
     """
     folder = run_dir.path / "kube"
     make_folder(folder)

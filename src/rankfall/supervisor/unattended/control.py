@@ -78,7 +78,7 @@ def resume(run_dir: RunDir, *, reason: str, backend: Backend | None = None) -> b
 
 @contextlib.contextmanager
 def _workload(run_dir: RunDir, backend: Backend | None) -> Iterator[tuple[Workload | None, int]]:
-    """Releases the backend afterward."""
+    """Yields the newest attempt's workload (None without one) and number; then releases the backend."""
     chosen = backend or backend_for(run_dir.spec)
     try:
         with run_dir.reader() as reader:

@@ -103,7 +103,7 @@ _RESTARTED: Final = "{shown} restarted the gang, as its failure policy requires"
 class Unattended:
     """Records one unattended run.
 
-    Without ``stay`` only past events, with ``lines`` also current pods and lines.
+    Without ``stay`` only past events are recorded, with ``lines`` also current pods and lines.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Unattended:
             self._backend.release()
 
     def launch(self) -> None:
-        """Creates the run's objects and releases it.
+        """Creates the run's objects; finally closes the connection to the cluster.
 
         Raises:
             RankfallError: As :meth:`to_end`.
@@ -163,7 +163,7 @@ class Unattended:
             return outcome_of(self._run_dir, self._writer)
         workload = self._launched()
         if workload is None:
-            return self._end_deleted("it was never launched")
+            return self._end_deleted("the run was never launched")
         while True:
             number = max(self._attempts)
             row = self._attempts[number]
@@ -203,7 +203,7 @@ class Unattended:
             try:
                 self._begin(first_start(self._backend.plan(self._run_dir.whole_spec(), self._run_dir, 1)))
             except RankfallError as error:
-                self._end("failed", f"it could not be planned: {error.in_one_line}")
+                self._end("failed", f"the run could not be planned: {error.in_one_line}")
                 raise
         plan = Plan.of_row(self._attempts[1].plan, self._spec)
         found = self._backend.workload(plan)
@@ -231,7 +231,7 @@ class Unattended:
         ).case()
         found = diagnose_by(self._spec.strategy, msgspec.structs.replace(case, evidence=(piece,), ended=True))
         self._close_attempt(1, found)
-        self._end("failed", f"it could not be launched: {error.in_one_line}")
+        self._end("failed", f"the run could not be launched: {error.in_one_line}")
 
     def _begin(self, plan: Plan) -> None:
         now = time.time_ns()
@@ -293,7 +293,7 @@ class Unattended:
     # -- the end of a start
 
     def _conclude(self, number: int, ended: Ended, workload: Workload) -> Outcome | None:
-        """Returns the outcome if the run ended."""
+        """Returns the outcome if the run ended; None if another start follows."""
         found = self._diagnosis(number, ended, workload)
         state = self._close_attempt(number, found)
         if ended.how == "held":
@@ -402,7 +402,7 @@ def launch(run_dir: RunDir, *, backend: Backend | None = None) -> None:
     """Creates an unattended run's objects; idempotent.
 
     Raises:
-        LockHeld: Another process launches or records it.
+        LockHeld: Another process launches or records the run.
         RankfallError: The launch failed; the run has ended.
     """
     control = Control()
@@ -426,7 +426,7 @@ def refresh_unattended(
     ``lines``: reads current pods and lines too.
 
     Raises:
-        LockHeld: Another process records it.
+        LockHeld: Another process records the run.
         RankfallError: Cluster or run directory not accessible.
     """
     control = Control()

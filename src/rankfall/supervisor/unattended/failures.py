@@ -147,9 +147,9 @@ def _code_at_end(text: str) -> int | None:
 
 
 def stopped_slot(facts: SlotFacts, *, ours: bool) -> SlotFacts:
-    """Returns a slot of an ended start, ``unknown`` if its pod vanished unobserved.
+    """Returns a slot's facts after the end of its start: ``unknown`` if its pod vanished unobserved.
 
-    ``ours``: stopped while running, with wrappers.
+    ``ours``: Rankfall stopped the run, so a wrapper's exit code for a requested stop is no failure.
     """
     if facts.state == "expected":
         return msgspec.structs.replace(facts, state="unknown")
@@ -172,7 +172,7 @@ def _without_pods(slots: Sequence[int], *, label: str) -> str | None:
 
 
 def _of_code(facts: SlotFacts, case: Case) -> Evidence | None:
-    """Returns a cause from the wrapper's exit code if its records did not arrive."""
+    """Returns a cause from the wrapper's exit code if its records did not arrive, else None."""
     # Without a wrapper the codes have no meaning.
     slug = _CAUSE_OF_CODE.get(facts.exit_code or 0) if case.backend != FOREIGN else None
     known = any(piece.slot == facts.slot and piece.source != "exit" for piece in case.evidence)
@@ -245,7 +245,7 @@ class ReplacedPods:
         self._events = events
 
     def look(self, slots: Iterable[SlotFacts], pods: Iterable[PodFact]) -> bool:
-        """Switches each failed slot to its next pod; True if any."""
+        """Switches each failed slot to its next pod; True if any was switched."""
         made: dict[int, int] = {}
         for pod in pods if self._alone else ():
             if pod.slot is not None:

@@ -82,7 +82,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a start.
 
     Attributes:
-        how: Kind of end.
+        how: Kind of end, a value of ``workload_poller.How``.
         state: State of the workload, or None.
         gang: UID of the TrainJob's JobSet, or empty.
         case: Case of the start.
@@ -165,7 +165,7 @@ class GangMonitor:
     def run(self, *, stay: bool, lines: bool = False) -> Ended | None:
         """Records the start to its end, or returns None if it continues.
 
-        Without ``stay`` only past events, with ``lines`` also current ones.
+        Without ``stay`` only past events are recorded, with ``lines`` also current ones.
         """
         workload = self._workload
         try:
@@ -234,7 +234,7 @@ class GangMonitor:
         return delta
 
     def _mark_kubernetes_stop(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...]) -> bool:
-        """Marks other slots' stop, which is no cause; True if marked now."""
+        """Records that Kubernetes stops the other slots, so that their ends are no cause; True if recorded now."""
         if self._spec.alone or not self._ends_as_one or read_stop(self._run_dir.path, self._plan.attempt) is not None:
             return False
         fell = {number for kind, number, _ in bad_ends(slots, ranks, launcher=self._plan.launcher) if kind == "slot"}
@@ -244,7 +244,7 @@ class GangMonitor:
             first = [slot for slot, facts in ends.items() if facts.ended_at == earliest]
             # In the same second, SIGTERM is a reaction.
             own = [slot for slot in first if ends[slot].signal != signal.SIGTERM] or first
-            reason = "Kubernetes ends the others when one has failed"
+            reason = "Kubernetes ends the other slots when a slot has failed"
             stop = Stop(at_ns=earliest + _AFTER_NS, reason=reason, after=tuple(sorted(own)))
             mark_stop(self._run_dir.path, self._plan.attempt, stop)
         return bool(ends)

@@ -115,7 +115,8 @@ _AGAIN_S: Final = 5.0
 _MAX_NOTE: Final = 500
 
 How = Literal["over", "again", "held", "gone"]
-"""``over``: with its workload; ``again``: another start continues; ``held``: suspended; ``gone``: no workload exists.
+"""``over``: the workload ended too; ``again``: another start continues; ``held``: suspended; ``gone``: no workload
+exists.
 """
 
 
@@ -202,12 +203,15 @@ class WorkloadPoller:
         self.seen = found
 
     def _watched(self) -> NativeState | None:
-        """Its time to live may have removed it immediately."""
+        """Returns the workload's end that the watch recorded, or None.
+
+        Its time to live may have removed the workload before a poll.
+        """
         uid = self._workload.uid
         return end_of(workload_facts(self._run, self._attempt), uid) if uid else None
 
     def _missed(self) -> bool:
-        """True if the workload's watch can add nothing."""
+        """True if the watch will record no more of the workload."""
         clock = time.monotonic()
         self._gone_at = self._gone_at if self._gone_at is not None else clock
         fact = workload_facts(self._run, self._attempt).get(self._workload.uid)
@@ -233,7 +237,7 @@ class WorkloadPoller:
         return "held" if found.phase == "suspended" and (begun or self._started is not None) else None
 
     def _is_another(self, known: str, found: str) -> bool:
-        """True for another start; one with a late date is the same while its pods exist."""
+        """True for another start of the gang; a start whose date became known late is the same while its pods exist."""
         if not same_start(known, found):
             return True
         pods = self._pods.seen.values()

@@ -61,7 +61,7 @@ class Candidate(msgspec.Struct, kw_only=True):
         at: Begin of the failure in nanoseconds by the clock ``stamped``, with ``uncertainty`` seconds.
         support: Number of pieces with the same cause.
         same: Subjects with the same fingerprint, merged here.
-        unordered: Not chosen by time.
+        unordered: True if a strategy chose it without regard to time.
     """
 
     subject: Subject
@@ -82,13 +82,13 @@ class Candidate(msgspec.Struct, kw_only=True):
 
     @property
     def bare(self) -> bool:
-        """True if its only evidence is a job's line, no traceback."""
+        """True if the only evidence is a line of the job, not a traceback."""
         best = self.best
         return best is not None and best.source == "log" and not best.whole and best.trust not in TRUSTED
 
     @property
     def after_work(self) -> bool:
-        """True if it occurred after its rank's work."""
+        """True if the failure occurred after the rank had completed its work."""
         return (self.best is not None and self.best.teardown) or self.subject.work_done
 
     @property
@@ -133,7 +133,7 @@ def candidate_of(subject: Subject) -> Candidate | None:
 
 
 def outlived_traceback(subjects: Subjects) -> Candidate | None:
-    """Returns the last whole traceback that its process outlived, as ``suspected``.
+    """Returns the last whole traceback after which its process continued, as ``suspected``; None if there is none.
 
     For text without another sign of an end.
     """
@@ -158,7 +158,7 @@ def _repeats_the_kernel(subject: Subject, piece: Evidence) -> bool:
 
 
 def of_node(piece: Evidence | None) -> bool:
-    """True if platform or kernel report a node fault."""
+    """True if the platform or kernel reports a node fault; False for None."""
     if piece is None or piece.source not in NODE_SOURCES or not _trusted(piece) or piece.slug in NEVER_STARTED:
         return False
     return piece.slug in NODE_CAUSES or cause_info(piece.slug).family in NODE_FAMILIES
@@ -293,7 +293,7 @@ def _fact(
 
 
 def _best(pieces: list[Evidence]) -> Evidence | None:
-    """Returns the best piece: unforgeable, more specific, more trusted, earlier."""
+    """Returns the best piece: unforgeable, more specific, more trusted, earlier; None without pieces."""
     slugs = {e.slug for e in pieces}
 
     def yields(piece: Evidence) -> bool:
@@ -340,9 +340,9 @@ def _killed_by_ours(subject: Subject) -> bool:
 class Root(msgspec.Struct, kw_only=True):
     """The chosen candidate, and the rejected ones with reasons.
 
-    ``chosen`` is None with only consequences: then ``nearest`` is nearest the origin, ``suspects`` are peers.
-    ``repeated``: a message only reports a stop after another failure. ``unnamed``: several ranks explain the
-    failure equally well.
+    If all failures are consequences, ``chosen`` is None, ``nearest`` is the consequence nearest the origin, and
+    ``suspects`` are its peers. ``repeated``: a message only reports a stop after another failure. ``unnamed``: several
+    ranks explain the failure equally well.
     """
 
     chosen: Candidate | None = None

@@ -17,7 +17,7 @@ _SIGTERM, _SIGKILL = 15, 9
 
 
 def without_stopped_from_outside(candidates: list[Candidate], subjects: Subjects) -> list[Candidate]:
-    """Removes silent ends and complaints after a stop signal from outside."""
+    """Removes ranks that ended silently, or complained, after a stop signal from outside."""
     stopped_at: dict[int, Moment] = {}
     for subject in subjects.all.values():
         for piece in subject.evidence:
@@ -180,7 +180,7 @@ def _was_caught(candidate: Candidate) -> bool:
 
 
 def _of_others(candidate: Candidate, own_code: Candidate) -> bool:
-    """True if a line about node or platform is in a separate file."""
+    """True if the line is about a GPU, memory or the platform, and from another file than the exception."""
     best, other = candidate.best, own_code.best
     kind, _ = candidate.subject.key
     if best is None or other is None or kind != "stream" or best.stream == other.stream:
@@ -189,7 +189,7 @@ def _of_others(candidate: Candidate, own_code: Candidate) -> bool:
 
 
 def only_text(chosen: Candidate, subjects: Subjects) -> bool:
-    """True if a candidate has only text, and another fault may be the end."""
+    """True if text alone supports the candidate, and another fault may have ended the job."""
     best = chosen.best
     if best is None or not (chosen.bare or best.outlived):
         return False

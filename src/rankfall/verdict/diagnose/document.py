@@ -46,7 +46,7 @@ def _decisive(piece: Evidence | None) -> Decisive | None:
 
 
 def decisive_of(chosen: Candidate) -> Decisive | None:
-    """Returns the decisive evidence, or None."""
+    """Returns the candidate's decisive evidence as a part of the document; None if only facts explain it."""
     if chosen.best is not None:
         return _decisive(chosen.best)
     facts = chosen.subject.rank or chosen.subject.slot
@@ -96,7 +96,8 @@ def consequences_of(
 ) -> tuple[Consequence, ...]:
     """Returns the ranks that failed because of the root, with reasons.
 
-    ``struck`` and ``independent`` are keys of other subjects.
+    Skips the keys in ``struck`` (subjects of the root failure) and ``independent`` (subjects that failed by
+    themselves). ``chosen`` is the root; None if unknown.
     """
     found = []
     for key in sorted(subjects.all, key=lambda k: (k[0], isinstance(k[1], str), k[1])):
@@ -254,7 +255,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
 
 
 def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
-    """Returns the diagnosis without a cause: a consequence, or ``unknown``."""
+    """Returns the diagnosis if no cause was found: named after a consequence, or ``unknown``."""
     missing = list(missing_of(case, subjects, None))
     if root.suspects:
         missing.insert(
@@ -327,7 +328,7 @@ def _nearest_line(subjects: Subjects) -> Evidence | None:
 
 
 def _role(case: Case, subjects: Subjects, named: Sequence[Subject]) -> str | None:
-    """Returns the role of all these subjects, else the case's."""
+    """Returns the common role of these subjects; without one the case's, which may be None."""
     found = set()
     for subject in named:
         place = subjects.slots.get(subject.slot_number) if subject.slot_number is not None else None

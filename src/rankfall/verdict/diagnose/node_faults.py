@@ -1,7 +1,7 @@
 """Decides which node faults may have caused the failure.
 
-A rank there must have failed or become silent, none elsewhere certainly earlier. Other faults are independent
-and leave their node alone.
+A rank on the node must have failed or become silent, and no other rank certainly earlier. Other faults are independent
+and advise no action on their node.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _WAITED: Final = frozenset({"collective_timeout", "rdzv_closed"})
 
 
 class _Fall(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the rank or slot that a fault is on.
+    """State of the rank or slot that a node fault may have ended.
 
-    ``failed`` excludes consequences; None = unknown.
+    ``failed`` is False for a consequence; None = unknown.
     """
 
     failed: bool | None
@@ -37,7 +37,7 @@ class _Fall(msgspec.Struct, frozen=True, kw_only=True):
 def without_faults_elsewhere(
     candidates: list[Candidate], subjects: Subjects, root: Root, *, case: Case
 ) -> list[Candidate]:
-    """Moves node faults that caused nothing here to ``root.independent``, with reasons."""
+    """Moves node faults that did not cause this failure to ``root.independent``, with reasons."""
     faults = [c for c in candidates if c.tier == PLATFORM and of_node(c.best)]
     if not faults:
         return candidates
@@ -65,7 +65,7 @@ def own_exceptions(candidates: Iterable[Candidate]) -> list[tuple[Candidate, str
 
 
 def _independent(fault: Candidate, fall: _Fall, others: list[tuple[Candidate, _Fall]]) -> str | None:
-    """Returns why this fault caused nothing here; None if it may have."""
+    """Returns why this fault did not cause the failure; None if it may have."""
     real = [(other, its) for other, its in others if other.tier >= SILENT and its.failed is not False]
     if fall.failed is False:
         stuck = any(other.tier == HANG for other, _ in others)
@@ -127,7 +127,7 @@ def _fall_of(candidate: Candidate, subjects: Subjects, *, fault: bool) -> _Fall:
 
 
 def _without_faults(subject: Subject) -> Candidate | None:
-    """Returns the explanation of this end without node faults."""
+    """Returns the explanation of the subject's end without node faults, or None."""
     return candidate_of(msgspec.structs.replace(subject, evidence=[e for e in subject.evidence if not of_node(e)]))
 
 

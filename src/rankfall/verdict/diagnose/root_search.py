@@ -82,9 +82,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     earliest.sort(key=lambda c: (-c.specificity, -c.support, c.order))
     chosen = earliest[0]
     root.tied = len(earliest) > 1
-    root.rejected += [
-        (c, "failed at the same time within the clocks' uncertainty; listed with the chosen one") for c in earliest[1:]
-    ]
+    root.rejected += [(c, "failed at the same time as the root, within the clocks' uncertainty") for c in earliest[1:]]
     root.chosen = chosen
     root.independent += own_exceptions(c for c in candidates if c is not chosen)
     root.everywhere = _everywhere(case, subjects, chosen) or (disputed and chosen.slug == MISMATCH)
@@ -124,7 +122,7 @@ def _weaker(chosen: Candidate, other: Candidate) -> str:
 
 
 def _said_of_rank(candidates: list[Candidate]) -> list[Candidate]:
-    """Removes the platform's fault of a slot if a rank there has it too."""
+    """Removes a slot's platform fault if a rank of the slot has the same one."""
     said = {(c.slug, c.subject.slot_number) for c in candidates if c.tier >= CONFIRMED and c.subject.rank is not None}
     return [c for c in candidates if c.subject.rank is not None or (c.slug, c.subject.slot_number) not in said]
 
@@ -148,7 +146,7 @@ def _merge(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:
-    """True if the fault struck all ranks, or Rankfall stopped them before."""
+    """True if the fault affected all ranks; a rank that Rankfall stopped first counts as affected."""
     if not chosen.same:
         return False
     struck = {s.key for s in (chosen.subject, *chosen.same)}
@@ -192,9 +190,9 @@ SILENT_FOR_S: Final = 0.5
 
 
 def most_named_peer(candidates: list[Candidate], subjects: Subjects) -> tuple[Candidate | None, list[Candidate]]:
-    """Returns the peer that most others of a mismatch name, and the reports.
+    """Returns the peer that most others of a mismatch name, and the reports that name a peer.
 
-    None unless at least two name it, and no other equally often.
+    The peer is None unless at least two name it, and no other equally often.
     """
     reports = [c for c in candidates if c.slug == MISMATCH and c.best is not None and c.best.peers]
     votes = Counter(peer for c in reports if c.best for peer in set(c.best.peers) - {c.subject.rank_number})
@@ -211,7 +209,7 @@ def most_named_peer(candidates: list[Candidate], subjects: Subjects) -> tuple[Ca
 
 
 def only_silent_rank(case: Case, subjects: Subjects) -> Candidate | None:
-    """Returns the only rank without a complaint when all others timed out in a collective."""
+    """Returns the only rank without a complaint when all others timed out in a collective, else None."""
     words = {
         subject.rank_number: {(e.slug, e.at) for e in subject.complaints}
         for subject in subjects.all.values()
@@ -257,7 +255,7 @@ _NOTICED_WITHIN_S = 2.0
 
 
 def left_early(case: Case, subjects: Subjects) -> Candidate | None:
-    """Returns a rank that exited with 0 while others lost a peer (uneven data)."""
+    """Returns a rank that exited with 0 while others lost a peer (uneven data), or None."""
     left = [r for r in subjects.ranks.values() if r.state == "ended" and r.exit_code == 0]
     fell = [
         s
@@ -300,7 +298,7 @@ def _missed_by_all(
 ) -> bool:
     """True if one rank exited with 0 right after all others had lost a peer.
 
-    Its end is detected later than its connections close.
+    The rank's end is detected later than its connections close.
     """
     complained = {s.rank_number for s in fell if any(e.slug == "peer_lost" for e in s.evidence)}
     if len(left) != 1 or len(fell) < 2 or complained != set(range(case.world_size or 0)) - {left[0].rank}:  # noqa: PLR2004 - undecidable with two ranks

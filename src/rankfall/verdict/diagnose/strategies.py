@@ -43,7 +43,7 @@ def causal(case: Case) -> Diagnosis:
 
 
 def earliest(case: Case) -> Diagnosis | None:
-    """Chooses the record whose exception was raised first; one without a time never.
+    """Chooses the record whose exception was raised first, never one without a time; None without records.
 
     At most ``likely``, ``suspected`` within the clocks' error: a consequence may be raised first.
     """
@@ -63,7 +63,7 @@ def earliest(case: Case) -> Diagnosis | None:
 
 
 def first_listed(case: Case) -> Diagnosis | None:
-    """Chooses the first record by name; ``suspected`` if there are several."""
+    """Chooses the first record by name; ``suspected`` if there are several, None if there are none."""
     subjects = Subjects(case)
     spoken = _first_record_of_each(subjects, _place)
     chosen = min(spoken, key=lambda c: (_place(c.best) if c.best else ("", ""), c.order), default=None)
@@ -82,7 +82,7 @@ BUILT_IN: Final = MappingProxyType({s.name: s for s in (CAUSAL, EARLIEST, FIRST_
 
 
 def ask(strategy: Strategy, case: Case) -> Diagnosis:
-    """Returns a strategy's answer, else that of ``causal``; the verdict names it."""
+    """Returns the strategy's diagnosis; if it fails or has none, that of ``causal``, as the verdict states."""
     if strategy is CAUSAL:
         return causal(case)
     try:

@@ -1,6 +1,6 @@
 """Groups evidence by rank, else slot, else stream.
 
-A rank is never guessed; if only one can have written it, elimination finds it, with lower confidence.
+A rank is never guessed; if only one rank can have written a line, elimination finds it, with lower confidence.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Subject(msgspec.Struct, kw_only=True):
 
     Attributes:
         by_elimination: IDs of evidence whose rank elimination found.
-        ranks_seen: Slot: any rank started.
-        ranks_alive: Slot: ranks started, none ended.
+        ranks_seen: Slot: True if any rank started.
+        ranks_alive: Slot: True if ranks started and none ended.
         seen_in: Pod of a rank that only lines mention.
         ahead, server_ahead: Offsets of the node's and API server's clocks.
-        neighbours_complain: Rank: its slot's stream has an unknown rank's complaints.
+        neighbours_complain: Rank: True if its slot's stream has complaints of an unknown rank.
     """
 
     key: SubjectKey
@@ -82,7 +82,7 @@ class Subject(msgspec.Struct, kw_only=True):
 
     @property
     def complaints(self) -> tuple[Evidence, ...]:
-        """Its messages that are consequences."""
+        """The subject's messages that report a consequence, such as a lost peer."""
         return tuple(e for e in self.evidence if e.role == "secondary" and e.source != "exit")
 
     @property
@@ -97,7 +97,7 @@ class Subject(msgspec.Struct, kw_only=True):
 
     @property
     def slot_number(self) -> int | None:
-        """Slot, by facts or evidence."""
+        """Slot by facts, else by evidence; None if unknown."""
         if self.rank and self.rank.slot is not None:
             return self.rank.slot
         if self.slot:
@@ -106,7 +106,7 @@ class Subject(msgspec.Struct, kw_only=True):
 
     @property
     def node(self) -> str | None:
-        """Node name, by facts first."""
+        """Node name by facts, else by evidence; None if unknown."""
         for facts in (self.rank, self.slot):
             if facts and facts.node:
                 return facts.node
@@ -114,7 +114,7 @@ class Subject(msgspec.Struct, kw_only=True):
 
     @property
     def pod(self) -> str | None:
-        """Pod name, by facts first."""
+        """Pod name by facts, else by evidence; None if unknown."""
         for facts in (self.rank, self.slot):
             if facts and facts.pod:
                 return facts.pod
@@ -260,7 +260,7 @@ def _words(piece: Evidence) -> str:
 
 
 def _speaker(about: RankFacts | Evidence) -> int | str | None:
-    """Returns the slot of the launcher, or its stream."""
+    """Returns the slot that identifies a launcher's ranks; without a slot the stream."""
     return about.slot if about.slot is not None else about.stream
 
 
@@ -279,7 +279,7 @@ def _latest_facts(ranks: Iterable[RankFacts]) -> Iterable[RankFacts]:
 
 
 def _in_scope(piece: Evidence, case: Case) -> bool:
-    """True for evidence of this attempt, also without an attempt."""
+    """True for evidence of the case's attempt, and for evidence that names no attempt."""
     return piece.attempt is None or case.attempt is None or piece.attempt == case.attempt
 
 
@@ -344,7 +344,7 @@ def repeats(piece: Evidence, final: Evidence) -> bool:
 
 
 def surely_after(piece: Evidence, other: Evidence) -> bool:
-    """True if a piece certainly followed the other: same stream or clock."""
+    """True if ``piece`` certainly followed ``other``: later in the same stream, or by a comparable clock."""
     if (
         piece.stream is not None
         and piece.stream == other.stream

@@ -70,10 +70,10 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Attributes:
         id: ``<slug>.<variant>``, unique in a catalogue.
         slug: Cause, of ``model/causes.csv``.
-        role: Role of its evidence, perhaps unlike the cause's.
+        role: Role of its evidence; may differ from the cause's.
         where: Kinds of text to try.
-        specificity: 0 to 100: 10 = exit code, 20 = any exception, 40 = a named type, 60 = exact message, 80 =
-            proves the cause.
+        specificity: 0 to 100: 10 = exit code, 20 = any exception, 40 = a named type, 60 = exact message, 80 = proves
+            the cause.
         pattern: RE2 over bytes, unanchored; groups of ``GROUPS``.
         unless: RE2; a line that also matches is no hit.
         printed_by: Program and version.
@@ -254,5 +254,5 @@ def default_catalogue() -> Catalogue:
 
 
 def source(family: str) -> str:
-    """Returns the TOML text of a packaged family."""
+    """Returns the TOML text of the packaged signatures of one family of causes."""
     return resources.files(__package__).joinpath("data", f"{family}.toml").read_text("utf-8")

@@ -162,7 +162,7 @@ class Matcher:
 
 
 def best(hits: Iterable[Hit]) -> Hit | None:
-    """Returns the best hit by specificity, role (primary first), ID."""
+    """Returns the best hit by specificity, role (primary first), ID; None without hits."""
     return min(hits, key=_weight, default=None)
 
 

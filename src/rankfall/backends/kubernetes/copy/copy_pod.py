@@ -1,6 +1,6 @@
 """The temporary pod that mounts a volume during copies.
 
-It exits after a minute without activity. A pod that will never run is refused early.
+The pod exits after a minute without activity. A pod that will never run is refused early.
 """
 
 from __future__ import annotations
@@ -134,10 +134,10 @@ def manifest(volume: Volume, *, name: str, transfer: str, node: str | None = Non
 async def running(
     kube: Kube, volume: Volume, *, say: Say, unschedulable_s: float = UNSCHEDULABLE_S
 ) -> AsyncIterator[str]:
-    """Yields the name of a new running pod; always removes it at the end.
+    """Yields the name of a new running pod; always removes the pod at the end.
 
     Raises:
-        InfrastructureError: It will not run; names the reason.
+        InfrastructureError: The pod will not run; names the reason.
     """
     node = await _node_of(kube, volume)
     await _sweep(kube, volume.namespace)
@@ -261,7 +261,7 @@ def _never(volume: Volume, why: str) -> InfrastructureError:
 
 
 async def _trouble(kube: Kube, name: str, *, namespace: str) -> tuple[bool, str]:
-    """True if events are readable; with their message."""
+    """Returns True if the pod's events are readable, and the message of its last event of a problem, or ""."""
     try:
         found = await kube.list(EVENTS, namespace=namespace, fields=f"involvedObject.name={name}")
     except KubeError:

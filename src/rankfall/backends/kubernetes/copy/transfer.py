@@ -46,7 +46,7 @@ class ExecChannel(Channel):
 
     Attributes:
         moved: Transferred bytes of files.
-        stderr: End of the command's stderr.
+        stderr: Last bytes of the command's stderr.
     """
 
     def __init__(self, session: Exec, *, loop: asyncio.AbstractEventLoop) -> None:
@@ -150,7 +150,7 @@ class ExecChannel(Channel):
             self.close()
 
     async def keep(self) -> None:
-        """Sends pings; abandons a silent side."""
+        """Sends pings; ends the channel if the pod sends nothing for too long."""
         while True:
             await asyncio.sleep(_PING_S)
             if time.monotonic() - self._heard > _SILENT_S and not self._waiting:
@@ -229,7 +229,7 @@ exit {_NO_PYTHON}
 
 
 class VolumeCopier:
-    """Copies through one pod, or a new one if it is lost."""
+    """Copies through one copy pod; starts a new pod if that one is lost."""
 
     def __init__(self, kube: Kube, volume: Volume, *, say: Say) -> None:
         self._kube, self._volume, self._say = kube, volume, say
@@ -286,7 +286,7 @@ class VolumeCopier:
     async def _once(
         self, pod: str, words: Sequence[str], work: Callable[[ExecChannel], _T]
     ) -> tuple[int, str, _T | None]:
-        """Runs one session; returns transferred bytes, and reason of a cut or result."""
+        """Runs one session; returns transferred bytes, the reason of a broken session or "", and its result or None."""
         argv = ["sh", "-c", _FIND, _LOADER, self._volume.python or "", str(len(self._zip)), *words]
         made: ExecChannel | None = None
         try:
@@ -314,10 +314,10 @@ class VolumeCopier:
         return work(made)
 
     def _complain(self, made: ExecChannel | None) -> None:
-        """Raises the error of a command that never spoke the protocol.
+        """Raises the error of a command that sent no valid frame.
 
         Raises:
-            InfrastructureError: Exit code or stderr.
+            InfrastructureError: Names the exit code or stderr.
         """
         if made is None or not made.code:
             return
@@ -338,7 +338,7 @@ class VolumeCopier:
 
 
 def owner_of(tree: Tree, below: bytes) -> str:
-    """Identifies partial files: machine, source and target."""
+    """Returns a name for partial files, from machine, source and target."""
     parts = (os.fsencode(socket.gethostname()), *tree.places[:1], below)
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
 

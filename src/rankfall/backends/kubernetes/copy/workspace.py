@@ -74,7 +74,8 @@ def place_of_run(spec: JobSpec, run: str, *, say: Callable[[str], None], image: 
     image = image or copy_pod_image(spec)
     if image is None:
         raise UsageError(
-            f"run {run} names no image for the pod that copies", hint="name one with sh and Python 3.8 with --image"
+            f"run {run} names no image for the pod that copies",
+            hint="name an image with sh and Python 3.8 (cp: --image)",
         )
     volume = volume_of(spec.kubernetes, workspace, image=image, python=spec.python)
     return _place(

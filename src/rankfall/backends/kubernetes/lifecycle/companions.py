@@ -42,8 +42,8 @@ async def wait_until_gone(
     """Waits until an old object and its dependents no longer exist.
 
     Raises:
-        StillThere: It remains; names the cause.
-        KubeError: Unreadable.
+        StillThere: The object remains; names the cause.
+        KubeError: The object is unreadable.
     """
     began = time.monotonic()
     tell = teller(kube, f"waiting for the removal of the earlier {label}", say=say)
@@ -85,10 +85,11 @@ class Ensurer:
     async def ensure(self, manifest: Object, *, reference: Object | None, expected: bool = False) -> None:
         """Ensures that the object exists and that the workload owns it.
 
-        ``reference`` None = created before the workload; ``expected`` = probably exists, so read first.
+        ``reference`` is the owner reference; None if created before the workload. ``expected``: it probably exists, so
+        read first.
 
         Raises:
-            NameTaken: It belongs to another run.
+            NameTaken: An object of this name belongs to another run.
             StillThere: An old object does not disappear.
             KubeError: Refused, or failed until the limit.
         """
@@ -131,7 +132,7 @@ class Ensurer:
                 return
 
     async def _settle(self, resource: Resource, manifest: Object, found: Object, reference: Object | None) -> bool:
-        """True if the object is suitable; else removes it or requires another read."""
+        """True if the found object is suitable; else removes it, or requires that the caller reads again."""
         name = meta(manifest)["name"]
         label = resource.label(name, self._namespace)
         if not deleting(found):

@@ -58,7 +58,7 @@ def unseen(error: KubeError, names: Collection[str]) -> bool:
 
 
 def passes(error: KubeError) -> bool:
-    """True if the request may succeed after a check of its effect."""
+    """True if the error may pass; check the failed request's effect before a retry."""
     if isinstance(error, Unreachable):
         return not error.tls
     return isinstance(error, Conflict | Expired | TooManyRequests | ServerError)
@@ -78,7 +78,7 @@ class RetryBudget:
         return max(0.0, self.until - time.monotonic())
 
     async def after(self, error: KubeError) -> bool:
-        """Pauses after a transient failure; False if permanent or over budget."""
+        """Pauses after a transient error; False, without a pause, if the error is permanent or the time is over."""
         if not passes(error):
             return False
         self._tries += 1
@@ -104,7 +104,7 @@ async def look(kube: Kube, resource: Resource, name: str, *, namespace: str, pat
     """Returns the current object; None if it does not exist.
 
     Raises:
-        KubeError: Unreadable until the budget is spent.
+        KubeError: The object was unreadable until the budget was spent.
     """
     while True:
         try:

@@ -1,6 +1,7 @@
 """Launches one attempt idempotently: kills and repetitions still result in exactly one workload.
 
-It is created suspended, then its companions; then it is released. The object's token identifies its request.
+The workload is created suspended, then its companions; then it is released. The workload's token identifies its
+request.
 """
 
 from __future__ import annotations
@@ -61,12 +62,12 @@ def check_replaceable(found: Object, state: Standing, *, name: str, replace: boo
         )
     if state == "alive" and not replace:
         raise NameTaken(
-            f"cannot launch {name}: one of this name {'exists and is suspended' if suspended(found) else 'already runs'} ({whose})",
+            f"cannot launch {name}: an object of this name {'exists and is suspended' if suspended(found) else 'already runs'} ({whose})",
             hint=f"watch it with rankfall attach {excerpt(label(found, LABEL_RUN))}, or replace it with --replace",
         )
     if removed:
         raise NameTaken(
-            f"cannot launch {name}: another client created one of this name meanwhile ({whose})",
+            f"cannot launch {name}: another client created an object of this name meanwhile ({whose})",
             hint="stop one of them: two clients launch the same run",
         )
 
@@ -115,12 +116,12 @@ async def launch(
 ) -> Launched:
     """Creates a workload and its companions, and releases it unless ``hold``.
 
-    ``first`` precede the workload; ``others`` are workloads owned by it, released before it.
+    ``first`` precede the workload; ``others`` are workloads that the first one owns, released before it.
 
     Raises:
         NameTaken: The object runs or is foreign.
         StillThere: An earlier object remains; names the cause.
-        Vanished: Another user or controller deleted it.
+        Vanished: Another user or controller deleted the workload.
         KubeError: Refused, or unreachable until the limit.
     """
     if not label(workload, LABEL_RUN):
@@ -214,7 +215,10 @@ class _Launch:
             found = None
 
     async def _create(self, *, after: Collection[str]) -> tuple[Object | None, bool]:
-        """Returns the workload, and True if created now; None = retry."""
+        """Returns the workload and True if this call created it; None after a pause if the caller shall retry.
+
+        ``after``: names of objects just created, which a webhook may not see yet.
+        """
         try:
             new = await self._kube.create(self._resource, self._body, namespace=self._space)
         except KubeError as error:

@@ -45,7 +45,7 @@ def resource_of(manifest: Mapping[str, Any]) -> Resource:
     """Returns the resource of a manifest's kind.
 
     Raises:
-        ValueError: No launch has it.
+        ValueError: No launch has an object of this kind.
     """
     version, kind = str(manifest.get("apiVersion")), str(manifest.get("kind"))
     found = _RESOURCES.get((version, kind))

@@ -116,7 +116,7 @@ def teller(kube: Kube, doing: str, *, say: Say) -> Tell:
 
 
 def _check_ours(found: dict[str, Any], name: str, pods_selector: str) -> None:
-    """Refuses an object without Rankfall's marks, or of another run than the pods."""
+    """Raises NameTaken for an object without Rankfall's marks, or of another run than ``pods_selector`` names."""
     run = label(found, LABEL_RUN)
     wanted = [part.partition("=")[2] for part in pods_selector.split(",") if part.partition("=")[0] == LABEL_RUN]
     if not run or any(run != one for one in wanted):

@@ -45,7 +45,7 @@ class Blockers(msgspec.Struct, frozen=True):
 
 
 async def blocked(kube: Kube, left: Sequence[Left]) -> Blockers:
-    """Describes existing objects and reasons; shorter without the right to read nodes."""
+    """Describes existing objects and why they remain; omits nodes without the right to read them."""
     # All other objects wait for pods.
     ordered = sorted(left, key=lambda one: one.resource != PODS)
     waiting = [one for one in ordered if not _only_cascades(one)] or ordered
@@ -160,7 +160,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fields(self) -> str | None:
-        """Field selector."""
+        """Field selector of ``name``; None without a name."""
         return None if self.name is None else f"metadata.name={self.name}"
 
     def counts(self, item: Object) -> bool:
@@ -171,7 +171,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitResult(msgspec.Struct, frozen=True):
-    """Existing objects; after an error (``unseen``) they are older."""
+    """Objects that still exist; after an error (``unseen``) those of the last successful check."""
 
     left: tuple[Left, ...] = ()
     unseen: KubeError | None = None
@@ -277,7 +277,7 @@ class _Wait:
         self._say(f"{error.message}; continuing without this information")
 
     async def watched(self, left: Sequence[Left], tell: Tell) -> KubeError | None:
-        """Watches until affected groups are empty or time is over; returns a persistent error."""
+        """Watches until affected groups are empty or time is over; returns a persistent error, else None."""
         self._trouble.clear()
         kinds = {one.resource for one in left}
         tasks = [asyncio.create_task(self._follow(group)) for group in list(self._groups) if group.resource in kinds]

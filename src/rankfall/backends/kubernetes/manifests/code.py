@@ -67,7 +67,7 @@ def code_note(spec: JobSpec, tree: Tree, packed: bytes | None, *, run: str) -> s
 
 
 def copy_pod_image(spec: JobSpec) -> str | None:
-    """Returns the copy pod's image: workspace's, job's or first role's."""
+    """Returns the copy pod's image: workspace's, job's or first role's; None if none is named."""
     workspace = spec.kubernetes.workspace
     found = [workspace.image if workspace is not None else None, spec.kubernetes.image]
     return next((one for one in (*found, *(part.spec.kubernetes.image for part in spec.parts)) if one), None)

@@ -50,7 +50,9 @@ def compile_job(
     strategy: str = "causal",
     code: Tree | None = None,
 ) -> Compiled:
-    """Returns the manifests of one attempt; ``nnodes``: initial ``MIN:MAX`` nodes, None = maximum.
+    """Returns the manifests of one attempt.
+
+    ``nnodes``: initial ``MIN:MAX`` nodes, None = maximum; ``left_out``: roles that succeeded earlier.
 
     Raises:
         Refused: Unsupported; names all problems.

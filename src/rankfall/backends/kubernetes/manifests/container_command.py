@@ -97,7 +97,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def variable(self) -> str | None:
-        """Value of ``RANKFALL_TORCHRUN``."""
+        """Value of ``RANKFALL_TORCHRUN``; None if torchrun cannot be used."""
         return None if self.torchrun is None else json.dumps(tuple(map(in_json, self.torchrun)))
 
 

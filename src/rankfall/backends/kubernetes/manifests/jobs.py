@@ -167,7 +167,7 @@ def set_spec(members: Sequence[Member], *, job_labels: Mapping[str, dict[str, st
 
 
 def _targets(members: Sequence[Member]) -> list[str]:
-    """Returns the roles whose success is the set's; supervised, all roles."""
+    """Returns the roles whose success makes the JobSet succeed; with a supervisor all roles."""
     spec = members[0].request.gang.spec
     counted = spec.success.role
     if spec.success.policy == "rank0":

@@ -1,6 +1,6 @@
 """Names and labels of a run's objects: valid, unique and short enough on every backend.
 
-They derive from run, attempt, backend and role; derived names fit into 63 characters, after resizes too.
+Names derive from run, attempt, backend and role; derived names fit into 63 characters, after resizes too.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         run, attempt: Run id and number.
-        object: Workload, service, config map, training runtime.
+        object: Name of workload, service, config map and training runtime.
         role: Role in pod names; empty for a plain Job.
         replica: True if a JobSet's number precedes the index.
     """

@@ -70,8 +70,8 @@ class Native(msgspec.Struct, frozen=True, kw_only=True):
     """Compiled policies and problems.
 
     Attributes:
-        rules: Of the pod failure policy, ordered.
-        free: True if a restart does not count (JobSet).
+        rules: Rules of the pod failure policy, ordered.
+        free: True if some restarts do not count against the budget (JobSet).
         success: Success policy; None = all slots.
         problems: Settings without a native equivalent.
         notes: Notes for users.
@@ -124,7 +124,9 @@ class _Compiler:
             if rule.roles and self.request.part.name not in rule.roles:
                 continue
             if rule.action == "restart_elsewhere" or rule.exclude_node:
-                self.problem(path, "another node needs a supervisor that excludes the first", _SUPERVISED)
+                self.problem(
+                    path, "only a supervisor can restart the job on another node than the failed one", _SUPERVISED
+                )
             elif rule.reasons:
                 self.problem(f"{path}.reasons", "Kubernetes cannot match the reason of a container", _SUPERVISED)
             elif rule.conditions:

@@ -93,7 +93,7 @@ def labels(request: Request) -> dict[str, str]:
 
 
 def shared_labels(request: Request) -> dict[str, str]:
-    """Returns the labels of an object of the whole job."""
+    """Returns the labels of an object that belongs to the whole job: without a role if the job has several."""
     return _labels(request) if request.gang.several else labels(request)
 
 
@@ -144,7 +144,7 @@ def most_required_names(spec: JobSpec) -> int:
 
 
 def wrapper_grace_s(spec: JobSpec) -> float:
-    """Returns the command's seconds after SIGTERM; unattended also the drain time."""
+    """Returns the seconds that the job's command gets after SIGTERM; unattended at least the drain time."""
     if spec.unattended and spec.success.policy != "all":
         return max(spec.policies.grace_s, spec.success.drain_s)
     return spec.policies.grace_s

@@ -108,7 +108,7 @@ class ExporterSource:
                 await asyncio.sleep(self._poll_interval_s)
 
     async def look(self, session: aiohttp.ClientSession, row: Exporter) -> None:
-        """Polls a row's exporters once; changes are processed before they are stored.
+        """Polls the exporters of one ``[[metrics]]`` row once; changes are processed before they are stored.
 
         Raises:
             LeadershipLost: Another controller wrote the state.

@@ -86,7 +86,7 @@ class LokiSource:
         self._reported_lost: set[int] = set()
 
     async def run(self) -> None:
-        """Polls forever, never immediately again: Loki serves others."""
+        """Polls forever, with a pause after each poll: Loki has other users."""
         while True:
             begun = time.monotonic()
             try:
@@ -145,7 +145,7 @@ class LokiSource:
 
     @property
     def blind_s(self) -> float:
-        """Seconds since the last answer; 0 if it answers."""
+        """Seconds since Loki's last answer; 0 if Loki answers."""
         return 0.0 if self._blind_since is None else time.monotonic() - self._blind_since
 
     def _stuck(self, at: int) -> None:

@@ -31,7 +31,7 @@ MAX_BOOTS: Final = 5_000
 
 
 def kernel_texts() -> tuple[str, ...]:
-    """Returns texts of which each relevant kernel line has one; includes the schema of the agent's lines."""
+    """Returns texts of which each relevant kernel line has one, and the schema name of the agent's lines."""
     words: set[str] = set()
     for signature in default_catalogue().signatures:
         if "kernel" in signature.where and "line" not in signature.where:
