@@ -73,7 +73,7 @@ def place(spec: JobSpec, part: Part, *, hosts: Mapping[str, str]) -> dict[str, s
 
 
 def assembled(*, own: Mapping[str, str], job: Mapping[str, str], drop: Iterable[str]) -> dict[str, str]:
-    """Returns a slot's environment: inherited, Rankfall's, then the job's (without ``RANKFALL_*``)."""
+    """Returns a slot's environment: inherited, Rankfall's (``own``), then the job's (without ``RANKFALL_*``)."""
     dropped = set(drop)
     inherited = {name: value for name, value in os.environ.items() if name not in dropped}
     return {**inherited, **own, **job, "RANKFALL_SUPERVISOR_PID": str(os.getpid())}

@@ -166,7 +166,7 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
 async def put(place: Place, sources: Sequence[Path], remote: str, *, exclude: Sequence[str] = ()) -> Copied:
     """Copies local files and folders to a place; merges folders.
 
-    ``remote`` is a single source's new name, or a folder if there are several, a final slash, or it exists.
+    ``remote`` is a single source's new name. It is a folder if it exists or ends with a slash, or for several sources.
 
     Raises:
         NotFound: A source does not exist.

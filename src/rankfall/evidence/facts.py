@@ -158,7 +158,7 @@ class Facts:
         self._rank_facts = None
 
     def set_finished(self, *, slot: int, ordinal: int, by: str, done: bool) -> None:
-        """Sets whether the text of a process's stream states that its work is complete."""
+        """Sets whether the text of a process's stream ``by`` states that its work is complete (``done``)."""
         said = self._finished.setdefault((slot, ordinal), set())
         if (by in said) != done:
             (said.add if done else said.discard)(by)

@@ -23,8 +23,8 @@ __all__ = ["ALL_NAMESPACES", "MANAGER", "Kube", "Limits", "Listing", "Object", "
 class Kube(Objects):
     """Client of one API server as one user; an asynchronous context manager.
 
-    All methods raise ``ApiError`` (by status), ``Unreachable`` and ``CredentialsError``. ``rate`` (requests a second)
-    and ``burst`` (requests without pause) include streams.
+    ``what`` names the request in messages. All methods raise ``ApiError`` (by status), ``Unreachable`` and
+    ``CredentialsError``. ``rate`` (requests a second) and ``burst`` (requests without pause) include streams.
     """
 
     def __init__(

@@ -79,7 +79,7 @@ class ReaderGuard:
     ) -> T:
         """Returns the result of ``reader``; ``otherwise`` after any error that is not Rankfall's.
 
-        The beginning of ``data`` is saved.
+        ``what`` (kind) and ``where`` name the input in messages. The beginning of ``data`` is saved.
         """
         try:
             return reader()

@@ -23,7 +23,7 @@ from rankfall.rundir.streams.content import open_regular
 
 
 def read_untrusted_file(path: Path, *, limit: int) -> tuple[bytes, int]:
-    """Returns the beginning of a regular file, and its modification time (nanoseconds).
+    """Returns the first ``limit`` bytes of a regular file, and its modification time (nanoseconds).
 
     A link is not followed. Request one byte more to detect a longer file.
 

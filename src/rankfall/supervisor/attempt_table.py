@@ -22,7 +22,7 @@ _PAUSED: Final = frozenset({"suspended", "restarting"})
 
 
 class Attempts:
-    """All attempts of one run."""
+    """All attempts of one run; ``number`` is an attempt's, from 1."""
 
     def __init__(self, spec: JobSpec, *, writer: Writer, run_store: BestEffortStore, events: EventLog) -> None:
         self._spec = spec

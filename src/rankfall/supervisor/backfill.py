@@ -151,7 +151,7 @@ def cannot_store(run_dir: RunDir, error: OSError) -> StoreError:
 
 
 class LokiFollow:
-    """Copies lines from Loki in a thread until the run ends; ``say`` is called there.
+    """Copies lines from Loki in a thread until the run ends; ``say`` is called in it.
 
     Raises:
         Refused: Local, foreign, or restarted by Kubernetes alone.

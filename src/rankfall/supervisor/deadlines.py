@@ -57,7 +57,7 @@ class DeadlineWatch:
 
 
 def total_end(deadlines: Deadlines, *, first: int, paused: int) -> int | None:
-    """Returns the total deadline in nanoseconds since the epoch; None without one."""
+    """Returns the total deadline, None without one; ``first`` attempt's begin plus ``paused`` time, all nanoseconds."""
     return None if deadlines.total_s is None else first + round(deadlines.total_s * _NS) + paused
 
 

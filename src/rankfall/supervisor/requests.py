@@ -311,7 +311,7 @@ def read_suspension(folder: Path, *, initially: bool) -> Suspension:
 
 
 def request_suspension(folder: Path, what: Literal["suspend", "resume"], *, reason: str = "") -> SuspensionRequest:
-    """Requests a suspension or its end.
+    """Requests a suspension or its end (``what``).
 
     Raises:
         StoreError: The request cannot be written.

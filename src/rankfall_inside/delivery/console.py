@@ -275,7 +275,7 @@ class Channel:
         return self._console is not None
 
     def send(self, record: dict[str, Any], *, first: bool = False) -> bool:
-        """Writes ``record`` as a line of at most 8 KiB; False without channel or room."""
+        """Writes ``record`` as a line of at most 8 KiB, ``first`` before queued lines; False without channel or room."""
         if self._console is None:
             return False
         if self._console.waiting > _MAX_WAITING:

@@ -44,7 +44,7 @@ class Delivery:
             threading.Thread(target=self._work, name="rankfall-records", daemon=True).start()
 
     def settle(self, limit: float, *, last: bool = False) -> list[str]:
-        """Copies all records within ``limit`` seconds; returns notes about missing copies."""
+        """Copies all records within ``limit`` seconds; returns notes about missing copies. ``last`` ends the thread."""
         if not self._url:
             return []
         with self._changed:

@@ -91,7 +91,7 @@ class Tree:
 
 
 def scan(root: bytes, *, exclude: Iterable[str] = (), skip: bytes = b"") -> Tree:
-    """Returns the tree at ``root``; follows a link only there.
+    """Returns the tree at ``root``; follows a link only if ``root`` itself is one.
 
     ``exclude`` has shell patterns for names, or with a slash for paths.
 

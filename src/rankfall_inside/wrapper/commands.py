@@ -178,7 +178,7 @@ class Commands:
         return started
 
     def reaped(self, pid: int, status: int) -> bool:
-        """Handles a reaped process; returns True for the slot's one command."""
+        """Handles a reaped process with its wait(2) status; returns True for the slot's one command."""
         if self.plain is not None:
             self.plain.ended(pid, status)
             if self.plain.done and self.status is None:

@@ -124,7 +124,7 @@ class Names:
             self._child = Child(lambda fd: _resolve(self._names, fd))
 
     def ended(self, pid: int, status: int) -> None:
-        """Handles a reaped ``pid``."""
+        """Handles a reaped ``pid`` with its wait(2) status."""
         self._child.ended(pid, status)
 
     def close(self) -> None:

@@ -204,7 +204,7 @@ class RankRegistry:
             self._on_claims()
 
     def reaped(self, pid: int, status: int) -> None:
-        """Handles the end of a child, which may be a rank."""
+        """Handles the end of a child, which may be a rank; ``status`` of wait(2)."""
         self.claims()
         rank = self.ranks.find(pid)
         if rank is not None:

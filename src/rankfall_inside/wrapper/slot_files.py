@@ -106,7 +106,10 @@ class SlotFiles:
         return None if now is None or self._oom_start is None else now - self._oom_start
 
     def write(self, kind: str, fields: Mapping[str, Any], sync: bool, first: bool = False) -> None:  # noqa: FBT001, FBT002 - passed on as a callback
-        """Writes a record to the log channel, then as a file; ``unwritten`` counts failures of both."""
+        """Writes a record to the log channel (``first`` = before queued lines), then as a file.
+
+        ``unwritten`` counts failures of both.
+        """
         record = self._new(kind, fields)
         delivered = self._tell(record, first=first)
         stored = self._store(record, sync=sync)

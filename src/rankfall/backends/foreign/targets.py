@@ -1,6 +1,6 @@
 """Maps a target to its record: finds the object, finds or creates its run directory.
 
-Only reads. A deleted job is answered from its record; an object of a Rankfall run leads there.
+Only reads. For a deleted job its record is used, for an object of a Rankfall run that run.
 """
 
 from __future__ import annotations

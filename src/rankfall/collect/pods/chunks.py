@@ -90,7 +90,7 @@ class Splitter:
         return SplitChunk(count, {rank: text}, {rank: count}, {rank: marks}, marks[-1][3], max(seconds), min(seconds))
 
     def _tenths(self, data: bytes, count: int, head: int) -> list[Mark] | None:
-        """Returns timestamps cut at each tenth of a second; None if there are too many."""
+        """Returns timestamps cut at each tenth of a second; None if too many result."""
         marks: list[Mark] = []
         at = line = 0
         while at < len(data):
@@ -214,7 +214,7 @@ def rank_of(digits: bytes | None) -> int | None:
 
 
 def marks_of(texts: Sequence[bytes], stamps: list[int], after: int | None) -> list[Mark]:
-    """Returns one stream's timestamps, one mark per tenth of a second; 0 in ``stamps`` is a line without timestamp."""
+    """Returns one stream's timestamps, one mark per tenth of a second; 0 in ``stamps`` = none."""
     found: list[Mark] = []
     at = line = 0
     count, newest = len(stamps), after or 0

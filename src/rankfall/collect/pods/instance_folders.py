@@ -184,7 +184,7 @@ _MANIFEST: Final = "the manifest's static node rank"
 
 
 class Instances:
-    """The open logs of one attempt."""
+    """The open logs of one attempt; ``number`` is the restart number of a pod's container."""
 
     def __init__(
         self,

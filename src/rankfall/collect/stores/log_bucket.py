@@ -189,5 +189,5 @@ class Bucket:
         return self._opened
 
     def copy(self, name: str, target: Path, *, at: int) -> PartsCopy:
-        """Returns the copy of one folder."""
+        """Returns the copy of one folder; ``at``: bytes copied before."""
         return PartsCopy(self._open, name, target, at=at)

@@ -171,7 +171,7 @@ class Volume:
         return self._root.is_dir()
 
     def copy(self, name: str, target: Path, *, at: int) -> StoreCopy:  # noqa: ARG002 - as of a bucket
-        """Returns the copy of one folder."""
+        """Returns the copy of one folder; ``at``: unused."""
         return StoreCopy(self._root, name, target)
 
 

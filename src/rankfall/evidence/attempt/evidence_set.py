@@ -173,7 +173,7 @@ class LateEvidence:
     ) -> tuple[list[Evidence], list[str]]:
         """Returns error files of ranks without a recorder, and problem messages; sets :attr:`left`.
 
-        ``shared``: also other tools' files.
+        ``known``: other evidence, which makes error files superfluous. ``shared``: also other tools' files.
         """
         places = {number: (sheet, folders[number]) for number, sheet in facts.slots.items()}
         ranks = facts.ranks()

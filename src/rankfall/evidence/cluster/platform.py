@@ -36,7 +36,7 @@ class ContextView:
         self._catalogue = catalogue
 
     def poll(self) -> bool:
-        """True if there is new data."""
+        """Reads new data; True if the context file had any."""
         return bool(self._file.poll())
 
     @property

@@ -74,7 +74,7 @@ class PodView:
         return self._journal.problems
 
     def poll(self) -> tuple[bool, list[Evidence]]:
-        """True if there is new data, and its evidence of ends, each piece once and as first seen."""
+        """Returns True if the journal has new data, and evidence of ends, each piece once and as first seen."""
         found: list[Evidence] = []
         self._stop = self._mark.read()
         self._given_up = abandoned(self._run, self._attempt) if self._stop is not None else frozenset()

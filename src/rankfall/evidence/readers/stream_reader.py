@@ -202,7 +202,7 @@ class StreamTail:
         self._index.forget_before(self._scanner.consumed)
 
     def _take_halves(self, error: Exception, *, final: bool, found: list[Placed], reports: list[PlacedReport]) -> None:
-        """Bisects failed data down to the unreadable lines."""
+        """Bisects failed data down to the unreadable lines; adds findings and reports of the others."""
         start, end = self._scanner.restart(), self._fed
         with open_content(self.path) as content:
             data = content.read(start, end - start)

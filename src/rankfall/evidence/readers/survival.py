@@ -193,7 +193,7 @@ class Survival:
             self._look(data, data.find(b"\n", tail) + 1 if tail else 0, len(data), base=base)
 
     def outlived(self, prefix: Prefix, end: int, *, alone: bool, whole: bool) -> bool:
-        """True if a finding's speaker continued its work; ``alone``: one process."""
+        """True if a finding's speaker continued its work; ``alone``: one process; ``whole``: a whole traceback."""
         return any(one.outlived(end, sure=sure, whole=whole) for one, sure in self._of(prefix, alone=alone))
 
     def passed(self, prefix: Prefix, end: int, *, alone: bool) -> bool:

@@ -224,7 +224,7 @@ class TracebackReader:
     def push(self, data: bytes, *, at: int, line: int, final: bool) -> TracebackLines:
         """Reads the next chunk of whole lines.
 
-        ``final``: an unfinished traceback counts.
+        ``at`` and ``line``: its first byte and line in the stream. ``final``: an unfinished traceback counts.
         """
         spans: list[tuple[int, int, OpenTraceback]] = []
         position, size, number = 0, len(data), line

@@ -190,7 +190,7 @@ async def bounded(stream: asyncio.StreamReader) -> bytes | None:
 
 
 async def end(process: asyncio.subprocess.Process, *, whole: bool) -> None:
-    """Kills a running plug-in and its children.
+    """Kills a running plug-in; ``whole``: its children too.
 
     An ended plug-in's processes (an agent, a browser) continue.
     """

@@ -97,7 +97,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         unattended: The platform's policies run the job without supervisor; unsupported fields are refused.
         strategy: Choice of the root: ``causal``, ``earliest``, ``first-listed`` or a package's; null = backend's
             default, ``causal``.
-        log_dir: Local folder of readable logs for one run; all ranks' file grows live, others come at the end.
+        log_dir: Local folder of readable logs for one run; the file of all ranks grows live, each rank's file comes at
+            the end.
         record_store: Shared copy of all records: ``file:///path`` visible to slots and this machine, or
             ``s3://bucket/prefix``.
         error_file: Path in the slot for its first error: ``.json`` (torchelastic) or ``.pb`` (Flyte); first writer

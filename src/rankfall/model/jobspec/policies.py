@@ -54,7 +54,7 @@ class Success(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         policy: ``all``: every slot ended with 0. ``rank0``: global rank 0 did. ``fraction``: ``ceil(fraction * slots)``
             slots (pods or nodes) did.
         fraction: Only for policy ``fraction``: above 0, at most 1.
-        role: For ``all`` and ``fraction``: only this role counts, its success stops all others. Null = all slots.
+        role: For ``all`` and ``fraction``: only this role counts, its success stops all other roles. Null = all slots.
         drain_s: Seconds for the other slots, as for a checkpoint, after success. They never count as failed.
     """
 

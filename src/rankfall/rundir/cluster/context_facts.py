@@ -204,7 +204,7 @@ def node_fact(item: Mapping[str, Any], *, seen_ns: int, gone: bool = False) -> N
 
 
 def later_node(held: NodeFact, fact: NodeFact) -> NodeFact:
-    """Returns the facts of a node after one more snapshot."""
+    """Returns the stored facts ``held`` of a node after one more snapshot."""
     if fact.gone:
         return msgspec.structs.replace(held, seen_ns=fact.seen_ns, gone=True)
     boots = held.boots

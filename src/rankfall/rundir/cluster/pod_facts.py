@@ -198,7 +198,7 @@ def later(held: PodFact, fact: PodFact) -> PodFact:
 
 
 def _goes_back(held: ContainerFact | None, main: ContainerFact | None) -> bool:
-    """True if a snapshot shows an earlier state of the container."""
+    """True if the new snapshot ``main`` shows an earlier state of the container than ``held``."""
     if held is None or main is None or main.restarts != held.restarts:
         return held is not None and main is not None and main.restarts < held.restarts
     return held.state == "terminated" and main.state == "running"

@@ -113,7 +113,7 @@ class LineTail:
         self._wanted: dict[int, Wanted] = {}
 
     def poll(self, *, limit: int = 5000) -> list[Line]:
-        """Returns at most ``limit`` due lines; the next call returns others."""
+        """Returns at most ``limit`` due lines; the next call returns further ones."""
         now = self._clock()
         history = self._refresh(now, patient=True)
         bound = now - self._hold

@@ -78,7 +78,7 @@ class StreamFinder:
         self._notes: list[str] = []
 
     def find(self, *, since: int, problems: list[str]) -> list[StreamName]:
-        """Returns :func:`find_streams`; the same list if no folder changed."""
+        """Returns the result of :func:`find_streams`; the same list object if no folder changed."""
         self._changed = {folder for folder in self._listed if not self._standing.stands(str(folder))}
         if self._changed or since != self._since or not self._listed:
             for folder in self._changed:
@@ -186,7 +186,7 @@ class IndexRow(NamedTuple):
 
     Attributes:
         offset: First byte of the chunk.
-        line: First line that begins there, from 0.
+        line: Number of the first line that begins in the chunk, from 0.
         stamp: First line's arrival, nanoseconds since the epoch.
         last: Last line's arrival; 0 if unknown, equal to ``stamp`` for the wrapper's clock.
         source: Source of the timestamps.

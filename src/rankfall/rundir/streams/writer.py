@@ -29,7 +29,7 @@ _BLOCK: Final = 1 << 20
 
 
 def compress_run(run_dir: RunDir, *, smallest: int = SMALLEST) -> list[str]:
-    """Compresses a finished run's streams of at least ``smallest`` bytes; returns messages on others.
+    """Compresses a finished run's streams of at least ``smallest`` bytes; returns messages on streams that stay raw.
 
     The caller holds its lease.
     """

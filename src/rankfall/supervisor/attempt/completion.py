@@ -29,7 +29,7 @@ class SettleWindow:
         self._last_change = 0.0
 
     def see(self, now: float, *, failed: bool, changed: bool) -> bool:
-        """Records one poll. Returns True if this poll opened the window."""
+        """Records one poll; ``changed``: new data arrived. Returns True if this poll opened the window."""
         opens = failed and self.opened is None
         if opens:
             self.opened = now
@@ -74,7 +74,7 @@ def is_final(verdict: Verdict) -> bool:
 def gang_recovered(ranks: Iterable[RankFacts], slots: Iterable[SlotFacts], *, least: int) -> bool:
     """True if an elastic gang runs in a new round.
 
-    Each running slot then has a rank younger than all bad ends.
+    ``least``: slots that must run. Each running slot then has a rank younger than all bad ends.
     """
     ranks = tuple(ranks)
     running = {s.slot for s in slots if s.state == "running"}

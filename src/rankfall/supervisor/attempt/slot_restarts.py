@@ -109,7 +109,7 @@ class SlotRestarts:
     ) -> None:
         """Decides about failed slots and starts slots that are due.
 
-        ``halted`` is called before each decision, because stopped slots fail too.
+        ``changed``: new data arrived. ``halted`` is called before each decision, because stopped slots fail too.
 
         Raises:
             InfrastructureError: A slot cannot be started.

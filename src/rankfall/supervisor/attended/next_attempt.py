@@ -79,7 +79,7 @@ class Planner:
     def plan(self, number: int, *, before: AttemptRow | None, exclude: Callable[[], Collection[str]]) -> Plan | None:
         """Plans an attempt after the previous objects are removed; None if impossible.
 
-        ``exclude`` is called after the possibly long removal.
+        ``before``: the previous attempt, or None. ``exclude`` is called after the possibly long removal.
         """
         said = ""
         while True:

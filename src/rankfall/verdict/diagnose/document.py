@@ -54,7 +54,7 @@ def decisive_of(chosen: Candidate) -> Decisive | None:
 
 
 def proof_of(subjects: Subjects, chosen: Candidate | None) -> tuple[Proof, ...]:
-    """Returns the chosen candidate's evidence, then that of others; bounded."""
+    """Returns the chosen candidate's evidence, then that of other subjects; bounded."""
     own = {s.key for s in (chosen.subject, *chosen.same[:8])} if chosen else set()
     role = {"primary": 0, "secondary": 1, "context": 2}
 
@@ -395,7 +395,7 @@ def _one_node(subjects: Subjects, named: Sequence[Subject]) -> bool:
 def _node_action(most: NodeAction, chosen: Candidate, *, nowhere: bool) -> NodeAction:
     """Returns the node action; only evidence that a job cannot forge marks a node.
 
-    A fault everywhere is no node's fault.
+    ``most``: the catalogue's action. ``nowhere``: all ranks have the fault, so no node's action.
     """
     if nowhere or most == "none" or chosen.confidence in {"suspected", "unknown"}:
         return "none"

@@ -100,7 +100,7 @@ def _parted(candidates: list[Candidate], rejected: list[bool]) -> tuple[list[Can
 
 
 def _settle_mismatch(candidates: list[Candidate], subjects: Subjects, root: Root) -> tuple[list[Candidate], bool]:
-    """Keeps only the suspect of a mismatch; True if there is none."""
+    """Drops the reports that name a mismatch's suspect; returns the others, and True if reports name none."""
     one, reports = most_named_peer(candidates, subjects)
     if one is None:
         return candidates, len(reports) > 1
