@@ -39,7 +39,10 @@ VERBS: Final = {
     "controller": ("controller", "Watch all nodes for faults and keep the scheduler away from bad ones."),
     "nodes": ("nodes", "Show the health of nodes; check, taint and clear nodes, remove taints."),
     "doctor": ("doctor", "Check what this machine can do for Rankfall."),
-    "config": ("config", "Show formats: JSON schemas of the documents, exit codes, rights in a cluster."),
+    "config": (
+        "config",
+        "Show formats: JSON schemas of the documents, exit codes, causes, commands, rights in a cluster.",
+    ),
 }
 SETTINGS: Final[dict[str, Any]] = {
     "help_option_names": ["-h", "--help"],

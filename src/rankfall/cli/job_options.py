@@ -259,7 +259,7 @@ _OPTIONS: Final = (
     click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | -- CMD [ARGS]..."),
     click.option("-f", "--file", type=click.Path(path_type=Path), help="job.yaml; flags override its fields."),
     click.option("--name", help="First part of the run's id; default: the script's name."),
-    click.option("--nnodes", metavar="N|MIN:MAX", help="Nodes; MIN:MAX is elastic."),
+    click.option("--nnodes", metavar="N|MIN:MAX", help="Nodes; MIN:MAX is elastic (c10d rendezvous)."),
     click.option("--nproc-per-node", type=_COUNT, metavar="N", help="Ranks per node."),
     click.option(
         "--max-restarts", type=click.IntRange(0, 1_000_000), metavar="N", help="Maximum number of new attempts."
@@ -267,28 +267,49 @@ _OPTIONS: Final = (
     click.option(
         "-e", "--env", multiple=True, metavar="K=V", help="Variable for the job; K alone passes the current value."
     ),
-    click.option("--launcher", metavar="auto|torchrun|plain|exec", help="Program that starts the ranks."),
+    click.option(
+        "--launcher",
+        metavar="auto|torchrun|plain|exec",
+        help="Program that starts the ranks; auto is torchrun if the job's Python has torch.",
+    ),
     click.option("--python", metavar="PATH", help="The job's Python."),
-    click.option("--cwd", metavar="PATH", help="Folder of the job; default: the current one."),
     click.option(
-        "--code", multiple=True, metavar="DIR", help="Folder that is copied for the job; later ones override."
+        "--cwd", metavar="PATH", help="Folder of the job; default: the current one. With --code a path in the copy."
     ),
     click.option(
-        "--code-exclude", multiple=True, metavar="PATTERN", help="Files to skip in --code; default: .git, __pycache__."
+        "--code",
+        multiple=True,
+        metavar="DIR",
+        help="Folder that is copied for the job; later ones overlay earlier ones.",
     ),
-    click.option("--workspace", metavar="CLAIM[:PATH]", help="Volume for code and files, and its path in pods."),
+    click.option(
+        "--code-exclude",
+        multiple=True,
+        metavar="PATTERN",
+        help="Files to skip in --code; default: `.git` and `__pycache__`.",
+    ),
+    click.option(
+        "--workspace",
+        metavar="CLAIM[:PATH]",
+        help="Volume for code and files, and its path in pods; default: /workspace.",
+    ),
     click.option("--log-dir", metavar="DIR", help="Write log-allranks_0.out there, and one file per rank at the end."),
     click.option(
         "--log-store",
         metavar="volume:/PATH|s3://BUCKET/PREFIX",
         help="A shared volume or a bucket for the lines of ranks, instead of the API server.",
     ),
-    click.option("--inside", metavar="auto|require|off", help="Rankfall's code inside the ranks."),
-    click.option("--hang-timeout", metavar="10m|never", help="Time without progress that counts as a hang."),
-    click.option("--retryable", multiple=True, metavar="TYPE", help="Exceptions that allow a new attempt."),
-    click.option("--final", multiple=True, metavar="TYPE", help="Exceptions that end the run."),
     click.option(
-        "--budget", multiple=True, metavar="SLUG=N", help="Maximum number of new attempts for one cause or family."
+        "--inside", metavar="auto|require|off", help="Rankfall's code inside the ranks: if possible, always, never."
+    ),
+    click.option("--hang-timeout", metavar="10m|never", help="Time without progress that counts as a hang."),
+    click.option("--retryable", multiple=True, metavar="TYPE", help="Exception that allows a new attempt."),
+    click.option("--final", multiple=True, metavar="TYPE", help="Exception that ends the run."),
+    click.option(
+        "--budget",
+        multiple=True,
+        metavar="SLUG=N",
+        help="Maximum number of new attempts for one cause, family, or budget of a rule.",
     ),
     click.option(
         "--strategy", metavar="NAME", help="Rule that chooses the root: causal, earliest, first-listed, or a plug-in's."
@@ -297,9 +318,15 @@ _OPTIONS: Final = (
     click.option(
         "--success", metavar="all|rank0|80%", help="Slots that must succeed: all, that of rank 0, or a share."
     ),
-    click.option("--deadline", metavar="8h|never", help="Time limit of the whole run, over all attempts."),
     click.option(
-        "--startup-deadline", metavar="10m|never", help="Time limit until all ranks of an attempt have started."
+        "--deadline",
+        metavar="8h|never",
+        help="Time limit of the whole run, over all attempts; never removes that of the file.",
+    ),
+    click.option(
+        "--startup-deadline",
+        metavar="10m|never",
+        help="Time limit until all ranks of an attempt have started; never removes that of the file.",
     ),
     click.option("--suspend", is_flag=True, help="Create the run suspended; rankfall resume starts it."),
     click.option(
@@ -321,7 +348,7 @@ _OPTIONS: Final = (
         "--replace", is_flag=True, help="End what an earlier request with this token still runs in the cluster."
     ),
     click.option("-m", "--module", is_flag=True, help="The first argument is a module's name."),
-    click.option("--dry-run", is_flag=True, help="Print what would be started; start nothing."),
+    click.option("--dry-run", is_flag=True, help="Print what would be started, without secrets; create nothing."),
     output_option("Format of --dry-run and of -d."),
     click.option("-q", "--quiet", is_flag=True, help="Print only the outcome: no output of the job, no progress."),
 )

@@ -1,4 +1,4 @@
-"""``config``: prints JSON schemas, exit codes, causes and cluster rights."""
+"""``config``: prints JSON schemas, exit codes, causes, commands and cluster rights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SCHEMAS = (
 
 @click.group("config")
 def config() -> None:
-    """Show formats: JSON schemas of the documents, exit codes, rights in a cluster."""
+    """Show formats: JSON schemas of the documents, exit codes, causes, commands, rights in a cluster."""
 
 
 @config.command("schema")
@@ -56,6 +56,14 @@ def causes() -> None:
     from rankfall.render.tables import causes_page  # noqa: PLC0415 - rare
 
     console.out(causes_page().rstrip("\n"))
+
+
+@config.command("commands")
+def commands() -> None:
+    """Print all commands with their options, as Markdown."""
+    from rankfall.cli.reference import commands_page  # noqa: PLC0415 - loads every command
+
+    console.out(commands_page().rstrip("\n"))
 
 
 @config.command("rights")

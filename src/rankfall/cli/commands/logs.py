@@ -141,7 +141,7 @@ _SHARE: Final = 60
 @click.option("-f", "--follow", is_flag=True, help="Follow until the run ends.")
 @click.option("--rank", multiple=True, metavar="0,8-15|first|last|failed", help="Only these.")
 @click.option("--all", "everything", is_flag=True, help="All ranks, and lines that belong to no rank (the default).")
-@click.option("--since", metavar="10m|TIME", help="Only lines since this age or time.")
+@click.option("--since", metavar="10m|TIME", help="Only lines since this age, or this time as 2026-01-31T12:00:00Z.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of all ranks combined.")
 @click.option("-p", "--previous", is_flag=True, help="The attempt before the newest.")
 @click.option("--attempt", metavar="N|all", help="Number of the attempt, or all; default: the newest.")
