@@ -25,7 +25,7 @@ def test_there_is_one_for_each_kind_of_place() -> None:
     assert {make_spec(Flags(file=path)).backend for path in FILES} == {"local", "job", "jobset"}
 
 
-@pytest.mark.parametrize("name", ["cli.md", "exit-codes.md"])
+@pytest.mark.parametrize("name", ["local.md", "exit-codes.md"])
 def test_the_job_files_of_the_docs_are_jobs(name: str, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / name).read_text("utf-8")
     blocks = [part.split("```")[0] for part in page.split("```yaml\n")[1:]]

@@ -137,7 +137,7 @@ def shell_code(*, code: int | None, signal: int | None) -> int | None:
 
 _HEAD: Final = """# Exit codes of ranks
 
-After this page you know what each exit code of a rank leads to, and can change it. `rankfall config exit-codes` generates this page; do not edit it. Codes of Rankfall's commands: [cli.md](cli.md#exit-codes).
+After this page you know what each exit code of a rank leads to, and can change it. `rankfall config exit-codes` generates this page; do not edit it. Codes of Rankfall's commands: [local.md](local.md#exit-codes).
 
 ## By default
 

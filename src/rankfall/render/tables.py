@@ -297,7 +297,7 @@ _HEAD: Final = """# Causes
 Made by `rankfall config causes`; do not edit. The page lists each cause that a verdict can name (`cause.slug` in `why -o json`). A slug is a public contract, like an
 error code: it never gets another name or meaning; new slugs can be added.
 
-- **Role.** `primary` can be the cause of a failure. `secondary` is usually the consequence of another rank's failure; a verdict names it only without other evidence, at most as `suspected`. `context` supports or weakens a verdict and is never a cause.
+- **Role.** `primary` can be the cause of a failure. `secondary` is usually the consequence of another rank's failure; a verdict names it only without other evidence, mostly as `suspected` ([confidence](verdicts.md#how-sure-a-verdict-is)). `context` supports or weakens a verdict and is never a cause.
 - **Again.** The restart without a rule of the job: `no`; `yes`, after a pause; `once`, so the same failure again ends the run; `elsewhere`, not on that node. Budgets and rules: [exit-codes.md](exit-codes.md).
 - **Node.** The strongest action on the node: `suspect` counts and watches it, `taint` keeps new pods away. Output of a job never taints a node. One failure on all ranks and a cause that is only suspected change no node.
 - **Evidence.** The usual evidence. How Rankfall recognises lines of text: [signatures.md](signatures.md).
