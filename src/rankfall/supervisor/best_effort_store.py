@@ -22,6 +22,8 @@ class BestEffortStore:
         self._on_gap = on_gap
         self._said: set[str] = set()
         self._backlog: dict[tuple[str, int], Callable[[], object]] = {}
+        # Unwritten evidence by attempt and id.
+        self._evidence: dict[int, dict[str, Evidence]] = {}
 
     def set_run(self, state: RunState, *, reason: str | None, at: int) -> None:
         """Stores the run's state; a later state replaces an unwritten one."""
@@ -57,14 +59,16 @@ class BestEffortStore:
         self._keep(("facts", attempt), write, f"facts of attempt {attempt}")
 
     def add_evidence(self, attempt: int, evidence: Iterable[Evidence]) -> None:
-        """Stores evidence; ids identify known pieces."""
-        kept = tuple(evidence)
-        if kept:
-            self._keep(
-                ("evidence", attempt),
-                lambda: self.writer.add_evidence(attempt, kept),
-                f"evidence of attempt {attempt}",
-            )
+        """Stores evidence with all unwritten evidence of the attempt; ids identify known pieces."""
+        unwritten = self._evidence.setdefault(attempt, {})
+        unwritten.update((piece.id, piece) for piece in evidence)
+
+        def write() -> None:
+            self.writer.add_evidence(attempt, tuple(unwritten.values()))
+            unwritten.clear()
+
+        if unwritten:
+            self._keep(("evidence", attempt), write, f"evidence of attempt {attempt}")
 
     def add_verdict(self, attempt: int, diagnosis: Diagnosis) -> int:
         """Stores a verdict; returns its version (1 if unwritten)."""
