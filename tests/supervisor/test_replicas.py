@@ -185,6 +185,8 @@ def test_a_cancel_during_the_back_off_of_one_slot_ends_all(bench: Bench) -> None
 
     def cancel() -> None:
         fell.wait(scaled(20))
+        # The other slots may still be on their way to their first line.
+        wait_until(lambda: len(starts(bench)) == 3, timeout=20, what="the start of all slots")
         request_cancel(run.path, reason="enough")
 
     thread = threading.Thread(target=cancel)
