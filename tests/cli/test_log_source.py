@@ -13,8 +13,8 @@ from rankfall.cli import app
 from rankfall.collect.loki.attempt_lines import LokiLive
 from rankfall.collect.pods.line_splitter import stamp_text
 from rankfall.collect.stores.log_store import AT, StoreCopies, Volume
+from rankfall.loki import LokiError
 from rankfall.loki.cursor import Entry
-from rankfall.loki.errors import LokiError
 from rankfall.loki.settings import LokiSettings
 from rankfall.model import JobSpec, LockHeld, Record, Refused, StoreError
 from rankfall.model.jobspec.kubernetes import Kubernetes

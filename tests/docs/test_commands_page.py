@@ -10,9 +10,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from rankfall.cli import reference
 from rankfall.cli.app import VERBS, command, load
-from rankfall.cli.reference import commands_page
+from rankfall.cli.commands import config as config_module
+from rankfall.cli.commands.config import commands_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 
@@ -73,7 +73,7 @@ def test_hidden_commands_and_options_stay_hidden(monkeypatch: pytest.MonkeyPatch
     group = click.Group("ps", help="Groups.")
     group.add_command(click.Command("seen", help="Seen.", params=[click.Option(["--secret"], hidden=True, help="x")]))
     group.add_command(click.Command("unseen", hidden=True, help="Unseen."))
-    monkeypatch.setattr(reference, "load", lambda verb: group if verb == "ps" else load(verb))
+    monkeypatch.setattr(config_module, "load", lambda verb: group if verb == "ps" else load(verb))
     page = commands_page()
     assert "\n## ps seen\n" in page
     assert "unseen" not in page

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfall.evidence.files.log_files import case_of_files
+from rankfall.evidence.readers import findings, stream_reader, torchrun, tracebacks
 from rankfall.evidence.readers import scan as scanning
-from rankfall.evidence.readers import stream_reader, torchrun, tracebacks
 from rankfall.evidence.readers.scan import KEEP_FIRST, ChunkScanner, scan
 from rankfall.evidence.readers.stream_reader import StreamTail
 from rankfall.evidence.readers.text import repeats
@@ -98,7 +98,7 @@ def test_i18_p3_a_broken_off_traceback_is_not_read_again_with_each_chunk(prefixe
 def test_i18_p6_a_repeated_line_is_understood_once(monkeypatch):
     counted = Count(Matcher.match_line)
     monkeypatch.setattr(Matcher, "match_line", counted)
-    scanning._line_meanings.cache_clear()
+    findings.line_meanings.cache_clear()
     text = b"step 1\n" + OOM * 50_000 + b"step 2\n"
     found, last, _ = feed_all(text, len(text))
     assert counted.calls == 1

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kube.apiserver import answer, cut, serving, silence
+from rankfall.loki import LimitRefused, LokiError
 from rankfall.loki.client import Loki
 from rankfall.loki.cursor import Cursor, State
-from rankfall.loki.errors import LimitRefused, LokiError
 from rankfall.loki.reader import Reader
 from rankfall.loki.settings import loki_settings
 

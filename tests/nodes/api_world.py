@@ -15,8 +15,8 @@ from backends.kubernetes.launch_server import KINDS, Api, Object, Refusal
 from rankfall.kube.client import Kube
 from rankfall.kube.resources import NODES
 from rankfall.kube.watch.watcher import watch
+from rankfall.loki import LimitRefused, LokiError
 from rankfall.loki.cursor import Entry
-from rankfall.loki.errors import LimitRefused, LokiError
 from rankfall.model.node_health.records import ANNOTATION, NodeHealth, decode_health
 from rankfall.nodes.config import ConfigFile
 from rankfall.nodes.controller.decision_loop import Loop

@@ -10,7 +10,7 @@ import pytest
 from backends.kubernetes.launch_server import Refusal
 from nodes.api_world import LABELS, SECOND, XID, MemoryLoki, running, tried
 from rankfall.kube.errors import Conflict, KubeError
-from rankfall.loki.errors import LokiError
+from rankfall.loki import LokiError
 from rankfall.model.errors import EvidenceLost
 from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION, KernelEntry, KernelReport, Place, encode_report
 from rankfall.model.node_health.records import NodeFault

@@ -114,9 +114,9 @@ def test_that_it_does_not_start_is_said_with_what_to_do(run, monkeypatch):
         expiry.spawn(run)
 
 
-def test_the_name_of_the_release_before_still_starts_it(tmp_path):
+def test_the_module_starts_it_as_a_process(tmp_path):
     run = made(tmp_path, state=None)
-    command = [sys.executable, "-P", "-m", "rankfall.supervise.expiry", str(run.path)]
+    command = [sys.executable, "-P", "-m", "rankfall.supervisor.attended.ttl", str(run.path)]
     subprocess.run(command, check=True, timeout=scaled(60))
     log = run.path / expiry.LOG_NAME
     wait_until(

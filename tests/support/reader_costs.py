@@ -34,8 +34,7 @@ from rankfall.evidence.readers.stream_reader import StreamTail
 from rankfall.evidence.readers.torchrun import error_file_evidence
 from rankfall.evidence.readers.tracebacks import find_tracebacks
 from rankfall.kernellog.record import parse_record
-from rankfall.loki import client
-from rankfall.loki.errors import LokiError
+from rankfall.loki import LokiError, client
 from rankfall.model import NotFound, Record, StoreError, UsageError
 from rankfall.nodes.rules.kernel_lines import Recogniser
 from rankfall.rundir.cluster.log_routes import RECORD_MARK, Routes

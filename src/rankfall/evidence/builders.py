@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from rankfall.evidence.readers.classify import exception_meaning
+from rankfall.evidence.readers.findings import Finding
 from rankfall.evidence.readers.kernel_log import KernelLine
-from rankfall.evidence.readers.scan import Finding
 from rankfall.evidence.readers.stream_reader import When
 from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
 from rankfall.model.evidence import digest

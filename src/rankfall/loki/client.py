@@ -25,8 +25,8 @@ from rankfall.kube.errors import CredentialsError, KubeError
 from rankfall.kube.http.sessions import read
 from rankfall.kube.request import TOO_MANY, seconds
 from rankfall.kube.secret import excerpt
+from rankfall.loki import LimitRefused, LokiError
 from rankfall.loki.cursor import Entry
-from rankfall.loki.errors import LimitRefused, LokiError
 from rankfall.loki.settings import LokiSettings
 from rankfall.model import decoding, numbers
 from rankfall.model.patterns import bounded

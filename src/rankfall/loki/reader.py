@@ -10,8 +10,8 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, Protocol
 
+from rankfall.loki import LimitRefused, LokiError
 from rankfall.loki.cursor import Cursor, Entry
-from rankfall.loki.errors import LimitRefused, LokiError
 
 FIRST_S: Final = 0.5
 MOST_S: Final = 30.0

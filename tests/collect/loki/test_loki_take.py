@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rankfall.collect.loki.pod_lines import Origin, origin
 from rankfall.collect.loki.resume_state import LokiState
 from rankfall.collect.pods.line_splitter import StampParser, stamp_text
-from rankfall.loki.errors import LokiError
+from rankfall.loki import LokiError
 from rankfall.loki.settings import LABELS
 from rankfall.model import JobSpec
 from rankfall.rundir import RunDir

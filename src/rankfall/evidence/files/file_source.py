@@ -16,8 +16,9 @@ from rankfall.evidence import builders as make
 from rankfall.evidence.files.bounded_read import Part
 from rankfall.evidence.files.folder_listing import printable
 from rankfall.evidence.files.packed import SUFFIXES
+from rankfall.evidence.readers.findings import Finding
 from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
-from rankfall.evidence.readers.scan import ChunkScanner, Finding
+from rankfall.evidence.readers.scan import ChunkScanner
 from rankfall.evidence.readers.stacks import NewestDump
 from rankfall.evidence.readers.survival import Survival
 from rankfall.evidence.readers.text import decode

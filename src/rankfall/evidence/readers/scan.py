@@ -12,20 +12,17 @@ counted.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Final
 
 import msgspec
 
-from rankfall.evidence.readers.classify import Meaning, exception_meaning, meaning_of_hit
-from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
+from rankfall.evidence.readers.classify import Meaning, exception_meaning
+from rankfall.evidence.readers.findings import Finding, LineMeaning, line_meanings
 from rankfall.evidence.readers.survival import Survival
-from rankfall.evidence.readers.text import decode, normalise, repeats
+from rankfall.evidence.readers.text import repeats
 from rankfall.evidence.readers.torchrun import Reported, ReportReader
 from rankfall.evidence.readers.tracebacks import OpenTraceback, TracebackReader, TracebackText
-from rankfall.model.patterns import bounded
 from rankfall.verdict.signatures.catalogue import Catalogue
-from rankfall.verdict.signatures.matcher import Hit, best
 
 # Bytes: a copy remains in the processor's cache.
 _PIECE: Final = 64 << 10
@@ -40,51 +37,11 @@ MAX_KINDS: Final = 4096
 FLOOD: Final = 4096
 _MAX_FLOODED: Final = 8
 TAIL: Final = 64 << 10
-# Maximum lines with a cached meaning, and their length.
-_MAX_KNOWN: Final = 4096
-_MAX_KNOWN_LINE: Final = 512
 # Maximum chains with a cached meaning, and their text.
 _MAX_CHAINS: Final = 512
 _MAX_CHAIN_TEXT: Final = 2048
 # Maximum lines in tracebacks with an unknown end.
 _MAX_HELD: Final = 1024
-
-# A damaged report in the launcher's log format. The logger shortens its path at the first sys.path match, so in working
-# folder / a job's path is complete.
-_DAMAGED_LOGGED: Final = bounded(
-    rb"[EWI]\d{4} [\d:.]+ +\d+ (?:[^ ]*/)?torch/distributed/elastic/multiprocessing/errors/__init__.py:\d+\]", limit=512
-)
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One classified line or traceback.
-
-    Attributes:
-        start, end: Bytes of the decisive line.
-        meaning: Classification.
-        prefix: Prefix of the line.
-        explicit: True for a whole traceback.
-        groups: Named parts: exit, signal, rank, local_rank, pid, ...
-        kind: Key for counting.
-        last: True if it represents its kind after the first ones.
-        clean_up: True if raised during an ending process's cleanup.
-    """
-
-    start: int
-    end: int
-    line: str
-    meaning: Meaning
-    prefix: Prefix
-    explicit: bool = False
-    groups: dict[str, str] = {}
-    kind: tuple[str, int | None] = ("", None)
-    last: bool = False
-    clean_up: bool = False
-
-    @property
-    def fails(self) -> bool:
-        """True if the finding reports a failure, of its speaker or of another process."""
-        return self.meaning.role != "context"
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,73 +60,6 @@ def scan(data: bytes, catalogue: Catalogue) -> Findings:
     )
 
 
-class _Line:
-    """A line with a hit; its meaning is computed only on demand.
-
-    Attributes:
-        kind: Key for counting; None if the line is no finding.
-        slug: Cause of its finding.
-        launcher: True if a launcher wrote the line.
-    """
-
-    __slots__ = ("_finding", "_hit", "_hits", "_prefix", "_raw", "kind", "launcher", "slug")
-
-    def __init__(self, raw: bytes, hits: list[Hit]) -> None:
-        self.launcher = any("launcher" in hit.signature.where for hit in hits)
-        self.kind: tuple[str, int | None] | None = None
-        self.slug = ""
-        self._finding: Finding | None = None
-        hit = best(hits)
-        if hit is None or (hit.signature.slug == "unknown" and hit.signature.role == "context"):
-            return
-        self._raw, self._hits, self._hit = raw, hits, hit
-        self._prefix = parse_prefix(raw)
-        self.kind, self.slug = (hit.signature.id, self._prefix.rank), hit.signature.slug
-
-    @property
-    def finding(self) -> Finding:
-        """The finding, at byte 0."""
-        if self._finding is None:
-            self._finding = self._made()
-            self._raw, self._hits = b"", []
-        return self._finding
-
-    def _made(self) -> Finding:
-        raw, hit = self._raw, self._hit
-        signature, text = hit.signature, decode(raw)
-        matched = normalise(decode(raw[hit.start : hit.end]))
-        meaning = meaning_of_hit(hit, text=text, fingerprint=f"{signature.slug}:{signature.id}:{matched}")
-        if "launcher" not in signature.where and _DAMAGED_LOGGED.search(raw) is not None:
-            meaning = msgspec.structs.replace(meaning, slug="controller_verdict", role="context")
-        merged = {key: value for each in self._hits for key, value in each.groups.items()} | hit.groups
-        return Finding(start=0, end=len(raw), line=meaning.text, meaning=meaning, prefix=self._prefix, groups=merged)
-
-
-class _LineMeanings:
-    """Cache: a program that repeats a line is classified once."""
-
-    def __init__(self, catalogue: Catalogue) -> None:
-        self.matcher = catalogue.matcher(Catalogue.STREAM)
-        self._known: dict[bytes, _Line] = {}
-
-    def of(self, raw: bytes) -> _Line:
-        """Returns the meaning of a line."""
-        known = self._known.get(raw)
-        if known is None:
-            known = _Line(raw, self.matcher.match_line(raw))
-            if len(raw) <= _MAX_KNOWN_LINE:
-                if len(self._known) >= _MAX_KNOWN:
-                    self._known.clear()
-                self._known[raw] = known
-        return known
-
-
-@lru_cache(maxsize=4)
-def _line_meanings(catalogue: Catalogue) -> _LineMeanings:
-    """Returns the cache that all streams of a catalogue share: bounds memory."""
-    return _LineMeanings(catalogue)
-
-
 class _Event(msgspec.Struct):
     """A finding, or ``count`` adjacent copies of ``width`` bytes each.
 
@@ -182,7 +72,7 @@ class _Event(msgspec.Struct):
     known: int
     byte: int
     kind: tuple[str, int | None]
-    what: Finding | _Line
+    what: Finding | LineMeaning
     line: int = 0
     count: int = 1
     width: int = 0
@@ -205,7 +95,7 @@ class ChunkScanner:
     def __init__(self, catalogue: Catalogue, *, survival: Survival | None = None) -> None:
         self._catalogue = catalogue
         self._survival = survival
-        self._meanings = _line_meanings(catalogue)
+        self._meanings = line_meanings(catalogue)
         self._tracebacks = TracebackReader()
         self._reports = ReportReader()
         self._chains: dict[tuple[object, ...], Meaning] = {}
@@ -425,7 +315,10 @@ class ChunkScanner:
         for event in events:
             kind = event.kind
             if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
-                kind = f"more:{event.what.slug if isinstance(event.what, _Line) else event.what.meaning.slug}", None
+                kind = (
+                    f"more:{event.what.slug if isinstance(event.what, LineMeaning) else event.what.meaning.slug}",
+                    None,
+                )
             count = self._kinds.get(kind, 0)
             self._kinds[kind] = count + event.count
             first = range(min(event.count, max(0, KEEP_FIRST - count)))

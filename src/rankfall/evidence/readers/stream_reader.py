@@ -16,7 +16,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from rankfall.evidence.readers.scan import ChunkScanner, Finding
+from rankfall.evidence.readers.findings import Finding
+from rankfall.evidence.readers.scan import ChunkScanner
 from rankfall.evidence.readers.survival import Survival
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import RankfallError

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from rankfall.evidence.readers.frames import Frames
 from rankfall.evidence.readers.prefixes import MAX_LEARNED, Prefix, fold, learn, parse_prefix
 from rankfall.evidence.readers.text import decode, repeats
 from rankfall.model.numbers import whole
@@ -73,34 +74,6 @@ _CONTINUATIONS: Final = (
 )
 # torch.multiprocessing prints this before the traceback of a process that it started.
 _SPAWNED: Final = bounded(rb"-- Process (\d{1,6}) terminated with the following error:", limit=256)
-_LIBRARY = bounded(rb"(?:site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|<frozen ", limit=1024)
-# Frames that show an exception's origin: path end, functions, name.
-_LOADER: Final = frozenset({b"_get_data", b"_get_batch", b"_try_get_data", b"_try_get_batch"})
-_REPORT: Final = frozenset({b"__post_init__", b"_get_error_data"})
-_ORIGINS: Final = (
-    (b"elastic/multiprocessing/errors/__init__.py", _REPORT, "damaged_report"),
-    (b"torch/utils/data/dataloader.py", _LOADER, "data_loader"),
-    (b"torch/multiprocessing/spawn.py", frozenset({b"join"}), "launcher"),
-    (b"torch/distributed/launch.py", frozenset({b"main"}), "launcher"),
-    (
-        b"accelerate/commands/launch.py",
-        frozenset({b"simple_launcher", b"multi_gpu_launcher", b"deepspeed_launcher", b"launch_command"}),
-        "launcher",
-    ),
-    (b"multiprocessing/util.py", frozenset({b"_exit_function", b"_run_finalizers", b"__call__"}), "clean_up"),
-    (
-        b"multiprocessing/resource_tracker.py",
-        frozenset({b"main", b"_stop", b"_stop_locked", b"unregister"}),
-        "clean_up",
-    ),
-    (b"weakref.py", frozenset({b"_exitfunc", b"__call__", b"remove"}), "clean_up"),
-    (b"threading.py", frozenset({b"_shutdown"}), "clean_up"),
-    (b"concurrent/futures/thread.py", frozenset({b"_python_exit"}), "clean_up"),
-    (b"concurrent/futures/process.py", frozenset({b"_python_exit"}), "clean_up"),
-    (b"tempfile.py", frozenset({b"_cleanup"}), "clean_up"),
-    (b"logging/__init__.py", frozenset({b"shutdown"}), "clean_up"),
-    (b"", frozenset({b"__del__"}), "clean_up"),
-)
 
 
 class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +84,7 @@ class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
         chain: ``(type, message)`` of each exception, the raised one first.
         frame: ``file:function`` of the innermost user frame, else the innermost.
         final_start, final_end: Bytes of the raised exception's line; ``final_line`` is its number.
-        origins: By frames: ``damaged_report``, ``data_loader``, ``launcher``, ``clean_up`` (finalizers, interpreter exit).
+        origins: Those of its ``Frames``.
         ignored: Python continued ("Exception ignored in ..."): never a cause.
     """
 
@@ -157,10 +130,7 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
     message: list[bytes] = msgspec.field(default_factory=list)
     size: int = 0
     text: int = 0
-    frame: bytes = b""
-    user_frame: bytes = b""
-    frames: int = 0
-    origins: set[str] = msgspec.field(default_factory=set)
+    frames: Frames = msgspec.field(default_factory=Frames)
     final: tuple[int, int, int] = (0, 0, 0)
     line: str = ""
     expect: bool = True
@@ -308,7 +278,7 @@ class TracebackReader:
             key=key,
             learned=head if learned else 0,
             tags=own.raw,
-            # Spaces only; the bars of an exception group stand there too.
+            # Spaces only; bars of an exception group are no margin.
             margin=len(gap) if own.raw and not learned and not gap.strip() else 0,
         )
         self._open[owner.key] = self._by_start[start] = owner
@@ -384,9 +354,8 @@ class TracebackReader:
         del self._by_start[owner.start]
         self._by_start[start] = owner
         owner.start = owner.end = start
-        owner.seen, owner.lines, owner.frames, owner.ignored = number, 1, 0, ignored
-        owner.frame = owner.user_frame = b""
-        owner.origins.clear()
+        owner.seen, owner.lines, owner.ignored = number, 1, ignored
+        owner.frames.clear()
         self._open.move_to_end(owner.key)
 
     def _take(self, state: OpenTraceback, body: bytes, line: bytes, at: int, number: int) -> bool | None:
@@ -396,13 +365,13 @@ class TracebackReader:
             return None  # a separate exception
         if text in _CHAIN or text.startswith(HEAD):
             self._finish(state)
-            state.expect, state.frame, state.user_frame = True, b"", b""
-            state.end = stop
+            state.frames.chain()
+            state.expect, state.end = True, stop
             return True
         if state.expect:
             match = _FILE.match(body)
             if match:
-                self._frame(state, match[1], (match[3] or b"").strip())
+                state.frames.add(match[1], (match[3] or b"").strip())
                 state.end = stop
                 return False
             if body[:1] in {b" ", b"\t"} or not text or text.startswith((b"|", b"+-")):
@@ -427,16 +396,6 @@ class TracebackReader:
             self._grow(state, len(text))
             return False
         return None
-
-    @staticmethod
-    def _frame(state: OpenTraceback, path: bytes, function: bytes) -> None:
-        state.frame = path.rpartition(b"/")[2] + b":" + function
-        if not _LIBRARY.search(path):
-            state.user_frame = state.frame
-        state.frames += 1
-        for suffix, functions, origin in _ORIGINS:
-            if path.endswith(suffix) and function in functions:
-                state.origins.add(origin)
 
     def _finish(self, state: OpenTraceback) -> None:
         if state.type is None:
@@ -465,13 +424,13 @@ class TracebackReader:
                 end=state.end,
                 prefix=state.prefix,
                 chain=tuple(reversed(state.chain)),
-                frame=(state.user_frame or state.frame).decode("utf-8", "replace"),
-                frames=state.frames,
+                frame=state.frames.place.decode("utf-8", "replace"),
+                frames=state.frames.count,
                 final_start=state.final[0],
                 final_end=state.final[1],
                 final_line=state.final[2],
                 line=state.line,
-                origins=frozenset(state.origins),
+                origins=frozenset(state.frames.origins),
                 ignored=state.ignored,
             )
         self._closed.append(Closed(state, found))

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 from rankfall.kube.errors import KubeError
+from rankfall.loki import LokiError
 from rankfall.loki.client import Loki
 from rankfall.loki.cursor import OVERLAP_NS, SECOND, Cursor, Entry, State
-from rankfall.loki.errors import LokiError
 from rankfall.loki.reader import PageSource, Reader
 from rankfall.model.node_health.records import NodeFault
 from rankfall.nodes.controller.decision_loop import Loop
