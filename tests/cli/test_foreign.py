@@ -74,7 +74,7 @@ def test_launch_s15_a_plain_job_is_shown_by_its_pods_and_its_ranks_are_said_to_b
         ("plain-0", "n0", "running"),
         ("plain-1", "n1", "running"),
     ]
-    assert "Rankfall did not start it" in rankfall(capsys, "status", RUN)
+    assert "Rankfall did not start this object" in rankfall(capsys, "status", RUN)
     assert f"{RUN}  running, foreign" in rankfall(capsys, "ps")
 
 

@@ -51,7 +51,7 @@ def test_submit_launches_and_leaves(bench, monkeypatch, capsys):
     assert app.run(["submit", "--unattended", "x"]) == 0
     out = capsys.readouterr()
     assert out.out == f"{bench.run.id}\n"
-    assert "unattended: Kubernetes alone restarts it" in out.err
+    assert "unattended: Kubernetes alone restarts this run" in out.err
     assert (bench.cluster.launched, bench.run.lease_holder()) == ([1], None)
 
 

@@ -357,7 +357,7 @@ def test_health_s30_a_fault_that_waits_for_the_jobs_end_takes_the_node_out_after
                     "NVRM: Xid (PCI:0000:0f:00): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row marked for remapping"
                 ),
             )
-            until(lambda: "actions that need its end keep waiting" in fresh.log())
+            until(lambda: "actions that need an idle node wait" in fresh.log())
             assert fresh.tainted() == set()
             assert not said.exists()
             fresh.kubectl("delete", "pod", "train-0", "-n", SPACE + "-jobs", "--grace-period=0", "--force")

@@ -68,17 +68,17 @@ ALLOWED: list[tuple[str, Any, str]] = [
     ("strategic", {"status": {"conditions": [{"type": "RankfallHealthy", "status": "False", "reason": "Quarantined", "message": "m"}]}}, "status"),
 ]  # fmt: skip
 REFUSED: list[tuple[str, Any, str, str]] = [
-    ("strategic", {"spec": {"unschedulable": True}}, "", "of a node's spec"),
-    ("json", [{"op": "remove", "path": "/spec/taints/0"}], "", "of taints"),
-    ("json", [{"op": "add", "path": "/spec/taints/-", "value": {"key": "mine", "effect": "NoSchedule"}}], "", "of taints"),
-    ("json", [{"op": "add", "path": "/spec/taints/-", "value": {**OURS, "effect": "NoExecute"}}], "", "has the effect NoSchedule"),
-    ("merge", {"metadata": {"annotations": {"another": "x"}}}, "", "of annotations"),
-    ("merge", {"metadata": {"annotations": {"other": None}}}, "", "of annotations"),
-    ("merge", {"metadata": {"annotations": {"other": "2"}}}, "", "of annotations"),
+    ("strategic", {"spec": {"unschedulable": True}}, "", "in a node's spec"),
+    ("json", [{"op": "remove", "path": "/spec/taints/0"}], "", "only taints with"),
+    ("json", [{"op": "add", "path": "/spec/taints/-", "value": {"key": "mine", "effect": "NoSchedule"}}], "", "only taints with"),
+    ("json", [{"op": "add", "path": "/spec/taints/-", "value": {**OURS, "effect": "NoExecute"}}], "", "must have the effect NoSchedule"),
+    ("merge", {"metadata": {"annotations": {"another": "x"}}}, "", "only the annotation"),
+    ("merge", {"metadata": {"annotations": {"other": None}}}, "", "only the annotation"),
+    ("merge", {"metadata": {"annotations": {"other": "2"}}}, "", "only the annotation"),
     ("merge", {"metadata": {"labels": {"a": "c"}}}, "", "no labels"),
     ("merge", {"metadata": {"finalizers": ["rankfall.dev/x"]}}, "", "no labels"),
-    ("strategic", {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}, "status", "of conditions"),
-    ("merge", {"status": {"capacity": {"nvidia.com/gpu": "9"}}}, "status", "of a node's status"),
+    ("strategic", {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}, "status", "only the condition"),
+    ("merge", {"status": {"capacity": {"nvidia.com/gpu": "9"}}}, "status", "in a node's status"),
 ]  # fmt: skip
 
 

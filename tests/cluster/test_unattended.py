@@ -60,7 +60,7 @@ def alone(
 def submitted(world: World, spec: dict[str, Any]) -> str:
     done = world.cli("submit", "--file", str(world.file(spec)))
     assert done.returncode == 0, done.stderr
-    assert "unattended: Kubernetes alone restarts it" in done.stderr
+    assert "unattended: Kubernetes alone restarts this run" in done.stderr
     return done.stdout.strip()
 
 

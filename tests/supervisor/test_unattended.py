@@ -170,7 +170,7 @@ def test_what_kubernetes_ends_after_the_first_fall_is_no_cause(home):
     outcome = bench.record()
     stop = read_stop(bench.run.path, 1)
     assert stop is not None
-    assert stop.reason.startswith("Kubernetes ends the others")
+    assert stop.reason.startswith("Kubernetes ends the other slots")
     with bench.run.reader() as reader:
         assert [(facts.slot, facts.killed_by) for facts in reader.slots(1)] == [(0, None), (1, "wrapper")]
     assert outcome.verdict is not None

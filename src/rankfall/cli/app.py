@@ -22,7 +22,7 @@ import click
 from rankfall.cli import console
 
 VERBS: Final = {
-    "run": ("run", "Run a job here and stay with it: output, causes, restarts."),
+    "run": ("run", "Run a job on this machine or a cluster; show its output, restart it after failures."),
     "submit": ("run", "Run a job in the background; prints the run's id."),
     "ps": ("runs", "List the runs of this machine."),
     "status": ("runs", "Show a run's slots and ranks."),
@@ -56,7 +56,7 @@ HELP: Final = """Runs a multi-node training job and shows which rank failed firs
   rankfall run --nnodes 2 --nproc-per-node 2 train.py --lr 1e-3
   rankfall why                 the newest run
   rankfall why logs/           any folder or files of logs
-  some-command | rankfall why -
+  some-command | rankfall why
 """
 
 

@@ -103,8 +103,14 @@ def test_causes_are_matched_by_their_codes():
         ({"causes": ["host_oom"], "action": "fail"}, r"rules\[0\]\.causes: Kubernetes sees the same code"),
         ({"causes": ["network"], "action": "fail"}, r"no code inside a pod can prove network"),
         ({"reasons": ["OOMKilled"], "action": "fail"}, r"rules\[0\]\.reasons: Kubernetes cannot match"),
-        ({"exit_codes": [3], "action": "restart_elsewhere"}, r"rules\[0\]: another node"),
-        ({"exit_codes": [3], "action": "restart", "exclude_node": True}, r"rules\[0\]: another node"),
+        (
+            {"exit_codes": [3], "action": "restart_elsewhere"},
+            r"rules\[0\]: only a supervisor can restart the job on another node",
+        ),
+        (
+            {"exit_codes": [3], "action": "restart", "exclude_node": True},
+            r"rules\[0\]: only a supervisor can restart the job on another node",
+        ),
         ({"exit_codes": [3], "conditions": ["X"], "action": "fail"}, r"either exit codes or conditions"),
         ({"exit_codes": [3], "causes": ["user"], "action": "fail"}, r"sees one code"),
         ({"exit_codes": [3], "signals": [9], "action": "fail"}, r"no code is in both"),

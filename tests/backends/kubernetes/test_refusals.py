@@ -196,7 +196,11 @@ def test_jobapi_s27_refusal_13_ignoring_without_a_budget():
 @pytest.mark.parametrize(
     ("backend", "kinds", "named"),
     [
-        ("jobset", {"Job"}, "does not serve JobSet (backend jobset; needs JobSet (jobset.x-k8s.io/v1alpha2))"),
+        (
+            "jobset",
+            {"Job"},
+            "does not serve JobSet (backend jobset; needs JobSet (jobset.x-k8s.io/v1alpha2), installed in the cluster)",
+        ),
         ("trainjob", {"Job", "JobSet"}, "does not serve TrainJob"),
         ("trainjob", {"TrainJob"}, "serves no TrainingRuntime"),
     ],

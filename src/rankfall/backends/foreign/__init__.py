@@ -1,4 +1,5 @@
 """Foreign jobs: found, recorded and explained, never changed.
 
-Imports shared modules of `backends`, `kube`, `rundir`, `model`, and `collect.pods` for gang states.
+Imports shared modules of `backends`, `kube`, `rundir` and `model`. From `collect.pods` it imports one function, which selects
+the pods of one attempt.
 """

@@ -235,7 +235,7 @@ def _foreign(run_dir: RunDir) -> Foreign:
     if found is None:
         raise Refused(
             f"{run_dir.id} is not the run directory of a foreign job: foreign.json is missing",
-            hint="run rankfall logs KIND/NAME to record the job again",
+            hint="run rankfall logs KIND/NAME, which creates a new run directory for the job",
         )
     return found
 

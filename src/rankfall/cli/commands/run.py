@@ -27,7 +27,7 @@ from rankfall.supervisor.detach import LOG_NAME
 # The first other word ends the flags.
 _SETTINGS: Final[dict[str, Any]] = {"allow_interspersed_args": False}
 _MANY_SLOTS: Final = 8
-_RUN: Final = """Run a job here and stay with it.
+_RUN: Final = """Run a job on this machine or a cluster, and supervise it until its end.
 
 Shows the output of rank 0 and the last rank; of the other ranks only lines of errors. Exits with 0, the code of the root cause's rank
 (128+N for a signal), 69 (infrastructure, budget spent), 74 (evidence lost) or 130 (cancelled). The last line of stderr names

@@ -115,7 +115,7 @@ def concealed(spec: Job) -> Job:
 
 
 def referring(spec: Job) -> Job:
-    """Returns the job with references instead of secrets."""
+    """Returns the job with a reference into ``secrets.json`` (label and field path) instead of each secret value."""
     return replaced(spec, {pointer: reference(pointer, found.label) for pointer, found in secrets_of(spec).items()})
 
 

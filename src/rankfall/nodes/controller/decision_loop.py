@@ -171,7 +171,7 @@ class Loop:
             self._awake.set()
 
     def settings_changed(self) -> None:
-        """Reacts to a changed settings file."""
+        """Applies the newly loaded policy: assigns all Nodes to pools again and starts a round of decisions."""
         self._book.sort_anew(policy=self.in_force.policy)
         self._awake.set()
 

@@ -14,8 +14,8 @@ from rankfall.model import JobSpec, Kubernetes, Part, Policies, Refused
 
 KINDS: Final = {"job": "Job", "jobset": "JobSet", "trainjob": "TrainJob"}
 _INSTALL: Final = {
-    "jobset": "JobSet (jobset.x-k8s.io/v1alpha2)",
-    "trainjob": "Kubeflow Trainer (trainer.kubeflow.org/v1alpha1)",
+    "jobset": "JobSet (jobset.x-k8s.io/v1alpha2), installed in the cluster",
+    "trainjob": "Kubeflow Trainer (trainer.kubeflow.org/v1alpha1), installed in the cluster",
 }
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 _THEIR_LABELS: Final = frozenset({"app.kubernetes.io/managed-by", "job-name", "controller-uid"})
