@@ -12,7 +12,7 @@ _POD_FOLDER = 0o777
 
 
 def open_file(path: str, flags: int) -> int:
-    """Opens a file with ``O_CLOEXEC``; a new file gets its mode immediately.
+    """Opens a file with ``O_CLOEXEC``; a new file is created with mode 0600, in a pod 0644.
 
     Raises:
         OSError: Opening failed.

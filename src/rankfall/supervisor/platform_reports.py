@@ -34,7 +34,10 @@ _LOOK_S: Final = 0.3
 
 
 class NodeReporter:
-    """Reports verdicts of one run to its nodes; ``over``: waiting is useless."""
+    """Writes a verdict to the node that caused the failure, then waits for the node controller's answer.
+
+    ``over`` returns True if that wait is no longer useful.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """An attempt's secrets: a Secret owned by its workload, and the pods' references to it.
 
-No code here reads a Secret, so the right to create suffices.
+Rankfall creates and deletes Secrets and never reads one.
 """
 
 from __future__ import annotations
