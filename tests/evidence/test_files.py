@@ -249,3 +249,23 @@ def test_i23_p8_compressed_logs_are_read_and_damage_is_named(tmp_path, suffix, p
     assert any("cut off" in one for one in verdict.missing)
     path.write_bytes(whole[: len(whole) // 2] + b"\xff" * 500 + whole[len(whole) // 2 + 500 :])
     assert any("damaged" in one for one in explain_files([path, tmp_path]).verdict.missing)
+
+
+def test_i23_p6_a_rank_whose_file_has_no_complaint_is_the_one_that_hangs(tmp_path):
+    late = "RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete\n"
+    for number in range(4):
+        (tmp_path / f"{number}.log").write_text("step 1\nstep 2\n" + (late if number != 2 else "loading shard 7\n"))
+    verdict = explain_files([tmp_path]).verdict
+    assert (verdict.cause.slug, verdict.cause.confidence, verdict.rank) == ("rank_stuck", "suspected", 2)
+    # Without the file of a rank nothing is known of it.
+    (tmp_path / "0.log").unlink()
+    assert explain_files([tmp_path]).verdict.rank is None
+
+
+def test_i23_p6_an_exception_in_one_file_beats_a_silent_one(tmp_path):
+    """Two troubles: rank 1 raised, ranks 0 and 3 timed out, rank 2 printed nothing."""
+    late = "RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete\n"
+    texts = [late, VALUE_ERROR.replace("[rank{r}]: ", ""), "step 2\n", late]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.log").write_text(f"step 1\n{text}")
+    assert explain_files([tmp_path]).verdict.rank == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rankfall.evidence.readers.torchrun import ReportReader
 from rankfall.explain import explain_files
 
 HEAD = "Traceback (most recent call last):\n"
@@ -82,7 +83,7 @@ def test_i23_p2_a_code_means_the_same_whichever_launcher_prints_it(told, code, s
             "prterun noticed that process rank 1 with PID 77 on node n1 exited on signal 6 (Aborted).\n",
             ("native_abort", 1, None, "n1"),
         ),
-        ("  Process name: [[41213,1],3]\n  Exit code:    17\n", ("user_exit", None, None, None)),
+        ("  Process name: [[41213,1],3]\n  Exit code:    17\n", ("user_exit", 3, None, None)),
         (
             "srun: error: gpu-17: task 6: Out Of Memory\nsrun: Terminating StepId=77.0\n",
             ("host_oom", 6, None, "gpu-17"),
@@ -186,3 +187,62 @@ def test_i23_p5_equal_lines_are_in_the_order_of_the_file(tmp_path):
     lines = [f"RuntimeError: CUDA error: misaligned address {letter}" for letter in "zya"]
     (tmp_path / "job.log").write_text("".join(f"{line}\n" for line in ["step 1"] * 8 + lines))
     assert explain_files([tmp_path / "job.log"]).verdict.decisive.line == lines[0]
+
+
+RULE = "-" * 74 + "\n"
+MPI_EXIT = f"""{RULE}mpirun detected that one or more processes exited with non-zero status, thus causing
+the job to be terminated. The first process to do so was:
+
+  Process name: [[1234,1],2]
+  Exit code:    1
+{RULE}"""
+MPI_ABORT = f"{RULE}MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n{RULE}"
+MPI_ABORT_5 = f"{RULE}MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD\n  Proc: [[1234,1],2]\n  Errorcode: 1\n\n{RULE}"
+UNSIGNED = f"{HEAD}  File \"/w/t.py\", line 3, in f\nKeyError: 'x'\n"
+
+
+@pytest.mark.parametrize("end", [MPI_EXIT, MPI_ABORT, MPI_ABORT_5])
+def test_i23_p2_open_mpi_names_the_rank_of_an_unsigned_traceback(told, end):
+    assert told(f"step 1\n{end}")[:2] == ("user_exit", 2)
+    assert told(f"step 1\n{UNSIGNED}{end}")[:2] == ("user_code_exception", 2)
+    # Signed lines outweigh the report.
+    signed = "".join(f"[1,3]<stderr>:{line}\n" for line in UNSIGNED.splitlines())
+    assert told(f"step 1\n{signed}{end}")[:2] == ("user_code_exception", 3)
+
+
+@pytest.mark.parametrize("end", [MPI_EXIT, MPI_ABORT, MPI_ABORT_5])
+def test_i23_p2_a_report_of_several_lines_is_read_once_wherever_a_chunk_ends(end):
+    data = f"step 1\n{end}step 2\n".encode()
+    borders = [at + 1 for at, byte in enumerate(data) if byte == 10]
+    for border in borders:
+        reader = ReportReader()
+        found = [one for part in (data[:border], data[border:]) for one in reader.push(part, speaks=True)]
+        assert [(one.kind, one.rank, one.code) for one in found] == [("exit", 2, 1)], border
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            (
+                "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID 4242 RUNNING AT gpu-1\n=   EXIT CODE: 9\n"
+                "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n"
+            ),
+            "killed_unknown",
+        ),
+        (
+            "=   BAD TERMINATION\n=   RANK 3 PID 42 RUNNING AT gpu-1\n=   KILLED BY SIGNAL: 11 (Segmentation fault)\n",
+            "segfault",
+        ),
+    ],
+)
+def test_i23_p2_mpich_and_intel_mpi_report_signals(told, text, expected):
+    assert told(f"step 1\n{text}")[0] == expected
+
+
+def test_i23_p2_a_batch_systems_line_about_memory_is_that_of_the_task_that_it_names(told):
+    text = "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed.\n"
+    end = "slurmstepd: error: *** STEP 77.0 ON gpu-11 CANCELLED AT 2026-01-01T00:00:00 ***\n"
+    assert told(f"step 1\n{text}srun: error: gpu-17: task 3: Out Of Memory\n{end}") == ("host_oom", 3, None, "gpu-17")
+    # gpu-11 is the first node of the step, whichever task failed.
+    assert told(f"step 1\n{text}{end}")[3] is None

@@ -114,6 +114,8 @@ def of_finding(
         round=round_number,
         whole=finding.explicit,
         teardown=finding.clean_up,
+        place=finding.place,
+        collective=finding.collective,
     )
 
 

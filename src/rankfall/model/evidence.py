@@ -44,6 +44,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         whole: Text that is a complete traceback.
         passed: Text; the job, or possibly its writer, worked long after it.
         outlived: Text; its writer worked on, so ``role`` is ``context``.
+        place: Traceback: ``FILE:LINE in FUNCTION`` of the user's innermost frame.
+        collective: Traceback: collective that the user's code called.
     """
 
     id: str
@@ -82,6 +84,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     whole: bool = False
     passed: bool = False
     outlived: bool = False
+    place: str | None = None
+    collective: str | None = None
     detail: str | None = None
 
 

@@ -35,7 +35,9 @@ def test_i18_p8_errors_that_ended_a_rank_keep_cause_and_rank(
         story = stories.honest(seed)
         verdict = stories.verdict_of(story, tmp_path / str(seed))
         right_causes += verdict.cause.slug == story.slug
-        right_ranks += verdict.rank == story.speaker
+        # One report of a mismatch compares two ranks, and either may be the odd one.
+        nobody = story.slug == "collective_mismatch" and verdict.rank is None
+        right_ranks += nobody or verdict.rank == story.speaker
     print(f"right cause in {right_causes}, right rank in {right_ranks} of {BLOCK}")
     assert (right_causes >= causes, right_ranks >= ranks) == (True, True)
 

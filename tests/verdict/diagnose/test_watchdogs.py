@@ -69,3 +69,77 @@ def test_i23_p7_an_exception_of_a_rank_beats_the_calls_of_the_others(tmp_path):
     error = '[rank3]: Traceback (most recent call last):\n[rank3]:   File "/a.py", line 3, in f\n[rank3]: KeyError: 1\n'
     (tmp_path / "job.log").write_text(error + "".join(lines))
     assert explain_files([tmp_path / "job.log"]).verdict.rank == 3
+
+
+LOST = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.5]:28048"
+LATE = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete"
+
+
+def stack(rank, line, call, error=LATE):
+    library = "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+    text = f"""Traceback (most recent call last):
+  File "/app/train.py", line {line}, in step
+    dist.{call}(x)
+  File "{library}", line 2800, in {call}
+    work.wait()
+{error}"""
+    return "".join(f"[rank{rank}]: {one}\n" for one in text.splitlines())
+
+
+@pytest.fixture
+def explained(tmp_path):
+    def explain(*stacks):
+        (tmp_path / "job.log").write_text("".join(stacks))
+        return explain_files([tmp_path / "job.log"]).verdict
+
+    return explain
+
+
+def test_i23_p7_the_rank_that_timed_out_in_another_collective_is_named(explained):
+    verdict = explained(stack(1, 230, "all_reduce"), stack(0, 224, "barrier"), stack(2, 230, "all_reduce"))
+    assert (verdict.cause.slug, verdict.rank) == ("collective_mismatch", 0)
+    assert [one.rank for one in verdict.consequences] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "stacks",
+    [
+        # One collective at several places, as in a loop over layers.
+        [stack(0, 224, "all_reduce"), stack(1, 230, "all_reduce"), stack(2, 230, "all_reduce")],
+        # Pairs of ranks wait at different places in a healthy pipeline.
+        [stack(0, 224, "recv"), stack(1, 230, "send"), stack(2, 230, "send")],
+    ],
+)
+def test_i23_p7_other_places_alone_are_no_mismatch(explained, stacks):
+    assert explained(*stacks).cause.slug == "collective_timeout"
+
+
+def test_i23_p7_ranks_that_lost_a_peer_may_stand_anywhere(explained):
+    stacks = [stack(0, 224, "barrier", LOST), stack(1, 230, "all_reduce", LOST), stack(2, 230, "all_reduce", LOST)]
+    assert explained(*stacks).cause.slug == "peer_lost"
+
+
+def test_i23_p7_a_rank_that_raised_and_others_that_timed_out_elsewhere_is_the_exception(explained):
+    """Two troubles: the ranks differ, and one has its own exception."""
+    own = stack(3, 99, "load", "KeyError: 'label'")
+    verdict = explained(stack(0, 224, "barrier"), stack(1, 230, "all_reduce"), stack(2, 230, "all_reduce"), own)
+    assert (verdict.cause.slug, verdict.rank) == ("user_code_exception", 3)
+
+
+def test_i23_p5_of_equal_consequences_the_first_in_the_file_is_decisive(explained):
+    later = LATE.replace("1800000", "1700000")
+    verdict = explained(*(stack(0, 224, "barrier", error).replace("[rank0]: ", "") for error in (LATE, later)))
+    assert verdict.decisive.line.endswith(LATE)
+
+
+REPORT = (
+    "[rank{rank}]: RuntimeError: Detected mismatch between collectives on ranks. Rank {rank} is running collective: "
+    "CollectiveFingerPrint(SequenceNumber=7, OpType=BROADCAST), but Rank {peer} is running collective: CollectiveFingerPrint(SequenceNumber=7, OpType=ALLREDUCE).\n"
+)
+
+
+def test_i23_p7_one_report_that_compares_two_ranks_names_neither(explained):
+    verdict = explained(REPORT.format(rank=1, peer=0))
+    assert (verdict.cause.slug, verdict.cause.confidence, verdict.rank) == ("collective_mismatch", "likely", None)
+    most = explained(stack(0, 9, "barrier"), *(REPORT.format(rank=rank, peer=0) for rank in (1, 2, 3)))
+    assert (most.cause.slug, most.rank) == ("collective_mismatch", 0)

@@ -67,7 +67,7 @@ _LAST_ERROR: Final = "unknown:last error"
 _TAIL: Final = 64 << 10
 _MAX_ERROR_LINE: Final = 4096
 _ERROR: Final = linear(
-    rb"(?im)^[^\n]*(?:error|exception|fatal|panic|failed|failure|aborted|cannot|could not|unable to|denied|no such)\b[^\n]*$"
+    rb"(?im)^[^\n]*(?:error|exception|fatal|panic|failed|failure|aborted|cannot|could not|unable to|denied|no such|NCCL WARN|timed out)\b[^\n]*$"
 )
 _NO_ERROR: Final = bounded(
     rb"(?i)\b0 errors?\b|warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|FAILED$|closing signal|Killing subprocess|return code"

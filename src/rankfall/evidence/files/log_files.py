@@ -44,6 +44,8 @@ from rankfall.verdict.signatures.catalogue import Catalogue, default_catalogue
 
 # Shorter text hardly shows why a job ended.
 _LEAST_TEXT: Final = 64
+# Of two ranks it is unknown which one waited.
+_LEAST_RANKS: Final = 3
 _NO_LOGS: Final = frozenset(
     {".idx", ".db", ".db-wal", ".db-shm", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".zip", ".pyc"}
 )
@@ -284,7 +286,20 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
         if source.stacks and owner is not None and (where := stand(owner, source.stacks)) is not None:
             standings[owner] = where, source.name
     found += _stack_evidence(standings)
-    return Case(ended=True, ranks=tuple(facts.values()), evidence=tuple(found), missing=tuple(dict.fromkeys(problems)))
+    ranks = _ranks_of_files(sources)
+    return Case(
+        ended=True,
+        world_size=len(ranks) or None,
+        ranks=tuple((ranks | facts).values()),
+        evidence=tuple(found),
+        missing=tuple(dict.fromkeys(problems)),
+    )
+
+
+def _ranks_of_files(sources: list[Source]) -> dict[int, RankFacts]:
+    """Returns the ranks if each of them has a log file, from rank 0 on; which shows also a rank without a complaint."""
+    ranks = {source.rank: RankFacts(rank=source.rank) for source in sources if source.rank is not None}
+    return ranks if len(ranks) >= _LEAST_RANKS and set(ranks) == set(range(len(ranks))) else {}
 
 
 def _stack_evidence(standings: dict[int, tuple[Standing, str]]) -> Iterator[Evidence]:
@@ -317,6 +332,7 @@ def _reported_facts(source: Source) -> Iterator[RankFacts]:
         yield RankFacts(
             rank=rank,
             local_rank=row.local_rank,
+            node=row.host,
             pid=row.pid,
             state="ended",
             exit_code=code if code >= 0 else None,

@@ -39,6 +39,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         kind: Key for counting.
         last: True if it represents its kind after the first ones.
         clean_up: True if raised during an ending process's cleanup.
+        place, collective: Of a traceback: where the user's code raised it, and the collective that it called.
     """
 
     start: int
@@ -51,6 +52,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     kind: tuple[str, int | None] = ("", None)
     last: bool = False
     clean_up: bool = False
+    place: str | None = None
+    collective: str | None = None
 
     @property
     def fails(self) -> bool:

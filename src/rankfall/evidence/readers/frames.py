@@ -1,4 +1,4 @@
-"""Frames of one exception: the innermost place of the user's code, and what the frames show about its origin."""
+"""Frames and last line of one exception: place in the user's code, called collective, origin, type and message."""
 
 from __future__ import annotations
 
@@ -6,8 +6,31 @@ from typing import Final
 
 import msgspec
 
+from rankfall.evidence.readers.text import decode
 from rankfall.model.patterns import bounded
 
+# Places that are stored.
+MAX_PLACES: Final = 3
+
+# Bytes of a line that are read.
+LONGEST: Final = 5120
+_FINAL = bounded(rb"\A(?:\+ )?([A-Za-z_][\w]*(?:\.[A-Za-z_<][\w>]*)*)(?:: (.*))?$", limit=LONGEST)
+# Levels of loggers, and words of shells about a process, are no exceptions.
+_NO_TYPE: Final = frozenset(
+    b"DEBUG INFO WARN WARNING ERROR CRITICAL FATAL SEVERE NOTE NOTICE Killed Terminated Aborted Hangup Interrupt".split()
+)
+# Exceptions of the standard library and common packages in lower case; only below a module.
+_LOWER_TYPES: Final = frozenset(b"error timeout gaierror herror exception terminate interrupt abort exit".split())
+# Collectives, and files of their libraries.
+COLLECTIVES: Final = bounded(
+    r"^(?:all_reduce|_?all_gather\w*|_?reduce_scatter\w*|broadcast\w*|barrier|monitored_barrier|all_to_all\w*|reduce|gather\w*"
+    r"|scatter\w*|send|recv|isend|irecv|batch_isend_irecv|wait|_store_based_barrier|init_process_group|_rendezvous_helper)$",
+    limit=256,
+)
+COMM_FILE: Final = bounded(
+    r"distributed_c10d\.py$|torch/distributed/|torch/nn/parallel/|c10d_logger\.py$|horovod|deepspeed/comm/",
+    limit=4096,
+)
 _LIBRARY = bounded(rb"(?:site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|<frozen ", limit=1024)
 # Functions of data loaders and error files.
 _LOADER: Final = frozenset({b"_get_data", b"_get_batch", b"_try_get_data", b"_try_get_batch"})
@@ -45,33 +68,60 @@ class Frames(msgspec.Struct):
     Attributes:
         count: Number of frames.
         origins: ``damaged_report``, ``data_loader``, ``launcher``, ``clean_up`` (finalizers, interpreter exit).
+        collective: Outermost collective that the user's code called, or None.
     """
 
     count: int = 0
     origins: set[str] = msgspec.field(default_factory=set)
-    _innermost: bytes = b""
-    _user: bytes = b""
+    collective: str | None = None
+    _innermost: tuple[bytes, bytes, bytes] | None = None
+    _user: list[tuple[bytes, bytes, bytes]] = msgspec.field(default_factory=list)
 
     @property
-    def place(self) -> bytes:
+    def function(self) -> str:
         """``file:function`` of the innermost frame outside libraries, else of the innermost; empty without frames."""
-        return self._user or self._innermost
+        frame = self._user[-1] if self._user else self._innermost
+        return decode(frame[0].rpartition(b"/")[2] + b":" + frame[2]) if frame is not None else ""
 
-    def add(self, path: bytes, function: bytes) -> None:
+    @property
+    def places(self) -> tuple[str, ...]:
+        """``FILE:LINE in FUNCTION`` of the last frames outside libraries, the innermost first."""
+        return tuple(decode(b"%s:%s in %s" % (file, line, name or b"?")) for file, line, name in reversed(self._user))
+
+    def add(self, path: bytes, line: bytes, function: bytes) -> None:
         """Adds the next inner frame."""
-        self._innermost = path.rpartition(b"/")[2] + b":" + function
-        if not _LIBRARY.search(path):
-            self._user = self._innermost
+        self._innermost = path, line, function
+        name, file = decode(function), decode(path)
+        if COMM_FILE.search(file):
+            if self.collective is None and COLLECTIVES.match(name):
+                self.collective = name
+        elif not _LIBRARY.search(path):
+            self._user = [*self._user[1 - MAX_PLACES :], self._innermost]
         self.count += 1
         for suffix, functions, origin in _ORIGINS:
             if path.endswith(suffix) and function in functions:
                 self.origins.add(origin)
 
     def chain(self) -> None:
-        """Begins the next exception of a chain; the innermost place is that of the last one."""
-        self._innermost = self._user = b""
+        """Begins the next exception of a chain: places are those of the last one."""
+        self._innermost, self._user, self.collective = None, [], None
 
     def clear(self) -> None:
         """Removes everything."""
-        self.count, self._innermost, self._user = 0, b"", b""
+        self.chain()
+        self.count = 0
         self.origins.clear()
+
+
+def exception_of(line: bytes) -> tuple[bytes, bytes] | None:
+    """Returns type and message of a traceback's last line; None for another line."""
+    match = _FINAL.match(line)
+    return (match[1], match[2] or b"") if match is not None and _names_exception(match[1]) else None
+
+
+def _names_exception(name: bytes) -> bool:
+    """True if a name before a colon can be the type of an exception: no host, level or program."""
+    module, _, last = name.rpartition(b".")
+    if not module:
+        return name not in _NO_TYPE and name.lstrip(b"_")[:1].isupper()
+    return last in _LOWER_TYPES or last.endswith((b"error", b"Error")) or last.lstrip(b"_")[:1].isupper()

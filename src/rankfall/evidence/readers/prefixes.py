@@ -45,6 +45,8 @@ _TAGS: Final = tuple(
         ("local", r"[\[(<](?i:local[ _-]?rank|lr)[ :=_#-]{0,3}(\d{1,4})[\])>]:?[ \t]?"),
         # rank3: Rank 3: R3| rank 3 |
         ("global", rf"(?i:{_RANK}[ _-]?|r)(\d{{1,6}})(?:: |:$| ?\|)[ \t]?"),
+        # rank=3 of key=value logs
+        ("global", rf"(?i:{_RANK})=(\d{{1,6}})[ ,:|][ \t]?"),
         # [1,3]<stderr>: of mpirun, [1,mpirank:3,algo-1]<stderr>: of SageMaker, [3]<stderr>: of Horovod
         ("global", r"\[\d{1,6},(?:mpirank:)?(\d{1,6})(?:,[\w.-]{1,64})?\]<std(?:out|err)>:[ \t]?"),
         ("global", r"\[(\d{1,6})\]<std(?:out|err)>:[ \t]?"),
@@ -74,12 +76,12 @@ _TAGS: Final = tuple(
         ),
         ("none", r"\([^()\n]{0,200}?\bpid=\d+[^()\n]{0,200}?\) ?"),
         ("none", r"(?:\x1b\[[0-9;]*m)+"),
-        ("stamp", rf"\[?{_STAMP}\]? ?"),
+        ("stamp", rf"\[?{_STAMP}\]?:? ?"),
     )
 )
 # Beginning of any prefix: most lines have none.
 _BEGINS: Final = anchored(
-    rb"\A(?:[\[(<\x1b]|srun: error: | {0,5}\d{1,6}: |\d{4}[-/]|(?i:(?:global[ _-]?|mpi|world[ _-]?)?rank[ _-]?|r)\d|[\w.-]{1,253}:\d{1,8}:\d{1,8} \[|[A-Za-z][\w.-]{0,127}:\d{1,5}: "
+    rb"\A(?:[\[(<\x1b]|srun: error: | {0,5}\d{1,6}: |\d{4}[-/]|(?i:(?:global[ _-]?|mpi|world[ _-]?)?rank[ _=-]?|r)\d|[\w.-]{1,253}:\d{1,8}:\d{1,8} \[|[A-Za-z][\w.-]{0,127}:\d{1,5}: "
     rb"|[\w.-]{1,253}(?:: " + _EXCEPTION.encode() + rb"| +\||-\d{1,5}: ))",
     limit=_LOOK,
 )
@@ -105,6 +107,11 @@ _NAMED: Final = bounded(rb"\b((?:[\w.]{1,63}-){0,8}(?:worker|trainer|learner|pro
 _CLOCK: Final = bounded(
     rb"\d{4}[-/]\d\d[-/]\d\d|\b\d\d[-/]\d\d\b|\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d{1,9})?|\b[IWEFD]\d{4}\b|\b\d{10}(?:\.\d{1,9})?\b",
     limit=MAX_LEARNED,
+)
+# A line that is an object of JSON: its key of a rank may follow the message.
+_OBJECT: Final = anchored(rb'\A\{\s*"', limit=64)
+_OBJECT_KEY: Final = bounded(
+    rb'(?i)[{,]\s*"(local[ _-]?)?(?:global[ _-]?|mpi|world[ _-]?)?rank"\s*:\s*"?(\d{1,6})\b', limit=_LOOK
 )
 _DIGITS: Final = bytes.maketrans(b"0123456789", b"0000000000")
 
@@ -137,7 +144,9 @@ _NOTHING: Final = Prefix()
 
 
 def parse_prefix(line: bytes) -> Prefix:
-    """Parses the tags at the beginning of a line; empty if none."""
+    """Parses the tags at the beginning of a line, or the keys of an object of JSON; empty if none."""
+    if line.startswith(b"{") and _OBJECT.match(line) is not None:
+        return _of_object(line)
     if _BEGINS.match(line) is None:
         return _NOTHING
     found: dict[str, bytes] = {}
@@ -165,6 +174,16 @@ def parse_prefix(line: bytes) -> Prefix:
             at = _after_logger(head, at, found, raw)
             break
     return _made(found, length=at, raw=b"".join(raw)) if at else _NOTHING
+
+
+def _of_object(line: bytes) -> Prefix:
+    """Returns the ranks that keys of an object of JSON give; the text has no tags."""
+    found: dict[str, bytes] = {}
+    for part in (line[:_LOOK], line[-_LOOK:] if len(line) > _LOOK else b""):
+        for match in _OBJECT_KEY.finditer(part):
+            found.setdefault("local" if match[1] else "global", match[2])
+    raw = b",".join(b"%s:%s" % (kind.encode(), number) for kind, number in sorted(found.items()))
+    return _made(found, length=0, raw=b"{" + raw) if found else _NOTHING
 
 
 def _tag(rest: bytes, found: dict[str, bytes]) -> tuple[str, int, bytes] | None:

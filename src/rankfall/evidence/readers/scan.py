@@ -293,6 +293,8 @@ class ChunkScanner:
             explicit=not meaning.end,
             groups=meaning.groups if meaning.end else {},
             clean_up="clean_up" in item.origins,
+            place=next(iter(item.places), None),
+            collective=item.collective,
             kind=(meaning.signature or meaning.fingerprint, item.prefix.rank),
         )
 

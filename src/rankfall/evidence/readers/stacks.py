@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from rankfall.evidence.readers.frames import COLLECTIVES, COMM_FILE
 from rankfall.model import Evidence, EvidenceRole, RankFacts, Record, decoding
 from rankfall.model.evidence import digest
 from rankfall.model.numbers import whole
@@ -188,15 +189,6 @@ class NewestDump:
         self._lines = None
 
 
-_COLLECTIVES: Final = bounded(
-    r"^(?:all_reduce|_?all_gather\w*|_?reduce_scatter\w*|broadcast\w*|barrier|monitored_barrier|all_to_all\w*|reduce|gather\w*"
-    r"|scatter\w*|send|recv|isend|irecv|batch_isend_irecv|wait|_store_based_barrier|init_process_group|_rendezvous_helper)$",
-    limit=256,
-)
-_COMM_FILE: Final = bounded(
-    r"distributed_c10d\.py$|torch/distributed/|torch/nn/parallel/|c10d_logger\.py$|horovod|deepspeed/comm/",
-    limit=4096,
-)
 # py-spy omits the packages' folder.
 _LIBRARY: Final = bounded(r"site-packages|^<frozen|^torch/", limit=4096)
 _IMPORT: Final = "<frozen importlib"
@@ -243,8 +235,8 @@ def stand(rank: int, text: str) -> Standing | None:
     collective = None
     place = ""
     for file, line, function in frames:
-        in_comm = bool(_COMM_FILE.search(file))
-        if in_comm and _COLLECTIVES.match(function):
+        in_comm = bool(COMM_FILE.search(file))
+        if in_comm and COLLECTIVES.match(function):
             collective = function
         if not in_comm and not place and not _LIBRARY.search(file):
             place = f"{file.rpartition('/')[2]}:{function}:{line}"

@@ -33,6 +33,27 @@ def decode(data: bytes, *, limit: int = MAX_LINE) -> str:
     return line.decode("utf-8", "replace")
 
 
+# Bytes of a line with escaped line ends that are read.
+MAX_ESCAPED: Final = 64 << 10
+_ESCAPE: Final = bounded(rb"\\(.)", limit=MAX_ESCAPED)
+_ESCAPES: Final = {b"n": b"\n", b"t": b"\t", b"r": b""}
+_END_OF_STRING: Final = {quote: bounded(rb"(?:[^\\" + quote + rb"]|\\.)*", limit=MAX_ESCAPED) for quote in (b'"', b"'")}
+
+
+def unescape(line: bytes, start: int) -> bytes:
+    r"""Returns the rest of a quoted string, as in JSON or Python's repr, with line ends for ``\\n``.
+
+    The string ends at its quote; without a quote the line ends it.
+    """
+    text = line[start : start + MAX_ESCAPED]
+    # A double quote before a path is escaped only inside double quotes.
+    quote = b'"' if b'File \\"' in text else line[start - 1 : start]
+    end = _END_OF_STRING.get(quote)
+    if end is not None and (match := end.match(text)) is not None:
+        text = match.group()
+    return _ESCAPE.sub(lambda found: _ESCAPES.get(found[1], found[1]), text)
+
+
 def repeats(data: bytes, start: int, width: int, *, most: int) -> int:
     """Returns how many copies of ``data[start : start + width]`` directly follow it, at most ``most``."""
     count, at, step, block = 0, start + width, 1, data[start : start + width]

@@ -1,9 +1,9 @@
-"""Reads torchrun's report blocks in text, and error.json files.
+"""Reads the report blocks of torchrun and Open MPI in text, and torchelastic's error.json files.
 
 The wrapper's wait status has precedence. A missing or zero time is unknown, never earliest. No error file older
 than its slot counts.
 
-Cost: of a report five RE2 patterns over chunks with their fixed words, so time is linear in bytes. At most ``_MAX``
+Cost: of a report seven RE2 patterns over chunks with their fixed words, so time is linear in bytes. At most ``_MAX``
 statements of a chunk are read and of a stream stored. Of an error file: time linear in its bytes, at most ``MAX_FILE``;
 memory at most thirty times that, because of JSON with small containers.
 """
@@ -19,11 +19,12 @@ from typing import Any, Final, Literal
 import msgspec
 
 from rankfall.evidence.readers.classify import exception_meaning
+from rankfall.evidence.readers.text import decode
 from rankfall.evidence.readers.tracebacks import find_tracebacks
 from rankfall.model import Evidence, RankFacts, SlotFacts, decoding, numbers
 from rankfall.model.evidence import digest
 from rankfall.model.numbers import whole
-from rankfall.model.patterns import Linear, linear
+from rankfall.model.patterns import Linear, bounded, linear
 from rankfall.rundir.records import read_untrusted_file
 from rankfall.verdict.signatures.catalogue import Catalogue
 
@@ -31,24 +32,33 @@ _STOP = linear(rb"Sending process (\d+) closing signal SIG[A-Z0-9]+")
 _FORCED = linear(rb"Unable to shutdown process (\d+) via[^\n]{0,200}forcefully exiting via")
 _FAILED = linear(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\) of binary")
 _ROW = linear(rb"rank +: (\d+) \(local_rank: (\d+)\)\n[^\n]{0,400}?exitcode +: (-?\d+) \(pid: (\d+)\)")
+# The line before a row's rank, behind the prefix of a launcher.
+_HOST = bounded(rb"(?:^|\s)host +: ([A-Za-z0-9][\w.-]{0,252})\s*\Z", limit=512)
+# Open MPI names the process as [[job,application],rank]; the rank that calls MPI_ABORT ends all others.
+_MPI_EXIT = linear(rb"Process name: \[\[\d+,\d+\],(\d+)\]\n\s*Exit code: +(\d+)")
+_MPI_ABORT = linear(
+    rb"MPI_ABORT was invoked on rank (\d+) in communicator[^\n]{0,200}\n(?:[^\n]{0,200}Proc:[^\n]{0,200}\n)?\s*(?:with errorcode|Errorcode:) (-?\d+)"
+)
 _SIGNALLED = linear(rb"Received (\d+) death signal, shutting down workers")
 _MAX: Final = 4096
 # A report repeats a statement two or three times.
 _MAX_REPEATS: Final = 8
-# A report's row has two lines: maximum length of the first at a chunk's end.
-_FIRST_LINE: Final = b"(local_rank: "
+# A report's row has two or three lines: maximum length of all but the last at a chunk's end.
+_FIRST_LINES: Final = (b"(local_rank: ", b"Process name: [[", b"MPI_ABORT was invoked on rank")
 _MAX_FIRST: Final = 512
+_ROW_LINES: Final = 3
 
 _Kind = Literal["stopped", "exit", "signalled"]
 
 
 class Reported(msgspec.Struct, frozen=True, kw_only=True):
-    """One statement of torchrun.
+    """One statement of a launcher.
 
     Attributes:
         kind: ``stopped`` (by torchrun's signal), ``exit``, ``signalled`` (torchrun received a signal).
         code: Exit code; negative for a signal.
         at: Offset in the chunk in bytes; negative if in the previous chunk.
+        host: Name of the machine; None if unknown.
     """
 
     kind: _Kind
@@ -57,6 +67,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
     local_rank: int | None = None
     code: int | None = None
+    host: str | None = None
 
 
 class ReportReader:
@@ -80,9 +91,19 @@ class ReportReader:
                 if count < _MAX_REPEATS and (count or len(self._seen) < _MAX):
                     self._seen[key] = count + 1
                     found.append(msgspec.structs.replace(one, at=one.at - len(first)) if first else one)
-        begin = text.rfind(b"\n", max(0, len(text) - _MAX_FIRST), len(text) - 1) + 1
-        self._first = text[begin:] if text.find(_FIRST_LINE, max(begin, len(text) - _MAX_FIRST)) >= 0 else b""
+        self._first = _unfinished(text)
         return found
+
+
+def _unfinished(text: bytes) -> bytes:
+    """Returns the begun row at the end of a chunk; empty if there is none."""
+    near = max(0, len(text) - _MAX_FIRST)
+    at = max(text.rfind(words, near) for words in _FIRST_LINES)
+    if at < 0 or text.count(b"\n", at) >= _ROW_LINES:
+        return b""
+    begin = text.rfind(b"\n", 0, at)
+    row = text[max(near, text.rfind(b"\n", 0, max(0, begin)) + 1) :]
+    return row if next(read_reports(row), None) is None else b""
 
 
 def read_reports(data: bytes) -> Iterator[Reported]:
@@ -96,16 +117,32 @@ def read_reports(data: bytes) -> Iterator[Reported]:
     if data.find(b"death signal, shutting down workers") >= 0:
         for at, (signal,) in _numbers(_SIGNALLED, data):
             yield Reported(kind="signalled", at=at, code=None if signal is None else -signal)
+    if data.find(b"Process name: [[") >= 0:
+        for match in _numbers(_MPI_EXIT, data):
+            yield _reported("exit", match, rank=1, code=2)
+    if data.find(b"MPI_ABORT was invoked") >= 0:
+        for match in _numbers(_MPI_ABORT, data):
+            yield _reported("exit", match, rank=1, code=2)
     if data.find(b"exitcode") >= 0:
         for match in _numbers(_FAILED, data):
             yield _reported("exit", match, code=1, local_rank=2, pid=3)
         for match in _numbers(_ROW, data):
-            yield _reported("exit", match, rank=1, local_rank=2, code=3, pid=4)
+            row = _reported("exit", match, rank=1, local_rank=2, code=3, pid=4)
+            yield msgspec.structs.replace(row, host=_host(data, row.at))
+
+
+def _host(data: bytes, at: int) -> str | None:
+    """Returns the host in the line before a row's rank; None if it is not there."""
+    end = data.rfind(b"\n", max(0, at - _MAX_FIRST), at)
+    begin = data.rfind(b"\n", max(0, end - _MAX_FIRST), max(0, end)) + 1
+    found = _HOST.search(data[begin:end]) if end >= 0 else None
+    return decode(found[1]) if found is not None else None
 
 
 def _reported(kind: _Kind, match: tuple[int, list[int | None]], **groups: int) -> Reported:
     at, numbers = match
-    return Reported(kind=kind, at=at, **{name: numbers[group - 1] for name, group in groups.items()})
+    found = {name: numbers[group - 1] for name, group in groups.items()}
+    return msgspec.structs.replace(Reported(kind=kind, at=at), **found)
 
 
 def _numbers(pattern: Linear[bytes], data: bytes) -> Iterator[tuple[int, list[int | None]]]:

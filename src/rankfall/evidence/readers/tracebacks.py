@@ -15,16 +15,16 @@ from typing import Any, Final
 
 import msgspec
 
-from rankfall.evidence.readers.frames import Frames
+from rankfall.evidence.readers.frames import LONGEST, Frames, exception_of
 from rankfall.evidence.readers.prefixes import MAX_LEARNED, Prefix, fold, learn, parse_prefix
-from rankfall.evidence.readers.text import decode, repeats
+from rankfall.evidence.readers.text import decode, repeats, unescape
 from rankfall.model.numbers import whole
 from rankfall.model.patterns import bounded
 
 HEAD: Final = b"Traceback (most recent call last):"
 # Maximum lines of a traceback.
 MAX_LINES: Final = 2000
-MAX_MESSAGE: Final = 4096
+MAX_MESSAGE: Final = LONGEST - 1024
 # Stored exceptions of a chain: the first and last.
 MAX_CHAIN: Final = 32
 # Maximum speakers with an open traceback.
@@ -34,20 +34,11 @@ MAX_SILENT: Final = 4096
 MAX_REACH: Final = 16 << 20
 # Bytes of all open tracebacks' text.
 MAX_TEXT: Final = 8 << 20
-# Characters of a line that are read.
-_LOOK: Final = MAX_MESSAGE + 1024
 _MAX_TYPE: Final = 512
 # Bytes between the tags of a prefix and a head that are no part of a prefix: the bars of an exception group.
 _BARS: Final = b" \t|+-"
 
-_FILE = bounded(rb'\A\s*(?:\|\s*)*File "([^"\n]{1,1024})", line (\d+)(?:, in (.{1,256}))?', limit=_LOOK)
-_FINAL = bounded(rb"\A(?:\+ )?([A-Za-z_][\w]*(?:\.[A-Za-z_<][\w>]*)*)(?:: (.*))?$", limit=_LOOK)
-# Levels of loggers, and words of shells about a process, are no exceptions.
-_NO_TYPE: Final = frozenset(
-    b"DEBUG INFO WARN WARNING ERROR CRITICAL FATAL SEVERE NOTE NOTICE Killed Terminated Aborted Hangup Interrupt".split()
-)
-# Exceptions of the standard library and common packages in lower case; only below a module.
-_LOWER_TYPES: Final = frozenset(b"error timeout gaierror herror exception terminate interrupt abort exit".split())
+_FILE = bounded(rb'\A\s*(?:\|\s*)*File "([^"\n]{1,1024})", line (\d+)(?:, in (.{1,256}))?', limit=LONGEST)
 _CHAIN: Final = frozenset(
     {
         b"During handling of the above exception, another exception occurred:",
@@ -62,6 +53,8 @@ _IGNORED: Final = (
     b"--- Logging error ---",
 )
 _CONTINUATIONS: Final = (
+    b"details = ",
+    b"status = StatusCode.",
     b"Exception raised from",
     b"Last error:",
     b"Missing key",
@@ -82,7 +75,7 @@ class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         start, end: Bytes from the first line to the last's end.
         chain: ``(type, message)`` of each exception, the raised one first.
-        frame: ``file:function`` of the innermost user frame, else the innermost.
+        frame, places, collective: Those of its ``Frames``; of a chain those of the raised exception.
         final_start, final_end: Bytes of the raised exception's line; ``final_line`` is its number.
         origins: Those of its ``Frames``.
         ignored: Python continued ("Exception ignored in ..."): never a cause.
@@ -93,6 +86,8 @@ class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
     prefix: Prefix
     chain: tuple[tuple[str, str], ...]
     frame: str
+    places: tuple[str, ...]
+    collective: str | None
     frames: int
     final_start: int
     final_end: int
@@ -233,8 +228,10 @@ class TracebackReader:
         """Returns the traceback that a line belongs to, and True if the same line again would change nothing."""
         line, start = data[position:stop], at + position
         own = parse_prefix(line)
-        head = line.find(HEAD, 0, MAX_LEARNED + len(HEAD))
-        begins = head >= 0
+        head = line.find(HEAD)
+        if head >= 0 and line.startswith(b"\\", head + len(HEAD)):
+            return self._quoted(line, head, start, number), False
+        begins = 0 <= head <= MAX_LEARNED
         owner, body = self._speaker(line, own)
         bare = self._open.get(b"") if own.raw else None
         if bare is not None and bare is not owner:
@@ -249,7 +246,7 @@ class TracebackReader:
             if begins and not owner.chain and owner.type is None:
                 self._restart(owner, start, number, ignored=self._announcement(data, position)[0])
                 return owner, True
-            again = self._take(owner, body[:_LOOK].rstrip(b"\r"), line, start, number)
+            again = self._take(owner, body[:LONGEST].rstrip(b"\r"), line, start, number)
             if again is not None:
                 owner.seen, owner.lines = number, owner.lines + 1
                 self._open.move_to_end(owner.key)
@@ -288,6 +285,21 @@ class TracebackReader:
             self._newest = owner
         return owner, True
 
+    def _quoted(self, line: bytes, head: int, start: int, number: int) -> OpenTraceback | None:
+        """Returns the traceback that one line contains as a quoted string, as in JSON; None if it is incomplete."""
+        found = next(reversed(list(find_tracebacks(unescape(line, head) + b"\n"))), None)
+        if found is None:
+            return None
+        stop = start + len(line)
+        own = parse_prefix(line)
+        prefix = own if own.raw else learn(line[:head]) if head <= MAX_LEARNED else found.prefix
+        read = OpenTraceback(
+            prefix=prefix, start=start, end=stop, seen=number, ignored=False, real=True, closed_at=stop
+        )
+        place = {"start": start, "end": stop, "final_start": start, "final_end": stop, "final_line": number + 1}
+        self._closed.append(Closed(read, msgspec.structs.replace(found, prefix=prefix, **place)))
+        return read
+
     def _speaker(self, line: bytes, own: Prefix) -> tuple[OpenTraceback | None, bytes]:
         """Returns the open traceback of a line's speaker, and the line without its prefix."""
         if self._sizes:
@@ -301,7 +313,7 @@ class TracebackReader:
         if owner is None and self._newest is not None:
             owner, self._newest = self._newest, None
             known = own.raw == owner.tags if owner.learned else not own.raw
-            if owner.lines > 1 or not known or _FILE.match(body[:_LOOK]) is None:
+            if owner.lines > 1 or not known or _FILE.match(body[:LONGEST]) is None:
                 return None, body
             # A logger printed its words before the head alone.
             self._forget(owner)
@@ -371,17 +383,17 @@ class TracebackReader:
         if state.expect:
             match = _FILE.match(body)
             if match:
-                state.frames.add(match[1], (match[3] or b"").strip())
+                state.frames.add(match[1], match[2], (match[3] or b"").strip())
                 state.end = stop
                 return False
             if body[:1] in {b" ", b"\t"} or not text or text.startswith((b"|", b"+-")):
                 state.end = stop
                 return True
-            match = _FINAL.match(text)
-            if match is None or not _names_exception(match[1]):
+            raised = exception_of(text)
+            if raised is None:
                 return None
-            message = (match[2] or b"")[:MAX_MESSAGE]
-            state.type, state.message, state.size = match[1][:_MAX_TYPE], [message], len(message)
+            message = raised[1][:MAX_MESSAGE]
+            state.type, state.message, state.size = raised[0][:_MAX_TYPE], [message], len(message)
             state.final, state.line = (at, stop, number + 1), decode(line)
             state.end, state.expect = stop, False
             self._grow(state, len(state.type) + len(message))
@@ -424,7 +436,9 @@ class TracebackReader:
                 end=state.end,
                 prefix=state.prefix,
                 chain=tuple(reversed(state.chain)),
-                frame=state.frames.place.decode("utf-8", "replace"),
+                frame=state.frames.function,
+                places=state.frames.places,
+                collective=state.frames.collective,
                 frames=state.frames.count,
                 final_start=state.final[0],
                 final_end=state.final[1],
@@ -443,11 +457,3 @@ class TracebackReader:
         spawned = _SPAWNED.search(data[begin : min(start, begin + _SPAWNED.limit)])
         ignored = any(data.find(words, begin, start) >= 0 for words in _IGNORED)
         return ignored, whole(spawned[1]) if spawned is not None else None
-
-
-def _names_exception(name: bytes) -> bool:
-    """True if a name before a colon can be the type of an exception: no host, level or program."""
-    module, _, last = name.rpartition(b".")
-    if not module:
-        return name not in _NO_TYPE and name.lstrip(b"_")[:1].isupper()
-    return last in _LOWER_TYPES or last.endswith((b"error", b"Error")) or last.lstrip(b"_")[:1].isupper()

@@ -24,6 +24,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     CHILD_DEATHS,
     ENDS_OF_THE_REST,
     KERNEL_SIGNATURE_IDS,
+    LOST_PEER_SLUGS,
     NEVER_CAUSE,
     NEVER_STARTED,
     NODE_CAUSES,
@@ -33,6 +34,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     SUSPECT_ONLY,
     TERMINAL_WINDOW_S,
     TRUSTED,
+    WATCHDOG_ABORTS,
     WEAK_PRIMARIES,
     YIELDS_TO,
     exit_slug,
@@ -121,6 +123,8 @@ def candidate_of(subject: Subject) -> Candidate | None:
     pieces = _without_later_faults(subject, pieces)
     pieces = _without_ends_after_exception(pieces)
     pieces = _without_abort_at_shutdown(subject, pieces)
+    if any(e.slug in LOST_PEER_SLUGS for e in subject.complaints):
+        pieces = [e for e in pieces if e.signature not in WATCHDOG_ABORTS]
     best = _best(_without_bare_ends(subject, pieces))
     silent = _silent_end(subject, explained=best is not None)
     if best is None or (silent is not None and silent.tier >= CONFIRMED and not _trusted(best)):

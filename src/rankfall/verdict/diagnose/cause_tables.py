@@ -40,6 +40,7 @@ NEAREST: Final = MappingProxyType(
         "peer_lost": 2,
         "collective_timeout": 3,
         "rdzv_closed": 4,
+        "nccl_system_error": 5,
         "peer_teardown": 8,
         "controller_verdict": 9,
     }
@@ -65,10 +66,19 @@ SIGNAL_SLUGS: Final = MappingProxyType(
 )
 
 # Text that only reports a SIGBUS: suspected, which stops no job.
-SUSPECT_ONLY: Final = frozenset({"shm_exhausted.signal", "shm_exhausted.faulthandler", "shm_exhausted.shell"})
+SUSPECT_ONLY: Final = frozenset(
+    {
+        "shm_exhausted.signal",
+        "shm_exhausted.faulthandler",
+        "shm_exhausted.shell",
+    }
+)
 
 # Native code still active at the exit: the process ended anyway.
 AT_SHUTDOWN: Final = frozenset({"native_abort.thread_left"})
+
+# Aborts that follow a complaint of a collective's watchdog.
+WATCHDOG_ABORTS: Final = frozenset({"native_abort.terminate", "native_abort.terminate_any"})
 
 # How a user or the batch system ends what an exception left: no cause after it.
 ENDS_OF_THE_REST: Final = frozenset({"cancelled", "external_signal", "walltime_or_requeue"})

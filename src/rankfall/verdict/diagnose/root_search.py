@@ -35,7 +35,7 @@ from rankfall.verdict.diagnose.consequences import (
     without_stopped_from_outside,
 )
 from rankfall.verdict.diagnose.node_faults import own_exceptions, without_faults_elsewhere
-from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure
+from rankfall.verdict.diagnose.subjects import OWN_CODE, Subject, Subjects, own_failure
 
 MISMATCH: Final = "collective_mismatch"
 
@@ -65,7 +65,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
         root.rejected += [(c, "other ranks also report this when something else fails") for c in candidates if c.weak]
         candidates = strong
     candidates = without_faults_elsewhere(candidates, subjects, root, case=case)
-    candidates, disputed = _settle_mismatch(candidates, subjects, root)
+    candidates, disputed, doubtful = _settle_mismatch(candidates, subjects, root)
     candidates = _merge(_said_of_rank(candidates))
     candidates = drop_generic_after_death(candidates, root)
     candidates = drop_deleted_after_failure(candidates, root)
@@ -94,6 +94,8 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     )
     if root.unnamed and tier != HANG:
         chosen.confidence = "suspected"
+    # A report compares two ranks; the one that printed it is not the suspect.
+    root.unnamed = root.unnamed or (not root.everywhere and any(c is chosen for c in doubtful))
     return root
 
 
@@ -102,18 +104,23 @@ def _parted(candidates: list[Candidate], rejected: list[bool]) -> tuple[list[Can
     return [c for c, no in both if not no], [c for c, no in both if no]
 
 
-def _settle_mismatch(candidates: list[Candidate], subjects: Subjects, root: Root) -> tuple[list[Candidate], bool]:
-    """Drops the reports that name a mismatch's suspect; returns the others, and True if reports name none."""
+def _settle_mismatch(
+    candidates: list[Candidate], subjects: Subjects, root: Root
+) -> tuple[list[Candidate], bool, list[Candidate]]:
+    """Drops the reports that name a mismatch's suspect.
+
+    Returns the others, True if several reports name none, and the reports whose own rank may be the odd one.
+    """
     one, reports = most_named_peer(candidates, subjects)
     if one is None:
-        return candidates, len(reports) > 1
+        return candidates, len(reports) > 1, reports
     named = one.subject.rank_number
     root.rejected += [
         (c, f"it reports the mismatch and names rank {named}")
         for c in reports
         if c is not one and c.subject is not one.subject
     ]
-    return [*(c for c in candidates if c not in reports and c.subject is not one.subject), one], False
+    return [*(c for c in candidates if c not in reports and c.subject is not one.subject), one], False, []
 
 
 def _weaker(chosen: Candidate, other: Candidate) -> str:
@@ -124,9 +131,18 @@ def _weaker(chosen: Candidate, other: Candidate) -> str:
     return "an explicit failure outweighs a silent one" if other.tier == SILENT else "weaker kind of evidence"
 
 
+# Each rank may have its own.
+_OF_ONE_RANK: Final = frozenset({OWN_CODE, "user_exit", "killed_unknown"})
+
+
 def _said_of_rank(candidates: list[Candidate]) -> list[Candidate]:
-    """Removes a slot's platform fault if a rank of the slot has the same one."""
-    said = {(c.slug, c.subject.slot_number) for c in candidates if c.tier >= CONFIRMED and c.subject.rank is not None}
+    """Removes a slot's platform fault if a rank of the slot has the same one.
+
+    Likewise a fault in text of an unknown speaker, as of a batch system, if text of a rank has it too.
+    """
+    ranked = [c for c in candidates if c.subject.rank is not None]
+    said = {(c.slug, c.subject.slot_number) for c in ranked if c.tier >= CONFIRMED}
+    said |= {(c.slug, None) for c in ranked if c.slug not in _OF_ONE_RANK}
     return [c for c in candidates if c.subject.rank is not None or (c.slug, c.subject.slot_number) not in said]
 
 
@@ -195,13 +211,30 @@ _POINT_TO_POINT: Final = frozenset({"SEND", "RECV", "COALESCED", "UNKNOWN"})
 _EVEN: Final = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE"})
 
 
+# Functions that only some ranks call.
+_PAIRWISE: Final = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "wait"})
+
+# Call of a rank: kind, and size or place.
+_Call = tuple[str, str]
+
+
 def differing_calls(subjects: Subjects) -> list[Candidate]:
-    """Returns the rank whose call differs from that of most others; all ranks if no call has a majority."""
-    calls: dict[tuple[str, str], dict[int, tuple[tuple[str, str], Subject, Evidence]]] = {}
+    """Returns the rank whose call differs from that of most others; all ranks if no call has a majority.
+
+    Calls with one number in a watchdog's line, else the calls in which all ranks with a traceback timed out.
+    """
+    calls: dict[tuple[str, str], dict[int, tuple[_Call, Subject, Evidence]]] = {}
+    places: dict[int, tuple[_Call, Subject, Evidence]] = {}
     for subject in subjects.all.values():
+        if subject.rank_number is None:
+            continue
         for piece, group, number, call in _watchdog_calls(subject):
-            if subject.rank_number is not None:
-                calls.setdefault((group, number), {}).setdefault(subject.rank_number, (call, subject, piece))
+            calls.setdefault((group, number), {}).setdefault(subject.rank_number, (call, subject, piece))
+        for piece in subject.complaints:
+            if piece.slug == "collective_timeout" and piece.collective is not None and piece.place is not None:
+                places[subject.rank_number] = (piece.collective, piece.place), subject, piece
+    if len({collective for (collective, _), _, _ in places.values()} - _PAIRWISE) > 1:
+        calls["", "place"] = {rank: row for rank, row in places.items() if row[0][0] not in _PAIRWISE}
     for ranks in calls.values():
         votes = Counter(call for call, _, _ in ranks.values()).most_common()
         if len(votes) < 2:  # noqa: PLR2004 - all made the same call
@@ -215,7 +248,7 @@ def differing_calls(subjects: Subjects) -> list[Candidate]:
     return []
 
 
-def _watchdog_calls(subject: Subject) -> Iterator[tuple[Evidence, str, str, tuple[str, str]]]:
+def _watchdog_calls(subject: Subject) -> Iterator[tuple[Evidence, str, str, _Call]]:
     for piece in subject.complaints:
         found = _CALL.search(piece.line) if piece.slug == "collective_timeout" and piece.source == "log" else None
         if found is None or found[2] in _POINT_TO_POINT:
@@ -235,7 +268,8 @@ def _differs(subject: Subject, piece: Evidence, *, others: tuple[int, ...]) -> C
         uncertainty=piece.uncertainty or 0.0,
         stamped=piece.stamped,
         fingerprint=f"{MISMATCH}:watchdog",
-        because="its call differs from that of the others with the same number",
+        because="its call differs from that of the others"
+        + (f": {piece.collective} at {piece.place}" if piece.collective and piece.place else " with the same number"),
     )
 
 
@@ -373,6 +407,11 @@ def _failed_alone(subjects: Subjects) -> bool:
     )
 
 
+def _place(piece: Evidence) -> tuple[str, int]:
+    """Returns the sort key of a piece's place in its text; pieces without one are last."""
+    return piece.stream or "~", piece.order if piece.order is not None else 1 << 62
+
+
 def only_consequences(case: Case, subjects: Subjects) -> Root:
     """Returns a root without a cause: the consequence nearest the origin, and its peers."""
     spoken: list[tuple[int, bool, int, str, Subject, Evidence]] = []
@@ -406,7 +445,7 @@ def only_consequences(case: Case, subjects: Subjects) -> Root:
     )
     if not spoken:
         return Root(suspects=suspects, suspect_slots=quiet_slots, repeated=repeated)
-    spoken.sort(key=lambda row: (row[0], row[1], row[2], row[4].node or "~", str(row[4].key), row[5].line))
+    spoken.sort(key=lambda row: (*row[:3], -row[5].specificity, row[4].node or "~", str(row[4].key), *_place(row[5])))
     _, _, _, _, subject, piece = spoken[0]
     if not named and subject.rank is not None and own_failure(subject.rank) and _failed_alone(subjects):
         return Root(nearest=(subject, piece), alone=True)

@@ -122,7 +122,7 @@ class Subject(msgspec.Struct, kw_only=True):
 
 
 def own_failure(facts: RankFacts) -> bool:
-    """True if this rank failed and Rankfall did not end it."""
+    """True if this rank failed, and neither Rankfall nor torchrun's agent ended it."""
     if facts.state != "ended" or facts.killed_by in {"wrapper", "agent"}:
         return False
     return facts.signal is not None or facts.exit_code not in {0, None}
