@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rankfall.cli.run_output import details_of, details_of_files
@@ -69,3 +70,17 @@ def test_a_line_without_an_end_is_cut(tmp_path: Path, monkeypatch: pytest.Monkey
     Path("a.log").write_bytes(b"x" * (5 << 20) + b"\n\xff\nboom\n")
     long, odd = details_of_files(verdict("a.log:3")).before
     assert (set(long), len(long) < 5000, odd) == ({"x"}, True, "\\xff")
+
+
+def test_i23_the_frames_of_a_printed_traceback_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = ["step 1", "[rank1]: Traceback (most recent call last):"]
+    lines += [f'[rank1]:   File "/app/train.py", line {number}, in step' for number in (3, 4, 5, 6)]
+    lines += [f'[rank1]:   File "/opt/lib/python3.11/site-packages/torch/x.py", line {n}, in f' for n in range(9)]
+    Path("a.log").write_text("\n".join([*lines, "[rank1]: KeyError: 1", "step 2"]))
+    found = verdict(f"a.log:{len(lines) + 1}")
+    found = msgspec.structs.replace(
+        found, decisive=msgspec.structs.replace(found.decisive, line="[rank1]: KeyError: 1")
+    )
+    assert details_of_files(found).frames == tuple(f"/app/train.py:{number} in step" for number in (6, 5, 4))
+    assert details_of_files(verdict("a.log:1")).frames == ()

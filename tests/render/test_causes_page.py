@@ -6,8 +6,8 @@ from click.testing import CliRunner
 
 from rankfall.cli.app import command
 from rankfall.model.causes import catalogue
+from rankfall.render.summary import advice
 from rankfall.render.tables import causes_page
-from rankfall.render.verdict import advice
 
 PAGE = Path(__file__).parents[2] / "docs" / "causes.md"
 

@@ -257,6 +257,31 @@ def test_every_cause_has_advice_and_no_advice_is_left_over() -> None:
     assert set(advice()) == set(catalogue())
 
 
+@pytest.mark.parametrize(
+    ("slug", "line", "node", "words"),
+    [
+        ("rank_stuck", "rank 1 stands at train.py:7", "node1", "the rank whose stack differs"),
+        ("rank_stuck", "Timed out waiting", "node1", "py-spy or PYTHONFAULTHANDLER=1 shows"),
+        ("segfault", "exit code -11", "node1", "Run with PYTHONFAULTHANDLER=1"),
+        ("segfault", "Fatal Python error: Segmentation fault", "node1", "Find the Python line in the stack"),
+        ("disk_full", "No space left on device: '/ckpt/a'", "node1", "the named file system"),
+        ("disk_full", "No space left on device", "node1", "the file systems to which the job writes"),
+        ("shared_fs_error", "Stale file handle", "node1", "on the named nodes"),
+        ("shared_fs_error", "Stale file handle", None, "on the nodes of the job"),
+        ("address_in_use", "Address already in use", "node1", "Choose another port"),
+    ],
+)
+def test_i23_p8_advice_names_only_what_the_verdict_has(slug: str, line: str, node: str | None, words: str) -> None:
+    found = fallen(
+        cause=Cause.of(slug, confidence="likely"),
+        node=node,
+        decision=None,
+        evidence=(),
+        decisive=Decisive(source="log", where="a.log:4", line=line),
+    )
+    assert words in " ".join(render_verdict(found).partition("Next")[2].split())
+
+
 def test_a_time_that_is_not_known_is_said_to_be_unknown() -> None:
     text = render_verdict(fallen(time=Time(), evidence=(proof("boom"),)))
     assert "time unknown  log  rank 1" in text

@@ -182,6 +182,8 @@ _MAX_RECORD: Final = 1 << 20
 _MAX_LISTED: Final = 3
 # Lines shown before the decisive one, and bytes of a stream that are read to find them.
 _BEFORE: Final = 3
+# Lines in which the frames of the decisive exception are searched.
+_TRACED: Final = 400
 _SCAN: Final = 1 << 20
 _MAX_SCAN: Final = 256 << 20
 _MAX_CONTEXT: Final = 4096
@@ -195,17 +197,19 @@ def details_of(directory: RunDir, verdict: Verdict) -> Details:
     with directory.reader() as reader:
         rows = [row for row in reader.streams(verdict.attempt) if row.slot == verdict.slot]
         ends = [facts for facts in reader.ranks(verdict.attempt or 0) if facts.rank == verdict.rank]
+    lines = _lines_before(verdict, directory.path)
     return Details(
-        frames=_raised_at(directory, verdict),
-        before=_lines_before(verdict, directory.path),
+        frames=_raised_at(directory, verdict) or _raised_in_text(verdict, lines),
+        before=lines[-_BEFORE:],
         step=ends[-1].step if ends and (ends[-1].signal or ends[-1].exit_code) else None,
         apart=verdict.slot is None or not rows or any(row.rank is not None for row in rows),
     )
 
 
 def details_of_files(verdict: Verdict) -> Details:
-    """Reads the lines before the decisive line of a verdict about files."""
-    return Details(before=_lines_before(verdict, Path()))
+    """Reads the lines and frames before the decisive line of a verdict about files."""
+    lines = _lines_before(verdict, Path())
+    return Details(frames=_raised_in_text(verdict, lines), before=lines[-_BEFORE:])
 
 
 def _raised_at(directory: RunDir, verdict: Verdict) -> tuple[str, ...]:
@@ -224,8 +228,19 @@ def _raised_at(directory: RunDir, verdict: Verdict) -> tuple[str, ...]:
     return tuple(f"{frame.file}:{frame.line} in {frame.func or '?'}" for frame in reversed(own[-_MAX_LISTED:]))
 
 
+def _raised_in_text(verdict: Verdict, lines: Sequence[str]) -> tuple[str, ...]:
+    """Returns ``FILE:LINE in FUNCTION`` from the traceback that ends with the decisive line after ``lines``."""
+    if verdict.decisive is None or not lines:
+        return ()
+    from rankfall.evidence.readers.tracebacks import find_tracebacks  # noqa: PLC0415 - re2 only where text is read
+
+    text = "\n".join((*lines, verdict.decisive.line, "")).encode("utf-8", "replace")
+    found = [each for each in find_tracebacks(text) if each.final_line > len(lines)]
+    return found[-1].places if found else ()
+
+
 def _lines_before(verdict: Verdict, folder: Path) -> tuple[str, ...]:
-    """Returns up to three lines of the stream before the decisive line; none if that is no line of a log."""
+    """Returns the lines of the stream before the decisive line, at most ``_TRACED``; none if that is no line of a log."""
     if verdict.decisive is None or verdict.decisive.source != "log":
         return ()
     name, _, text = verdict.decisive.where.rpartition(":")
@@ -240,7 +255,7 @@ def _lines_before(verdict: Verdict, folder: Path) -> tuple[str, ...]:
 
 
 def _last_lines(content: Raw | Packed, *, before: int) -> Iterator[str]:
-    last: deque[bytes] = deque(maxlen=_BEFORE)
+    last: deque[bytes] = deque(maxlen=_TRACED)
     number, start, rest = 1, 0, b""
     while number < before and start < _MAX_SCAN:
         data = content.read(start, _SCAN)

@@ -6,7 +6,7 @@ Verbs come from ``advice.csv``, one predicate per cause. All text of the job is 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import resources
 from typing import Final, NamedTuple
@@ -39,17 +39,48 @@ class Advice(NamedTuple):
     Attributes:
         happened: Predicate of a sentence whose subject is the rank or slot.
         advice: What a person can do; empty if nothing.
+        needs: Fact of ``_FACTS`` without which ``otherwise`` is the advice; empty = none.
     """
 
     happened: str
     advice: str
+    needs: str
+    otherwise: str
 
 
 @cache
 def advice() -> dict[str, Advice]:
     """Returns the texts of all causes by slug, from ``advice.csv``."""
     text = resources.files(__package__).joinpath("advice.csv").read_text("utf-8")
-    return {row["slug"]: Advice(row["happened"], row["advice"]) for row in csv.DictReader(text.splitlines())}
+    rows = csv.DictReader(text.splitlines())
+    return {row["slug"]: Advice(row["happened"], row["advice"], row["needs"], row["otherwise"]) for row in rows}
+
+
+def advice_text(verdict: Verdict) -> str:
+    """Returns what a person can do about a verdict's cause, as its evidence allows; empty if nothing."""
+    known = advice().get(verdict.cause.slug)
+    if known is None or is_no_failure(verdict):
+        return ""
+    return known.advice if not known.needs or _FACTS[known.needs](verdict) else known.otherwise
+
+
+def _lines(verdict: Verdict) -> str:
+    return "\n".join([proof.line for proof in verdict.evidence] + ([verdict.decisive.line] if verdict.decisive else []))
+
+
+# Facts that an advice refers to.
+_FACTS: Final[dict[str, Callable[[Verdict], bool]]] = {
+    "stacks": lambda verdict: (
+        any(proof.source == "recorder" for proof in verdict.evidence)
+        or any(words in _lines(verdict) for words in (" stands at ", " waits in "))
+    ),
+    "no_stack": lambda verdict: (
+        not any(words in _lines(verdict) for words in ("Fatal Python error", "(most recent call first)"))
+    ),
+    "restart": lambda verdict: verdict.decision is not None and verdict.decision.action in {"retry", "retry_elsewhere"},
+    "node": lambda verdict: verdict.node is not None,
+    "path": lambda verdict: verdict.decisive is not None and "/" in verdict.decisive.line,
+}
 
 
 def summary(verdict: Verdict, *, step: int | None = None) -> str:

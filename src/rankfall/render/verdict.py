@@ -15,7 +15,7 @@ from rankfall.model import Consequence, Proof, Verdict
 from rankfall.render import formatting
 from rankfall.render.escape import clean, clean_line, one_line, shorten
 from rankfall.render.formatting import Paint
-from rankfall.render.summary import action_text, advice, cause_text, has_local_rank_only, is_no_failure, summary
+from rankfall.render.summary import action_text, advice_text, cause_text, has_local_rank_only, is_no_failure, summary
 from rankfall.rundir.incomplete import PREFIX
 
 _MAX_EVIDENCE: Final = 6
@@ -349,8 +349,7 @@ def _listed(title: str, lines: Sequence[str], *, limit: int, width: int, paint: 
 
 
 def _next(verdict: Verdict, *, apart: bool, width: int, paint: Paint) -> str:
-    known = advice().get(verdict.cause.slug)
-    text = known.advice if known else ""
-    lines = [_wrapped(text, first="  ", width=width, indent=2)] if text and not is_no_failure(verdict) else []
+    text = advice_text(verdict)
+    lines = [_wrapped(text, first="  ", width=width, indent=2)] if text else []
     lines += [f"  {paint.bold('$')} {command}" for command in next_commands(verdict, apart=apart)]
     return "\n".join([paint.bold("Next"), *lines]) if lines else ""
