@@ -138,3 +138,15 @@ def test_jobapi_s30_what_keeps_all_slots_from_beginning_is_one_fault_of_no_place
 def test_launch_s9_what_keeps_one_slot_from_beginning_names_its_place():
     verdict = diagnose(not_begun(waits(1))).verdict
     assert (verdict.cause.slug, verdict.scope, verdict.slot) == ("image_pull", "slot", 1)
+
+
+def test_i23_a_proven_fault_without_a_rank_is_kept_beside_the_text_of_a_rank():
+    """Two sources of one fault: what the platform proves outweighs what a rank printed."""
+    printed = piece("disk_full", 1, source="log", trust="job", seconds=1)
+    proven = piece("disk_full", None, source="node", trust="platform", node="node1", seconds=1)
+    ranks = [left(0, 1, seconds=3), left(1, 1, seconds=2)]
+    verdict = diagnose(case(ranks, [printed, proven])).verdict
+    assert (verdict.cause.slug, verdict.cause.confidence) == ("disk_full", "proven")
+    text = piece("disk_full", None, source="log", trust="job", seconds=1)
+    verdict = diagnose(case(ranks, [printed, text])).verdict
+    assert (verdict.cause.confidence, verdict.rank) == ("likely", 1)

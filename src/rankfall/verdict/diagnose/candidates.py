@@ -308,14 +308,18 @@ def _best(pieces: list[Evidence]) -> Evidence | None:
     return min([e for e in pieces if not yields(e)] or pieces, key=_preference, default=None)
 
 
+def text_place(piece: Evidence) -> tuple[str, int]:
+    """Returns the sort key of a piece's place in its text; pieces without one are last."""
+    return piece.stream or "~", piece.order if piece.order is not None else 1 << 62
+
+
 def _preference(piece: Evidence) -> tuple[bool, int, int, int, str, int, str, str]:
     trust = {"kernel": 0, "platform": 0, "wrapper": 1, "supervisor": 1, "inside": 2, "launcher": 3, "job": 4}[
         piece.trust
     ]
     at = piece.at if piece.at is not None else 1 << 62
     # Without times the order in a file decides, before the alphabet.
-    place = (piece.stream or "~", piece.order if piece.order is not None else 1 << 62)
-    return (not _trusted(piece), -piece.specificity, trust, at, *place, piece.fingerprint or "", piece.line)
+    return (not _trusted(piece), -piece.specificity, trust, at, *text_place(piece), piece.fingerprint or "", piece.line)
 
 
 def _terminal(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:

@@ -66,13 +66,7 @@ SIGNAL_SLUGS: Final = MappingProxyType(
 )
 
 # Text that only reports a SIGBUS: suspected, which stops no job.
-SUSPECT_ONLY: Final = frozenset(
-    {
-        "shm_exhausted.signal",
-        "shm_exhausted.faulthandler",
-        "shm_exhausted.shell",
-    }
-)
+SUSPECT_ONLY: Final = frozenset({"shm_exhausted.signal", "shm_exhausted.faulthandler", "shm_exhausted.shell"})
 
 # Native code still active at the exit: the process ended anyway.
 AT_SHUTDOWN: Final = frozenset({"native_abort.thread_left"})

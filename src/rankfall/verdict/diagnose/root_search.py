@@ -23,6 +23,7 @@ from rankfall.verdict.diagnose.candidates import (
     Root,
     candidate_of,
     outlived_traceback,
+    text_place,
 )
 from rankfall.verdict.diagnose.cause_tables import NEAREST, NEVER_CAUSE, NEVER_STARTED
 from rankfall.verdict.diagnose.consequences import (
@@ -142,8 +143,13 @@ def _said_of_rank(candidates: list[Candidate]) -> list[Candidate]:
     """
     ranked = [c for c in candidates if c.subject.rank is not None]
     said = {(c.slug, c.subject.slot_number) for c in ranked if c.tier >= CONFIRMED}
-    said |= {(c.slug, None) for c in ranked if c.slug not in _OF_ONE_RANK}
-    return [c for c in candidates if c.subject.rank is not None or (c.slug, c.subject.slot_number) not in said]
+    printed = {c.slug for c in ranked} - _OF_ONE_RANK
+
+    def repeated(c: Candidate) -> bool:
+        slot = c.subject.slot_number
+        return (c.slug, slot) in said or (slot is None and c.tier < CONFIRMED and c.slug in printed)
+
+    return [c for c in candidates if c.subject.rank is not None or not repeated(c)]
 
 
 def _merge(candidates: list[Candidate]) -> list[Candidate]:
@@ -407,11 +413,6 @@ def _failed_alone(subjects: Subjects) -> bool:
     )
 
 
-def _place(piece: Evidence) -> tuple[str, int]:
-    """Returns the sort key of a piece's place in its text; pieces without one are last."""
-    return piece.stream or "~", piece.order if piece.order is not None else 1 << 62
-
-
 def only_consequences(case: Case, subjects: Subjects) -> Root:
     """Returns a root without a cause: the consequence nearest the origin, and its peers."""
     spoken: list[tuple[int, bool, int, str, Subject, Evidence]] = []
@@ -445,7 +446,9 @@ def only_consequences(case: Case, subjects: Subjects) -> Root:
     )
     if not spoken:
         return Root(suspects=suspects, suspect_slots=quiet_slots, repeated=repeated)
-    spoken.sort(key=lambda row: (*row[:3], -row[5].specificity, row[4].node or "~", str(row[4].key), *_place(row[5])))
+    spoken.sort(
+        key=lambda row: (*row[:3], -row[5].specificity, row[4].node or "~", str(row[4].key), *text_place(row[5]))
+    )
     _, _, _, _, subject, piece = spoken[0]
     if not named and subject.rank is not None and own_failure(subject.rank) and _failed_alone(subjects):
         return Root(nearest=(subject, piece), alone=True)
