@@ -178,6 +178,12 @@ def test_i23_p4_without_a_cause_the_last_error_is_shown(tmp_path):
     assert any("no signature recognizes it" in text for text in verdict.missing)
 
 
+def test_i23_p4_a_warning_of_nccl_is_shown_as_the_last_error(tmp_path):
+    line = "gpu-07:10:12 [0] proxy.cc:77 NCCL WARN Something of which nothing is known"
+    (tmp_path / "job.log").write_text(f"step 1\n{line}\nWARNING: error rate is high\n")
+    assert explain_files([tmp_path / "job.log"]).verdict.decisive.line == line
+
+
 def test_i23_p4_a_text_without_an_error_shows_none(tmp_path):
     (tmp_path / "job.log").write_text("step 1\nstep 2\n")
     assert explain_files([tmp_path / "job.log"]).verdict.decisive is None

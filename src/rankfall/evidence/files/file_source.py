@@ -70,7 +70,7 @@ _ERROR: Final = linear(
     rb"(?im)^[^\n]*(?:error|exception|fatal|panic|failed|failure|aborted|cannot|could not|unable to|denied|no such|NCCL WARN|timed out)\b[^\n]*$"
 )
 _NO_ERROR: Final = bounded(
-    rb"(?i)\b0 errors?\b|warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|FAILED$|closing signal|Killing subprocess|return code"
+    rb"(?i)\b0 errors?\b|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|FAILED$|closing signal|Killing subprocess|return code"
     rb"|^(?:srun|slurmstepd|mpirun|prterun)\b|error_file|exitcode|^\s*(?:raise|except|File)\b|^\s{4}",
     limit=_MAX_ERROR_LINE,
 )

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from rankfall.model.numbers import whole
-from rankfall.model.patterns import anchored, bounded
+from rankfall.model.patterns import Bounded, anchored, bounded
 
 # Bytes of a line that may contain prefixes.
 _LOOK: Final = 1024
@@ -180,8 +180,7 @@ def _of_object(line: bytes) -> Prefix:
     """Returns the ranks that keys of an object of JSON give; the text has no tags."""
     found: dict[str, bytes] = {}
     for part in (line[:_LOOK], line[-_LOOK:] if len(line) > _LOOK else b""):
-        for match in _OBJECT_KEY.finditer(part):
-            found.setdefault("local" if match[1] else "global", match[2])
+        _keyed(part, found, pattern=_OBJECT_KEY)
     raw = b",".join(b"%s:%s" % (kind.encode(), number) for kind, number in sorted(found.items()))
     return _made(found, length=0, raw=b"{" + raw) if found else _NOTHING
 
@@ -228,8 +227,8 @@ def _after_logger(head: bytes, at: int, found: dict[str, bytes], raw: list[bytes
     return at
 
 
-def _keyed(text: bytes, found: dict[str, bytes]) -> None:
-    for match in _KEYED.finditer(text):
+def _keyed(text: bytes, found: dict[str, bytes], *, pattern: Bounded[bytes] = _KEYED) -> None:
+    for match in pattern.finditer(text):
         found.setdefault("local" if match[1] else "global", match[2])
 
 

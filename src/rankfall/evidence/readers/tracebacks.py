@@ -287,9 +287,10 @@ class TracebackReader:
 
     def _quoted(self, line: bytes, head: int, start: int, number: int) -> OpenTraceback | None:
         """Returns the traceback that one line contains as a quoted string, as in JSON; None if it is incomplete."""
-        found = next(reversed(list(find_tracebacks(unescape(line, head) + b"\n"))), None)
-        if found is None:
+        inner = list(find_tracebacks(unescape(line, head) + b"\n"))
+        if not inner:
             return None
+        found = inner[-1]
         stop = start + len(line)
         own = parse_prefix(line)
         prefix = own if own.raw else learn(line[:head]) if head <= MAX_LEARNED else found.prefix
