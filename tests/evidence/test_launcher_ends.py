@@ -184,6 +184,22 @@ def test_i23_p4_a_warning_of_nccl_is_shown_as_the_last_error(tmp_path):
     assert explain_files([tmp_path / "job.log"]).verdict.decisive.line == line
 
 
+@pytest.mark.parametrize(
+    ("line", "slug", "rank"),
+    [
+        ("[rank3]: mylib.errors.ShardError: no shard 7", "user_code_exception", 3),
+        ("mylib.StorageError: [Errno 28] No space left on device", "disk_full", None),
+        ("click.exceptions.NoSuchOption: No such option: --foo", "user_code_exception", None),
+        ("service: could not reach the error tracker", "unknown", None),
+    ],
+)
+def test_i23_p3_an_exception_whose_traceback_was_cut_off_is_only_suspected(tmp_path, line, slug, rank):
+    (tmp_path / "job.log").write_text(f"step 1\n{line}\nbye\n")
+    verdict = explain_files([tmp_path / "job.log"]).verdict
+    assert (verdict.cause.slug, verdict.rank, verdict.decisive.line) == (slug, rank, line)
+    assert verdict.cause.confidence in ({"likely"} if slug == "disk_full" else {"suspected", "unknown"})
+
+
 def test_i23_p4_a_text_without_an_error_shows_none(tmp_path):
     (tmp_path / "job.log").write_text("step 1\nstep 2\n")
     assert explain_files([tmp_path / "job.log"]).verdict.decisive is None

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from rankfall.evidence.readers.classify import exception_meaning
 from rankfall.evidence.readers.findings import Finding
+from rankfall.evidence.readers.frames import exception_of
 from rankfall.evidence.readers.kernel_log import KernelLine
+from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.stream_reader import When
+from rankfall.evidence.readers.text import decode
 from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
 from rankfall.model.evidence import digest
+from rankfall.verdict.diagnose.cause_tables import LAST_LINE
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 # A later exception counts only without other evidence.
@@ -17,6 +23,10 @@ WORK_DONE: Final = frozenset({"teardown", "done"})
 # Maximum seconds from a line to its timestamp.
 _LINE_S: Final = 0.05
 _NS: Final = 1_000_000_000
+# Fingerprint of a line that is no exception, and signature of one that is.
+LAST_ERROR: Final = "unknown:last error"
+# Ends of the types of exceptions; a line with another word before a colon may be anything.
+_RAISED: Final = (b"Error", b"Exception", b"Timeout", b"Exit", b"Refused", b"Interrupt", b"Option", b"Disconnected")
 
 
 def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | None) -> Evidence:
@@ -116,6 +126,42 @@ def of_finding(
         teardown=finding.clean_up,
         place=finding.place,
         collective=finding.collective,
+    )
+
+
+def of_last_error(line: bytes, *, stream: str, byte: int, where: str, catalogue: Catalogue) -> Evidence:
+    """Returns the evidence of the last line that resembles an error, of a text without other evidence.
+
+    A line in the form of an exception without its traceback is classified as one; any other is context.
+    """
+    prefix = parse_prefix(line)
+    raised = exception_of(line[prefix.length :].strip())
+    shown = Evidence(
+        id=digest("last error", stream, byte),
+        source="log",
+        slug="unknown",
+        role="context",
+        trust="job",
+        rank=prefix.rank,
+        local_rank=prefix.local_rank,
+        stream=stream,
+        order=byte,
+        where=where,
+        line=decode(line),
+        fingerprint=LAST_ERROR,
+    )
+    if raised is None or not raised[0].endswith(_RAISED):
+        return shown
+    meaning = exception_meaning(catalogue, [(decode(raised[0]), decode(raised[1]))])
+    return msgspec.structs.replace(
+        shown,
+        slug=meaning.slug,
+        role=meaning.role,
+        signature=LAST_LINE,
+        specificity=meaning.specificity,
+        fingerprint=meaning.fingerprint,
+        peers=meaning.peers,
+        peer_hosts=meaning.hosts,
     )
 
 

@@ -17,11 +17,10 @@ from rankfall.evidence.files.bounded_read import Part
 from rankfall.evidence.files.folder_listing import printable
 from rankfall.evidence.files.packed import SUFFIXES
 from rankfall.evidence.readers.findings import Finding
-from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
+from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.scan import ChunkScanner
 from rankfall.evidence.readers.stacks import NewestDump
 from rankfall.evidence.readers.survival import Survival
-from rankfall.evidence.readers.text import decode
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Evidence, RankfallError, numbers
 from rankfall.model.evidence import digest
@@ -63,7 +62,6 @@ _SEVERAL: Final = (
     b"nproc",
 )
 # A line that resembles an error, in the last bytes of a text; but not of a launcher about its processes.
-_LAST_ERROR: Final = "unknown:last error"
 _TAIL: Final = 64 << 10
 _MAX_ERROR_LINE: Final = 4096
 _ERROR: Final = linear(
@@ -272,7 +270,7 @@ class TextReader:
 
     def _keep_last_error(self) -> None:
         """Stores the last line that resembles an error, for a verdict without a cause."""
-        if any(piece.role == "primary" for piece in (*self._source.found, *self._source.last.values())):
+        if any(piece.role != "context" for piece in (*self._source.found, *self._source.last.values())):
             return
         cut = self._tail.find(b"\n") + 1 if self._next > len(self._tail) else 0
         found = [match.span() for match in _ERROR.finditer(self._tail) if match.start() >= cut]
@@ -284,21 +282,9 @@ class TextReader:
             return
         byte = self._next - len(self._tail) + begin
         number = self._scanner.lines - self._tail.count(b"\n", begin) + 1
-        prefix = parse_prefix(line)
         self._source.found.append(
-            Evidence(
-                id=digest("last error", self._source.name, byte),
-                source="log",
-                slug="unknown",
-                role="context",
-                trust="job",
-                rank=prefix.rank,
-                local_rank=prefix.local_rank,
-                stream=self._source.group,
-                order=byte,
-                where=self._where(byte, number),
-                line=decode(line),
-                fingerprint=_LAST_ERROR,
+            make.of_last_error(
+                line, stream=self._source.group, byte=byte, where=self._where(byte, number), catalogue=self._catalogue
             )
         )
 

@@ -65,8 +65,18 @@ SIGNAL_SLUGS: Final = MappingProxyType(
     }
 )
 
-# Text that only reports a SIGBUS: suspected, which stops no job.
-SUSPECT_ONLY: Final = frozenset({"shm_exhausted.signal", "shm_exhausted.faulthandler", "shm_exhausted.shell"})
+# The last line of a text, in the form of an exception without its traceback.
+LAST_LINE: Final = "unknown.last_line"
+
+# Text that only reports a SIGBUS, or a last line: suspected, which stops no job.
+SUSPECT_ONLY: Final = frozenset(
+    {
+        LAST_LINE,
+        "shm_exhausted.signal",
+        "shm_exhausted.faulthandler",
+        "shm_exhausted.shell",
+    }
+)
 
 # Native code still active at the exit: the process ended anyway.
 AT_SHUTDOWN: Final = frozenset({"native_abort.thread_left"})
