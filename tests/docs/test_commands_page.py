@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from rankfall.cli.app import VERBS, command, load
+from rankfall.cli.app import SETTINGS, VERBS, command, load
 from rankfall.cli.commands import config as config_module
 from rankfall.cli.commands.config import commands_page
 
@@ -78,3 +79,32 @@ def test_hidden_commands_and_options_stay_hidden(monkeypatch: pytest.MonkeyPatch
     assert "\n## ps seen\n" in page
     assert "unseen" not in page
     assert "--secret" not in page
+
+
+SHELL = re.compile(r"(?ms)^```(?:sh|console)\n(.*?)^```$")
+DOCUMENTS = (*sorted(PAGE.parent.glob("*.md")), PAGE.parents[1] / "README.md", PAGE.parents[1] / "CONTRIBUTING.md")
+
+
+def typed() -> Iterator[tuple[str, list[str]]]:
+    """Yields the words of each command of the product in shell blocks of the documents."""
+    for document in DOCUMENTS:
+        for block in SHELL.finditer(document.read_text("utf-8")):
+            for line in block[1].replace("\\\n", " ").splitlines():
+                for part in re.split(r"\s(?:&&|\|)\s|;\s", line.strip().removeprefix("$ ")):
+                    text = re.sub(r"^\w+=\$\(", "", part).strip().removesuffix(")")
+                    if text.startswith("rankfall "):
+                        yield f"{document.name}: {text}", shlex.split(text.partition(" > ")[0], comments=True)[1:]
+
+
+@pytest.mark.parametrize("words", [pytest.param(words, id=name) for name, words in typed()])
+def test_i31_every_command_of_the_documents_is_understood(words: list[str]) -> None:
+    """Options and arguments only; tests of the README and of the quick start run theirs."""
+    found, args = load(words[0]), words[1:]
+    while isinstance(found, click.Group):
+        found, args = found.commands[args[0]], args[1:]
+    context = found.make_context(words[0], args, parent=click.Context(command(), **SETTINGS))
+    assert context.command is found
+
+
+def test_i31_the_documents_have_commands() -> None:
+    assert len(list(typed())) >= 40
