@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster test-all coverage explore steady testbed-build testbed-up testbed-down bench bench-hostile bench-cluster bench-logs bench-loss bench-foreign bench-verdict bench-health soak-health fuzz fuzz-readers house prose picture lint lock sbom clean
+.PHONY: help setup demo test test-cluster test-all coverage explore steady testbed-build testbed-up testbed-down bench bench-hostile bench-cluster bench-logs bench-loss bench-foreign bench-verdict zoo bench-health soak-health fuzz fuzz-readers house prose picture lint lock sbom clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -65,6 +65,9 @@ bench-foreign: setup ## Let a foreign job fail; writes what torchrun, kubectl an
 
 bench-verdict: setup ## Measure how soon and how rightly a fall of 1,024 ranks and of real logs is explained; CORPUS=FOLDER of the logs
 	@$(PY) -m bench.verdict $(if $(CORPUS),--corpus $(CORPUS))
+
+zoo: setup ## Run real launchers (torchrun, DeepSpeed, Ray, MPI, ...) with real faults and judge what their text explains; LAUNCHERS="ray spawn"; writes docs/results/zoo.md
+	@$(PY) -m bench.zoo $(LAUNCHERS)
 
 bench-health: setup ## Measure how soon a kernel line is a taint, by agent and by Loki, and what agent and controller cost; ONLY="agent rest kmsg loki controller"; as bench-cluster (root)
 	@$(PY) -m bench.health $(if $(ONLY),--only $(ONLY))

@@ -1,8 +1,6 @@
 """The command line: parses arguments, calls the client, renders the answer.
 
 Every start loads this module, so it imports lazily. ``commands`` has one module per group of verbs.
-
-Imports ``client``, ``render``, ``explain``, ``supervisor`` and below; no package imports ``cli``.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ def _known(error: Exception) -> int | None:
 
 
 def _report(message: str, hint: str | None, code: int) -> int:
-    from rankfall.render.escape import clean  # noqa: PLC0415 - as above
+    from rankfall.render.escape import clean  # noqa: PLC0415
 
     console.say(f"rankfall: {clean(message, max_line=2000)}")
     if hint:

@@ -126,13 +126,13 @@ class Client:
 
         A single file goes into an existing folder.
         """
-        from rankfall.backends.files import get  # noqa: PLC0415 - as above
+        from rankfall.backends.files import get  # noqa: PLC0415
 
         place = await self._files(run)
         return None if place is None else await get(place, remote, local, exclude=tuple(exclude))
 
     async def _files(self, run: str | Run) -> Place | None:
-        from rankfall.backends.files import place_of  # noqa: PLC0415 - as above
+        from rankfall.backends.files import place_of  # noqa: PLC0415
 
         found = run if isinstance(run, Run) else await self.get(run)
         return await asyncio.to_thread(place_of, found.directory, say=lambda _: None)

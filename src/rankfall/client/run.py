@@ -278,7 +278,7 @@ class Run:
             recorder.cancel()
 
     async def _suspend_unattended(self, reason: str) -> bool:
-        from rankfall.supervisor.unattended import control as steering  # noqa: PLC0415 - as above
+        from rankfall.supervisor.unattended import control as steering  # noqa: PLC0415
 
         if await asyncio.to_thread(self.outcome) is not None:
             return False
@@ -300,7 +300,7 @@ class Run:
                 await recorder
 
     async def _resume_unattended(self, reason: str) -> bool:
-        from rankfall.supervisor.unattended import control as steering  # noqa: PLC0415 - as above
+        from rankfall.supervisor.unattended import control as steering  # noqa: PLC0415
 
         return await asyncio.to_thread(steering.resume, self.directory, reason=reason)
 
@@ -360,7 +360,7 @@ def supervise_here(directory: RunDir) -> Outcome:
 async def _until_cancelled(directory: RunDir) -> Outcome:
     """Records a run in a thread; cancellation stops the recording, not the run."""
     from rankfall.supervisor.requests import Control  # noqa: PLC0415 - not for listings
-    from rankfall.supervisor.supervise import supervise  # noqa: PLC0415 - as above
+    from rankfall.supervisor.supervise import supervise  # noqa: PLC0415
 
     control = Control()
     work = asyncio.ensure_future(asyncio.to_thread(supervise, directory, control=control))

@@ -54,9 +54,9 @@ def create_run(spec: JobSpec, *, home: Path, request_token: str | None = None, r
 def _created(spec: JobSpec, *, home: Path, request_token: str | None, replace: bool) -> RunDir:
     if not spec.code_folders:
         return RunDir.create(spec, home=home, request_token=request_token, replace=replace)
-    from rankfall.backends.files import across  # noqa: PLC0415 - as above
+    from rankfall.backends.files import across  # noqa: PLC0415
     from rankfall.backends.payload import CODE, code_tree  # noqa: PLC0415 - most jobs bring no code
-    from rankfall_inside.transfer.frames import TransferError  # noqa: PLC0415 - as above
+    from rankfall_inside.transfer.frames import TransferError  # noqa: PLC0415
 
     tree = code_tree(spec, skip=home)
     try:

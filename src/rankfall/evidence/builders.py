@@ -136,7 +136,7 @@ def of_last_error(line: bytes, *, stream: str, byte: int, where: str, catalogue:
     """
     prefix = parse_prefix(line)
     raised = exception_of(line[prefix.length :].strip())
-    shown = Evidence(
+    tail = Evidence(
         id=digest("last error", stream, byte),
         source="log",
         slug="unknown",
@@ -151,10 +151,10 @@ def of_last_error(line: bytes, *, stream: str, byte: int, where: str, catalogue:
         fingerprint=LAST_ERROR,
     )
     if raised is None or not raised[0].endswith(_RAISED):
-        return shown
+        return tail
     meaning = exception_meaning(catalogue, [(decode(raised[0]), decode(raised[1]))])
     return msgspec.structs.replace(
-        shown,
+        tail,
         slug=meaning.slug,
         role=meaning.role,
         signature=LAST_LINE,

@@ -88,7 +88,7 @@ def backfill_from_loki(
             hint="leave --log-source out",
         )
     from rankfall.collect.loki.attempt_lines import keys_of  # noqa: PLC0415 - loads the HTTP client
-    from rankfall.loki.client import Loki  # noqa: PLC0415 - as above
+    from rankfall.loki.client import Loki  # noqa: PLC0415
 
     with run_dir.lease() as writer:
         over = writer.run().state in FINAL_STATES
@@ -211,11 +211,11 @@ class LokiFollow:
             self._started.set()
 
     async def _follow(self, rows: list[AttemptRow]) -> None:
-        from rankfall.collect.loki.attempt_lines import (  # noqa: PLC0415 - as above
+        from rankfall.collect.loki.attempt_lines import (  # noqa: PLC0415
             LokiLive,
             keys_of,
         )
-        from rankfall.loki.client import Loki  # noqa: PLC0415 - as above
+        from rankfall.loki.client import Loki  # noqa: PLC0415
 
         async with Loki(self._settings, keys=keys_of(self._settings)) as loki:
             takes: list[LokiCollector] = []

@@ -101,7 +101,7 @@ def write_files(run_dir: RunDir, run_store: BestEffortStore) -> None:
             return
     folder = run_dir.spec.log_dir
     if folder is not None:
-        from rankfall.rundir.lines.log_dir import LogDir  # noqa: PLC0415 - as above
+        from rankfall.rundir.lines.log_dir import LogDir  # noqa: PLC0415
 
         problem = LogDir(run_dir, Path(folder)).finish()
         if problem is not None:

@@ -18,7 +18,6 @@ Rules, first match wins (the decision contains the name):
 
 A retry after the run's total deadline becomes a stop, ``total_deadline``. A budget is a number of new attempts;
 ``total`` is ``policies.max_restarts``, others are named after a slug, family or rule.
-Imports ``model`` only.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def _guard(saw: Callable[[BaseException], None]) -> None:
         self.run = names["guard"](self.run, saw)
         return before(self, *args, **kwargs)
 
-    BaseProcess._bootstrap = bootstrap  # type: ignore[attr-defined]  # noqa: SLF001 - as above
+    BaseProcess._bootstrap = bootstrap  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _arm(_: object) -> None:

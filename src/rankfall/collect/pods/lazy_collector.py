@@ -36,10 +36,10 @@ def get_context(run: Path, attempt: int, source: PodSource, *, into: Path) -> bo
     """
     import asyncio  # noqa: PLC0415 - a run on this machine needs none of it
 
-    from rankfall.collect.pods.cluster_context import ContextCollector  # noqa: PLC0415 - as above
-    from rankfall.kube.auth.kubeconfig import access_of  # noqa: PLC0415 - as above
-    from rankfall.kube.client import Kube  # noqa: PLC0415 - as above
-    from rankfall.rundir.cluster.journal import JournalReader, journal_path  # noqa: PLC0415 - as above
+    from rankfall.collect.pods.cluster_context import ContextCollector  # noqa: PLC0415
+    from rankfall.kube.auth.kubeconfig import access_of  # noqa: PLC0415
+    from rankfall.kube.client import Kube  # noqa: PLC0415
+    from rankfall.rundir.cluster.journal import JournalReader, journal_path  # noqa: PLC0415
 
     pods = list(JournalReader.read(journal_path(run, attempt)).values())
 
@@ -87,9 +87,9 @@ class LazyCollector:
         source = self._source
         if source is None:
             return
-        from rankfall.collect.pods.collector import PodCollector  # noqa: PLC0415 - as above
-        from rankfall.collect.pods.log_tailer import GATHER_S, UNSEEN_GATHER_S  # noqa: PLC0415 - as above
-        from rankfall.kube.auth.kubeconfig import access_of  # noqa: PLC0415 - as above
+        from rankfall.collect.pods.collector import PodCollector  # noqa: PLC0415
+        from rankfall.collect.pods.log_tailer import GATHER_S, UNSEEN_GATHER_S  # noqa: PLC0415
+        from rankfall.kube.auth.kubeconfig import access_of  # noqa: PLC0415
         from rankfall.kube.client import Kube  # noqa: PLC0415 - a run on this machine needs no client
 
         self._collector = PodCollector(

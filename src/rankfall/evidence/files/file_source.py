@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -73,6 +74,13 @@ _NO_ERROR: Final = bounded(
     limit=_MAX_ERROR_LINE,
 )
 _FIRST_WORKERS: Final = (b"worker-0", b"trainer-0", b"learner-0", b"proc-0", b"rank-0", b"worker_0", b"rank_0")
+# Statements of the number of ranks (WORLD_SIZE in the environment may count pods); of one rank's peers, one less.
+_WORLD: Final = linear(
+    rb"(?:^|[^A-Za-z_\d.-])(?:(?:dist_|global_)?world_?sizes?\W{1,3}|using world size: |MEMBER: \d+/|Starting with )(\d{1,6})\b"
+)
+# Ray's tables of processes.
+_PID_RANKS: Final = linear(rb"\bpid=(\d{1,9})(?:, ip=[\d.]+)?\)[^\n(]{0,90}?\b(?:world_)?rank=(\d{1,6})\b")
+_PEERS: Final = linear(rb"Expected number of connected peer ranks is : (\d{1,6})")
 # Bytes of a text that are searched for them.
 _SEARCHED: Final = 4 << 20
 _RANK_FILE: Final = bounded(r"(?i)(?:^|[^a-z])rank[-_. ]?(\d{1,6})(?:[^0-9]|$)", limit=256)
@@ -93,6 +101,9 @@ class Source(msgspec.Struct, kw_only=True):
         workers: Number in the name of the worker that printed a finding, by ID.
         from_zero: The text names a worker 0: some programs count from 1.
         several: The text names other roles, or launchers of several ranks for each worker.
+        world: Largest number of ranks that the text states, or 0.
+        pids: Process that printed or is named by a finding, by ID.
+        pid_ranks: Rank of each process by tables in the text; None if they differ.
     """
 
     name: str
@@ -110,12 +121,29 @@ class Source(msgspec.Struct, kw_only=True):
     workers: dict[str, int] = msgspec.field(default_factory=dict)
     from_zero: bool = False
     several: bool = False
+    world: int = 0
+    pids: dict[str, int] = msgspec.field(default_factory=dict)
+    pid_ranks: dict[int, int | None] = msgspec.field(default_factory=dict)
 
     def rank_of_worker(self, piece: Evidence) -> int | None:
-        """Returns the rank of the worker that printed a finding, where each worker is one rank; else None."""
+        """Returns the rank of the process that printed a finding, or of the worker where each is one rank; else None."""
+        known = self.pid_ranks.get(self.pids.get(piece.id, -1))
+        if known is not None:
+            return known
         if self.several or not self.from_zero or self.prefixed or self.reported:
             return None
         return self.workers.get(piece.id)
+
+    def learn(self, data: bytes) -> None:
+        """Reads statements about the job's ranks in a part of the text."""
+        self.several |= any(word in data for word in _SEVERAL)
+        self.from_zero |= any(word in data for word in _FIRST_WORKERS)
+        stated = [numbers.matched(one[1]) for one in _WORLD.finditer(data)]
+        stated += [numbers.matched(one[1]) + 1 for one in _PEERS.finditer(data)]
+        self.world = max(self.world, *stated, 0)
+        for one in islice(_PID_RANKS.finditer(data), MAX_RANKS):
+            pid, rank = numbers.matched(one[1]), numbers.matched(one[2])
+            self.pid_ranks[pid] = rank if self.pid_ranks.get(pid, rank) == rank else None
 
     def weighed(self, *, alone: bool) -> Iterator[Evidence]:
         """Yields the file's evidence; a finding whose speaker continued is context.
@@ -251,8 +279,7 @@ class TextReader:
         self._tail = (self._tail + data)[-_TAIL:] if len(data) < _TAIL else data[-_TAIL:]
         if self._searched < _SEARCHED:
             self._searched += len(data)
-            self._source.several |= any(word in data for word in _SEVERAL)
-            self._source.from_zero |= any(word in data for word in _FIRST_WORKERS)
+            self._source.learn(data)
         try:
             findings, statements = self._scanner.push(data, final=final)
             for finding, byte, line in findings:
@@ -261,7 +288,7 @@ class TextReader:
                 self._report(reported, self._where(self._base + byte, line))
         except RankfallError:
             raise
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001
             self._failures += 1
             first = self._base + self._scanner.consumed
             where = f"{self._source.name}, bytes {first} to {self._next}"
@@ -309,6 +336,8 @@ class TextReader:
         worker = _WORKER.search(prefix.name[-_MAX_NAME:]) if prefix.name else None
         if worker is not None and (number := numbers.matched(worker[1])) is not None:
             source.workers[piece.id] = number
+        if (pid := prefix.pid if piece.pid is None else piece.pid) is not None:
+            source.pids[piece.id] = pid
         if finding.kind not in source.last and not self._room.take(piece):
             source.last[None] = msgspec.structs.replace(
                 piece, id=digest("newest", source.name), line=piece.line[:_SHORT]

@@ -29,7 +29,7 @@ from rankfall.evidence.files.bounded_read import (
     parts_of_file,
     parts_of_stream,
 )
-from rankfall.evidence.files.file_source import Room, Source, TextReader, rank_siblings, source_of
+from rankfall.evidence.files.file_source import MAX_RANKS, Room, Source, TextReader, rank_siblings, source_of
 from rankfall.evidence.files.folder_listing import LeftOut, Listed, amount, list_files, opened, printable
 from rankfall.evidence.files.packed import SUFFIXES, unpacked
 from rankfall.evidence.readers import flyte_errors, torchrun
@@ -297,9 +297,17 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
 
 
 def _ranks_of_files(sources: list[Source]) -> dict[int, RankFacts]:
-    """Returns the ranks if each of them has a log file, from rank 0 on; which shows also a rank without a complaint."""
-    ranks = {source.rank: RankFacts(rank=source.rank) for source in sources if source.rank is not None}
-    return ranks if len(ranks) >= _LEAST_RANKS and set(ranks) == set(range(len(ranks))) else {}
+    """Returns all ranks if each has a log file, or the text states their number; which shows a rank without a complaint."""
+    named = {source.rank for source in sources if source.rank is not None}
+    count = len(named)
+    if not named or named != set(range(count)):
+        count = max((source.world for source in sources), default=0)
+    spoke = named.union(*(source.prefixed for source in sources))
+    return (
+        {rank: RankFacts(rank=rank) for rank in range(count)}
+        if max(_LEAST_RANKS, max(spoke, default=0) + 1) <= count <= MAX_RANKS
+        else {}
+    )
 
 
 def _stack_evidence(standings: dict[int, tuple[Standing, str]]) -> Iterator[Evidence]:

@@ -28,6 +28,7 @@ MAX_LEARNED: Final = 256
 
 _STAMP: Final = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 _LEVEL: Final = r"(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|SEVERE)"
+_SUFFIX: Final = r"(?:py[xi]?|cc?|cpp|cuh?|h|hpp|rs|go|java|sh)"
 _RANK: Final = r"(?:global[ _-]?|mpi|world[ _-]?)?rank"
 # Beginning of an exception's lines, after a host's name.
 _EXCEPTION: Final = r"(?=\[?rank ?\d|Traceback|  File|[\w.]+(?:Error|Exception)\b)"
@@ -59,9 +60,9 @@ _TAGS: Final = tuple(
         ("task", r" {0,5}(\d{1,6}): (?=\S| {2,8}File )"),
         ("task", r"\[(\d{1,5})\]:[ \t]?"),
         ("task", r"\[(\d{1,5})\] (?=[A-Za-z\[(]| {2,8}File )"),
-        # node1:3: or [node1:3]
-        ("task", r"\[[A-Za-z][\w.-]{0,127}:(\d{1,5})\]:?[ \t]?"),
-        ("task", r"[A-Za-z][\w.-]{0,127}:(\d{1,5}): (?=\S| {2,8}File )"),
+        # node1:3: or [node1:3], but not Open MPI's [host:pid] or a line of a source file
+        ("task", r"\[[A-Za-z][\w.-]{0,127}:(\d{1,3})\](?!:?[ \t]?(?:\*\*\*|\[ ?\d|Signal|Failing)):?[ \t]?"),
+        ("task", rf"(?!\S{{1,128}}\.{_SUFFIX}:)[A-Za-z][\w.-]{{0,127}}:(\d{{1,3}}): (?=\S| {{2,8}}File )"),
         # host:pid:thread [3] of NCCL: the device of the process
         ("device", r"[\w.-]{1,253}:\d{1,8}:\d{1,8} \[(\d{1,3})\] "),
         # srun: error: gpu-17: task 6: about a task that ended
@@ -96,6 +97,7 @@ _TAG_BEGINS: Final = anchored(rb"[\[(<](?i:global|local|mpi|world|rank)", limit=
 _KEYED: Final = bounded(
     rb"(?i)\b(local[ _-]?)?(?:global[ _-]?|mpi|world[ _-]?)?rank[\"']?[=:]{1,2} ?[\"']?(\d{1,6})\b", limit=256
 )
+_PID: Final = bounded(rb"\bpid=(\d{1,9})\b", limit=256)
 # A number at the end of a learned prefix, in brackets or before a colon or bar; but not one of another kind.
 _LAST_NUMBER: Final = bounded(rb"(?:\A|[^\w.:-])(\d{1,4})(?:/\d{1,6})?[\])>]?[ \t]?[:|>)\]]?[ \t]*\Z", limit=256)
 _NO_RANK: Final = bounded(
@@ -127,6 +129,7 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
         slot: Number in Rankfall's tag of a slot.
         name: Name of a pod or host.
         node: Name of the node in a line of srun about a task.
+        pid: Process ID in a tag of Ray.
         stamp: The line's timestamp as printed.
     """
 
@@ -137,6 +140,7 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
     slot: int | None = None
     name: str | None = None
     node: str | None = None
+    pid: int | None = None
     stamp: str | None = None
 
 
@@ -170,6 +174,8 @@ def parse_prefix(line: bytes) -> Prefix:
             found[kind] = text
         else:
             _keyed(text, found)
+            if (pid := _PID.search(text)) is not None:
+                found.setdefault("pid", pid[1])
         if _BEGINS.match(head[at:]) is None:
             at = _after_logger(head, at, found, raw)
             break
@@ -244,6 +250,7 @@ def _made(found: dict[str, bytes], *, length: int, raw: bytes) -> Prefix:
         slot=whole(found.get("slot")),
         name=name.decode("utf-8", "replace") if name else None,
         node=node.decode("utf-8", "replace") if node else None,
+        pid=whole(found.get("pid")),
         stamp=found["stamp"].decode("ascii", "replace") if "stamp" in found else None,
     )
 

@@ -3,7 +3,7 @@
 The wrapper's wait status has precedence. A missing or zero time is unknown, never earliest. No error file older
 than its slot counts.
 
-Cost: of a report seven RE2 patterns over chunks with their fixed words, so time is linear in bytes. At most ``_MAX``
+Cost: of a report nine RE2 patterns over chunks with their fixed words, so time is linear in bytes. At most ``_MAX``
 statements of a chunk are read and of a stream stored. Of an error file: time linear in its bytes, at most ``MAX_FILE``;
 memory at most thirty times that, because of JSON with small containers.
 """
@@ -34,17 +34,25 @@ _FAILED = linear(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\
 _ROW = linear(rb"rank +: (\d+) \(local_rank: (\d+)\)\n[^\n]{0,400}?exitcode +: (-?\d+) \(pid: (\d+)\)")
 # The line before a row's rank, behind the prefix of a launcher.
 _HOST = bounded(rb"(?:^|\s)host +: ([A-Za-z0-9][\w.-]{0,252})\s*\Z", limit=512)
-# Open MPI names the process as [[job,application],rank]; the rank that calls MPI_ABORT ends all others.
-_MPI_EXIT = linear(rb"Process name: \[\[\d+,\d+\],(\d+)\]\n\s*Exit code: +(\d+)")
+# Open MPI names the process as [[job,application],rank] or [prterun-host-pid@job,rank]; the rank that calls MPI_ABORT
+# ends all others.
+_MPI_EXIT = linear(rb"Process name: \[(?:\[\d+,\d+\]|[\w.@-]{1,300}),(\d+)\]\n\s*Exit code: +(\d+)")
 _MPI_ABORT = linear(
     rb"MPI_ABORT was invoked on rank (\d+) in communicator[^\n]{0,200}\n(?:[^\n]{0,200}Proc:[^\n]{0,200}\n)?\s*(?:with errorcode|Errorcode:) (-?\d+)"
 )
+_MPICH_ABORT = linear(rb"application called MPI_Abort\([^\n,]{1,80}, (-?\d+)\) - process (\d+)")
+_MPI_SIGNAL = linear(rb"process rank (\d+) with PID (\d+) on node ([\w.-]{1,253})\s+exited\s+on\s+signal\s+(\d+)")
 _SIGNALLED = linear(rb"Received (\d+) death signal, shutting down workers")
 _MAX: Final = 4096
 # A report repeats a statement two or three times.
 _MAX_REPEATS: Final = 8
 # A report's row has two or three lines: maximum length of all but the last at a chunk's end.
-_FIRST_LINES: Final = (b"(local_rank: ", b"Process name: [[", b"MPI_ABORT was invoked on rank")
+_FIRST_LINES: Final = (
+    b"(local_rank: ",
+    b"Process name: [",
+    b"MPI_ABORT was invoked on rank",
+    b"noticed that process rank",
+)
 _MAX_FIRST: Final = 512
 _ROW_LINES: Final = 3
 
@@ -117,12 +125,20 @@ def read_reports(data: bytes) -> Iterator[Reported]:
     if data.find(b"death signal, shutting down workers") >= 0:
         for at, (signal,) in _numbers(_SIGNALLED, data):
             yield Reported(kind="signalled", at=at, code=None if signal is None else -signal)
-    if data.find(b"Process name: [[") >= 0:
+    if data.find(b"Process name: [") >= 0:
         for match in _numbers(_MPI_EXIT, data):
             yield _reported("exit", match, rank=1, code=2)
     if data.find(b"MPI_ABORT was invoked") >= 0:
         for match in _numbers(_MPI_ABORT, data):
             yield _reported("exit", match, rank=1, code=2)
+    if data.find(b"application called MPI_Abort") >= 0:
+        for match in _numbers(_MPICH_ABORT, data):
+            yield _reported("exit", match, code=1, rank=2)
+    if data.find(b"that process rank") >= 0:
+        for said in islice(_MPI_SIGNAL.finditer(data), _MAX):
+            rank, pid, signal = (whole(text, digits=10) for text in said.group(1, 2, 4))
+            if rank is not None and signal:
+                yield Reported(kind="exit", at=said.start(), rank=rank, pid=pid, code=-signal, host=decode(said[3]))
     if data.find(b"exitcode") >= 0:
         for match in _numbers(_FAILED, data):
             yield _reported("exit", match, code=1, local_rank=2, pid=3)

@@ -1,7 +1,6 @@
 """Finds whole Python tracebacks, chained and interleaved with other ranks' lines.
 
-Their lines are never scanned as ordinary ones. Without prefixes a garbled traceback ends at the first unfitting
-line.
+Their lines are never scanned as ordinary ones. Without prefixes a garbled one ends at the first unfitting line.
 
 Cost: each line is read once, so time is linear in bytes; without an open traceback, one search skips to the next head.
 Memory: at most ``MAX_OPEN`` open tracebacks with at most ``MAX_TEXT`` bytes in all; no line is stored.
@@ -46,9 +45,7 @@ _CHAIN: Final = frozenset(
     }
 )
 _IGNORED: Final = (
-    b"Exception ignored in",
-    b"Exception ignored while",
-    b"Exception ignored on",
+    b"Exception ignored ",
     b"Error in atexit._run_exitfuncs",
     b"--- Logging error ---",
 )
@@ -65,8 +62,11 @@ _CONTINUATIONS: Final = (
     b"nccl",
     b"size mismatch",
 )
-# torch.multiprocessing prints this before the traceback of a process that it started.
-_SPAWNED: Final = bounded(rb"-- Process (\d{1,6}) terminated with the following error:", limit=256)
+# Printed by torch.multiprocessing and Ray Train before a process's traceback.
+_ANNOUNCED: Final = bounded(
+    rb"-- Process (?P<local_rank>\d{1,6}) terminated with the following error:|\[Rank (?P<rank>\d{1,6}) Error Snippet\]:",
+    limit=256,
+)
 
 
 class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,7 +178,7 @@ class TracebackReader:
         # Until here no traceback has to be closed.
         self._line_limit = self._byte_limit = -1
         # What the previous chunk's last line announced.
-        self._announced: tuple[bool, int | None] = (False, None)
+        self._announced: tuple[bool, dict[str, int]] = (False, {})
         self._closed: list[Closed] = []
 
     @property
@@ -261,9 +261,9 @@ class TracebackReader:
         before, gap = line[:head], line[own.length : head]
         learned = own.length > head or bool(gap.strip(_BARS))
         prefix, key = (learn(before), fold(before)) if learned else (own, own.raw)
-        ignored, spawned = self._announcement(data, position)
-        if prefix.local_rank is None and spawned is not None:
-            prefix = msgspec.structs.replace(prefix, local_rank=spawned)
+        ignored, ranks = self._announcement(data, position)
+        if prefix.local_rank is prefix.rank is None:
+            prefix = msgspec.structs.replace(prefix, **ranks)
         if key in self._open:
             self._close(self._open[key], start)
         owner = OpenTraceback(
@@ -450,11 +450,11 @@ class TracebackReader:
             )
         self._closed.append(Closed(state, found))
 
-    def _announcement(self, data: bytes, start: int) -> tuple[bool, int | None]:
-        """Returns what the line before ``start`` announces: an ignored exception, and the number of a started process."""
+    def _announcement(self, data: bytes, start: int) -> tuple[bool, dict[str, int]]:
+        """Returns what the line before ``start`` announces: an ignored exception, and ranks of the next traceback."""
         if not start:
             return self._announced
         begin = data.rfind(b"\n", 0, start - 1) + 1
-        spawned = _SPAWNED.search(data[begin : min(start, begin + _SPAWNED.limit)])
-        ignored = any(data.find(words, begin, start) >= 0 for words in _IGNORED)
-        return ignored, whole(spawned[1]) if spawned is not None else None
+        match = _ANNOUNCED.search(data[begin : min(start, begin + _ANNOUNCED.limit)])
+        ranks = {name: whole(text) or 0 for name, text in match.groupdict().items() if text} if match else {}
+        return any(data.find(words, begin, start) >= 0 for words in _IGNORED), ranks

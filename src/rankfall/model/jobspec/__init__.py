@@ -1,4 +1,1 @@
-"""The job spec ``rankfall.job/1``: sections, sizes, and checks without a machine or cluster.
-
-Imports ``rankfall.model`` only.
-"""
+"""The job spec ``rankfall.job/1``: sections, sizes, and checks without a machine or cluster."""

@@ -273,9 +273,9 @@ def unpack(
 def _zstd() -> ModuleType:
     """Returns the zstd library; loaded late."""
     if sys.version_info >= (3, 14):
-        from compression import zstd  # noqa: PLC0415 - as above
+        from compression import zstd  # noqa: PLC0415
     else:
-        from backports import zstd  # noqa: PLC0415 - as above
+        from backports import zstd  # noqa: PLC0415
     return zstd
 
 

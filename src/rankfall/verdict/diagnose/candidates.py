@@ -31,6 +31,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     NODE_FAMILIES,
     NODE_SOURCES,
     OWN_FAULT_SIGNALS,
+    SHELL_DEATHS,
     SUSPECT_ONLY,
     TERMINAL_WINDOW_S,
     TRUSTED,
@@ -189,7 +190,7 @@ def _without_abort_at_shutdown(subject: Subject, pieces: list[Evidence]) -> list
 
 
 def _without_bare_ends(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
-    """Removes a launcher's lines about an end, if better facts exist."""
+    """Removes a launcher's lines about an end, if better facts exist; an end before every complaint remains."""
     facts = subject.rank or subject.slot
     known = facts is not None and facts.state == "ended"
     if not known and all(e.slug in NEVER_CAUSE or e.slug == "unknown" for e in subject.complaints):
@@ -201,6 +202,10 @@ def _without_bare_ends(subject: Subject, pieces: list[Evidence]) -> list[Evidenc
         for e in pieces
         if e.source != "log"
         or (e.exit_code is None and (e.slug not in _BARE or (fell_itself and e.signature in CHILD_DEATHS)))
+        or (
+            not known
+            and (e.signature in CHILD_DEATHS | SHELL_DEATHS or all(surely_after(c, e) for c in subject.complaints))
+        )
     ]
 
 

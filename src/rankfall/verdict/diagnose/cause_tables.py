@@ -90,6 +90,9 @@ ENDS_OF_THE_REST: Final = frozenset({"cancelled", "external_signal", "walltime_o
 # A child's death, reported by the process that needed it.
 CHILD_DEATHS: Final = frozenset({"killed_unknown.dataloader", "killed_unknown.pool", "killed_unknown.ray_worker"})
 
+# Likewise by a shell, which stops no other process.
+SHELL_DEATHS: Final = frozenset({"killed_unknown.shell"})
+
 # Kernel and node messages. In a job's output they override no cause and affect no node.
 KERNEL_SIGNATURE_IDS: Final = frozenset(
     {

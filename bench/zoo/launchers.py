@@ -1,0 +1,114 @@
+"""The launchers, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+TORCH: Final = ("torch", "numpy")
+# All that is left is that others lost a peer.
+LOST: Final = ("unknown", "peer_lost")
+LIBRARIES: Final = (*TORCH, "accelerate", "lightning", "transformers", "deepspeed")
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One way to start a job of several ranks.
+
+    Attributes:
+        packages: from the package index, into a virtual environment of their own; launchers with the same share it.
+        command: words; {bin} is the folder of that environment, {world} the number of ranks, {port} a free port.
+        program: in `programs`.
+        env: added to the environment.
+        torch: the ranks have torch.
+        names_rank: the text of a failed job names the global rank, or its launcher's end does.
+        without_words: what the text supports besides where a rank ended without a word; empty: its launcher reports code or signal.
+    """
+
+    packages: tuple[str, ...]
+    command: tuple[str, ...]
+    program: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    torch: bool = True
+    names_rank: bool = True
+    without_words: tuple[str, ...] = ()
+
+
+def _each(*setting: str) -> tuple[str, ...]:
+    """One shell that starts every rank with the settings of its number $i, as a script without a launcher does."""
+    words = " ".join(setting)
+    return (
+        "bash",
+        "-c",
+        (
+            f"for i in $(seq 0 $(({{world}} - 1))); do {words} {{bin}}/python {{program}} & done; "
+            "failed=0; for i in $(seq {world}); do wait -n || failed=$?; done; exit $failed"
+        ),
+    )
+
+
+_TF_CONFIG: Final = (
+    r"""TF_CONFIG='{{"cluster":{{"worker":["127.0.0.1:{port}","127.0.0.1:{port1}","127.0.0.1:{port2}"]}},"""
+    r""""task":{{"type":"worker","index":'$i'}}}}'"""
+)
+_TORCHRUN: Final = ("{bin}/torchrun", "--nproc-per-node", "{world}", "--master-port", "{port}")
+_MPIRUN: Final = ("{bin}/mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "{world}")
+
+LAUNCHERS: Final[Mapping[str, Launcher]] = {
+    "torchrun": Launcher(TORCH, (*_TORCHRUN, "{program}"), "train_torch.py"),
+    "torchrun-tee": Launcher(TORCH, (*_TORCHRUN, "--tee", "3", "{program}"), "train_torch.py"),
+    "spawn": Launcher(TORCH, ("{bin}/python", "{program}"), "train_spawn.py"),
+    "accelerate": Launcher(
+        LIBRARIES,
+        (
+            "{bin}/accelerate",
+            "launch",
+            "--multi_gpu",
+            "--num_processes",
+            "{world}",
+            "--main_process_port",
+            "{port}",
+            "{program}",
+        ),
+        "train_torch.py",
+    ),
+    "deepspeed": Launcher(
+        LIBRARIES,
+        ("{bin}/deepspeed", "--num_gpus", "{world}", "--master_port", "{port}", "{program}"),
+        "train_torch.py",
+        {"DS_ACCELERATOR": "cpu"},
+        names_rank=False,
+    ),
+    "lightning": Launcher(LIBRARIES, ("{bin}/python", "{program}"), "train_lightning.py", without_words=LOST),
+    "transformers": Launcher(LIBRARIES, (*_TORCHRUN, "{program}"), "train_hf.py"),
+    "ray": Launcher(
+        ("torch", "numpy", "ray[train]"),
+        ("{bin}/python", "{program}"),
+        "train_ray.py",
+        without_words=(*LOST, "killed_unknown"),
+    ),
+    "jax": Launcher(
+        ("jax",), _each("ZOO_PROCESS=$i"), "train_jax.py", torch=False, names_rank=False, without_words=LOST
+    ),
+    "tensorflow": Launcher(
+        ("tensorflow-cpu",), _each(_TF_CONFIG), "train_tensorflow.py", torch=False, names_rank=False, without_words=LOST
+    ),
+    "openmpi": Launcher(
+        ("openmpi", "mpi4py"), (*_MPIRUN, "{bin}/python", "-m", "mpi4py", "{program}"), "train_mpi.py", torch=False
+    ),
+    "openmpi-tagged": Launcher(
+        ("openmpi", "mpi4py"),
+        (*_MPIRUN, "--tag-output", "{bin}/python", "-m", "mpi4py", "{program}"),
+        "train_mpi.py",
+        torch=False,
+    ),
+    # Its launcher calls every end that no MPI_Abort announces a SIGKILL, and names no rank.
+    "mpich": Launcher(
+        ("mpich", "mpi4py"),
+        ("{bin}/mpiexec", "-l", "-n", "{world}", "{bin}/python", "-m", "mpi4py", "{program}"),
+        "train_mpi.py",
+        torch=False,
+        without_words=("killed_unknown",),
+    ),
+}

@@ -1,0 +1,1 @@
+"""What runs inside the jobs: one program for each kind of launcher, and the faults. Only `faults` is imported elsewhere."""

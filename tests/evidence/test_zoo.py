@@ -1,0 +1,149 @@
+"""Texts that real launchers left in `make zoo`, shortened: what they name and how."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankfall.evidence.readers.prefixes import parse_prefix
+from rankfall.evidence.readers.torchrun import ReportReader
+from rankfall.explain import explain_files
+
+GLOO = "RuntimeError: [/w/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:12175: Connection reset by peer"
+HEAD = "Traceback (most recent call last):\n"
+
+
+def lost(before: str) -> str:
+    """The traceback of a rank that lost a peer."""
+    lines = (HEAD.rstrip(), '  File "/w/train.py", line 8, in main', "    dist.all_reduce(x)", GLOO)
+    return "".join(f"{before}{line}\n" for line in lines)
+
+
+RAY = (
+    """(TrainController pid=900) Started training worker group of size 3:
+(TrainController pid=900) - (ip=10.0.0.2, pid=901) world_rank=0, local_rank=0, node_rank=0
+(TrainController pid=900) - (ip=10.0.0.2, pid=902) world_rank=1, local_rank=1, node_rank=0
+(TrainController pid=900) - (ip=10.0.0.2, pid=903) world_rank=2, local_rank=2, node_rank=0
+"""
+    + lost("(RayTrainWorker pid=901) ")
+    + lost("(RayTrainWorker pid=903) ")
+)
+RAYLET = (
+    "(raylet) A worker died or was killed while executing a task by an unexpected system error. To troubleshoot the "
+    f"problem, check the logs for the dead worker. Lease ID: {'05' * 28} Worker ID: {'5a' * 28} Node ID: {'e1' * 28} Worker IP "
+    "address: 10.0.0.2 Worker port: 44171 Worker PID: 902 Worker exit type: SYSTEM_ERROR Worker exit detail: Worker "
+    "unexpectedly exits with a connection error code 2. End of file.\n"
+)
+DRIVER = """Traceback (most recent call last):
+  File "/w/train_ray.py", line 27, in <module>
+    ).fit()
+ray.train.WorkerGroupError: Training failed due to worker errors:
+"""
+PRTE = """step 2 loss 0.3
+--------------------------------------------------------------------------
+prterun noticed that process rank 1 with PID 22616 on node gpu-3 exited on
+signal 9 (Killed).
+--------------------------------------------------------------------------
+"""
+PRTE_CODE = """prterun detected that one or more processes exited with non-zero status,
+thus causing the job to be terminated. The first process to do so was:
+
+   Process name: [prterun-vm-27255@1,1]
+   Exit code:    7
+"""
+MPICH = "[1] Abort(3) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 3) - process 1\n"
+SHELL = "bash: line 1:  4231 Killed                  TASK=$i python train.py\n"
+REMOTE = "Additional GRPC error information from remote target /job:worker/replica:0/task:1 while calling /x/RecvBuf:\n"
+
+
+@pytest.fixture
+def answer(tmp_path):
+    def explain(text):
+        (tmp_path / "job.log").write_text(text)
+        verdict = explain_files([tmp_path / "job.log"]).verdict
+        return verdict.cause.slug, verdict.rank
+
+    return explain
+
+
+@pytest.mark.parametrize(
+    ("world", "rank"),
+    [
+        ("Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/3\n", 1),
+        ("All distributed processes registered. Starting with 3 processes\n", 1),
+        ("[Gloo] Rank 0 is connected to 2 peer ranks. Expected number of connected peer ranks is : 2\n", 1),
+        ("(x) Setting up process group for: env:// [rank=0, world_size=3]\n", 1),
+        # A size that another rank contradicts, sizes of groups, and pods.
+        ("world_size=2\n", None),
+        ("dp_world_size=3, data parallel world size: 3\nWORLD_SIZE=3\n", None),
+        ("world_size=3\nworld_size=4\n", None),
+        ("", None),
+    ],
+)
+def test_i23_p6_the_only_rank_that_lost_no_peer_is_named_where_the_text_states_the_number_of_ranks(answer, world, rank):
+    assert answer(world + lost("[rank0]: ") + lost("[rank2]: ")) == ("peer_lost", rank)
+
+
+def test_i23_p1_rays_table_gives_the_ranks_of_its_processes(answer):
+    assert answer(RAY + RAYLET) == ("killed_unknown", 1)
+    assert answer(RAY + "(RayTrainWorker pid=902) " + HEAD + "(RayTrainWorker pid=902) KeyError: 'x'\n")[1] == 1
+    # A process ID on two machines is no rank.
+    twice = "(TrainController pid=900) - (ip=10.0.0.3, pid=902) world_rank=5, local_rank=0, node_rank=1\n"
+    assert answer(RAY + twice + RAYLET)[1] is None
+
+
+def test_i23_p2_rays_report_of_failed_ranks_is_no_exception_of_the_driver(answer):
+    snippets = "[Rank 0 Error Snippet]:\n" + lost("") + "\n[Rank 1 Error Snippet]:\n" + HEAD
+    assert answer(DRIVER + snippets + "  File \"/w/t.py\", line 3, in loop\n    x['a']\nKeyError: 'a'\n") == (
+        "user_code_exception",
+        1,
+    )
+    assert answer(DRIVER + "[Rank 0 Error Snippet]:\n" + lost(""))[0] == "peer_lost"
+
+
+def test_i23_p2_the_rank_of_open_mpi_and_mpich(answer):
+    assert answer(PRTE) == ("killed_unknown", 1)
+    assert answer(PRTE_CODE) == ("user_exit", 1)
+    assert answer(MPICH) == ("user_exit", 1)
+
+
+@pytest.mark.parametrize("text", [PRTE, PRTE_CODE, MPICH])
+def test_i23_p2_a_report_that_is_cut_between_chunks_is_read(text):
+    lines = text.encode().splitlines(keepends=True)
+    for cut in range(len(lines)):
+        reader = ReportReader()
+        found = reader.push(b"".join(lines[:cut]), speaks=True) + reader.push(b"".join(lines[cut:]), speaks=True)
+        assert [(one.kind, one.rank) for one in found] == [("exit", 1)]
+
+
+def test_i23_p2_a_process_that_the_shell_saw_killed_is_the_lost_peer(answer):
+    assert answer(lost("") + SHELL + lost("")) == ("killed_unknown", None)
+    assert answer(SHELL + lost("")) == ("killed_unknown", None)
+    assert answer(SHELL + HEAD + "  File \"/w/t.py\", line 3, in f\n    x['a']\nKeyError: 'a'\n")[0] == (
+        "user_code_exception"
+    )
+
+
+def test_i23_p2_an_end_before_all_complaints_is_the_cause(answer):
+    end = "srun: error: gpu-3: task 1: Exited with exit code 7\n"
+    assert answer(end + lost("")) == ("user_exit", 1)
+
+
+def test_i23_p2_tensorflow_names_the_task_that_it_lost(answer):
+    assert answer(REMOTE) == ("peer_lost", 1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[vm:25007] *** Process received signal ***",
+        b"[vm:57] *** Process received signal ***",
+        b"[vm:57] Signal: Segmentation fault (11)",
+        b"[vm:57] [ 0] /lib/libc.so.6(+0x3c050)",
+        b"[gpu-01:12345] PMIX ERROR: UNREACHABLE",
+        b"train.py:123: UserWarning: x",
+        b"gpu-07:4711: error: no",
+        b"model.cu:77: error: no",
+    ],
+)
+def test_i23_p1_a_process_id_or_a_line_of_a_source_file_is_no_rank(line):
+    assert parse_prefix(line).rank is None
