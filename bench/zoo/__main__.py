@@ -7,6 +7,7 @@ that is there is not made again without ``--again``. Environments are in the cac
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,10 @@ def main(argv: list[str]) -> int:
         parser.error(f"no launcher is named {unknown[0]}; there are: {', '.join(LAUNCHERS)}")
     left_out: dict[str, str] = {}
     for name in given.launchers or LAUNCHERS:
+        needed = LAUNCHERS[name].needs
+        if needed and (shutil.which(needed) is None or not os.environ.get("SLURM_CONF")):
+            left_out[name] = f"no {needed}, or SLURM_CONF names no cluster"
+            continue
         try:
             jobs.installed(LAUNCHERS[name])
         except subprocess.CalledProcessError as error:

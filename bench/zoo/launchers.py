@@ -24,6 +24,7 @@ class Launcher:
         torch: the ranks have torch.
         names_rank: the text of a failed job names the global rank, or its launcher's end does.
         without_words: what the text supports besides where a rank ended without a word; empty: its launcher reports code or signal.
+        needs: a program of the machine, in PATH.
     """
 
     packages: tuple[str, ...]
@@ -33,6 +34,7 @@ class Launcher:
     torch: bool = True
     names_rank: bool = True
     without_words: tuple[str, ...] = ()
+    needs: str = ""
 
 
 def _each(*setting: str) -> tuple[str, ...]:
@@ -54,6 +56,14 @@ _TF_CONFIG: Final = (
 )
 _TORCHRUN: Final = ("{bin}/torchrun", "--nproc-per-node", "{world}", "--master-port", "{port}")
 _MPIRUN: Final = ("{bin}/mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "{world}")
+
+# Ranks by Slurm's numbers of tasks; SLURM_CONF names a running cluster of one node.
+_SRUN: Final = ("srun", "-n", "{world}", "--overcommit")
+_SRUN_RANK: Final = (
+    "bash",
+    "-c",
+    "RANK=$SLURM_PROCID WORLD_SIZE={world} MASTER_ADDR=127.0.0.1 MASTER_PORT={port} exec {bin}/python {program}",
+)
 
 LAUNCHERS: Final[Mapping[str, Launcher]] = {
     "torchrun": Launcher(TORCH, (*_TORCHRUN, "{program}"), "train_torch.py"),
@@ -94,6 +104,8 @@ LAUNCHERS: Final[Mapping[str, Launcher]] = {
     "tensorflow": Launcher(
         ("tensorflow-cpu",), _each(_TF_CONFIG), "train_tensorflow.py", torch=False, names_rank=False, without_words=LOST
     ),
+    "srun": Launcher(TORCH, (*_SRUN, *_SRUN_RANK), "train_torch.py", needs="srun"),
+    "srun-label": Launcher(TORCH, (*_SRUN, "--label", *_SRUN_RANK), "train_torch.py", needs="srun"),
     "openmpi": Launcher(
         ("openmpi", "mpi4py"), (*_MPIRUN, "{bin}/python", "-m", "mpi4py", "{program}"), "train_mpi.py", torch=False
     ),

@@ -35,6 +35,9 @@ MAX_KEPT: Final = 48 << 20
 MAX_RANKS: Final = 1 << 15
 # Failures in one file until reading stops.
 _MAX_FAILURES: Final = 8
+# Causes after which srun ends tasks, and its report of a task that it may have ended.
+_STOPS: Final = frozenset({"cancelled", "peer_teardown", "preempted", "walltime_or_requeue"})
+_TERMINATED: Final = "peer_teardown.srun_task"
 # Bytes of evidence without its line, and of its line at the memory limit.
 _PIECE: Final = 1000
 _SHORT: Final = 200
@@ -102,6 +105,7 @@ class Source(msgspec.Struct, kw_only=True):
         from_zero: The text names a worker 0: some programs count from 1.
         several: The text names other roles, or launchers of several ranks for each worker.
         world: Largest number of ranks that the text states, or 0.
+        tasks: Numbers of srun's tasks that ended with an error.
         pids: Process that printed or is named by a finding, by ID.
         pid_ranks: Rank of each process by tables in the text; None if they differ.
     """
@@ -122,6 +126,7 @@ class Source(msgspec.Struct, kw_only=True):
     from_zero: bool = False
     several: bool = False
     world: int = 0
+    tasks: set[int] = msgspec.field(default_factory=set)
     pids: dict[str, int] = msgspec.field(default_factory=dict)
     pid_ranks: dict[int, int | None] = msgspec.field(default_factory=dict)
 
@@ -133,6 +138,11 @@ class Source(msgspec.Struct, kw_only=True):
         if self.several or not self.from_zero or self.prefixed or self.reported:
             return None
         return self.workers.get(piece.id)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks by the text, or 0."""
+        return max(self.world, len(self.tasks) if self.tasks == set(range(len(self.tasks))) else 0)
 
     def learn(self, data: bytes) -> None:
         """Reads statements about the job's ranks in a part of the text."""
@@ -231,6 +241,7 @@ class TextReader:
         self._scanner = ChunkScanner(catalogue, survival=source.survival)
         self._flooded: str | None = None
         self._searched = 0
+        self._ends = False
         self._tail = b""
 
     @property
@@ -328,11 +339,12 @@ class TextReader:
             byte=byte,
             where=self._where(byte, line),
             when=None,
-            rank=None,
+            rank=next(iter(prefix.tasks), None),
             slot=prefix.slot,
             node=prefix.node or finding.groups.get("node"),
             attempt=source.attempt,
         )
+        piece = self._first_end(piece, task=prefix.node is not None)
         worker = _WORKER.search(prefix.name[-_MAX_NAME:]) if prefix.name else None
         if worker is not None and (number := numbers.matched(worker[1])) is not None:
             source.workers[piece.id] = number
@@ -349,8 +361,19 @@ class TextReader:
             source.last[finding.kind] = piece
         else:
             source.found.append(piece)
+        if prefix.node is not None and len(source.tasks) < MAX_RANKS:
+            source.tasks.update(prefix.tasks or (() if prefix.rank is None else (prefix.rank,)))
+        others = (msgspec.structs.replace(piece, id=digest(piece.id, task), rank=task) for task in prefix.tasks[1:])
+        source.found += [one for one in others if self._room.take(one)]
         if finding.fails:
             source.ends[piece.id] = prefix, byte + finding.end - finding.start
+
+    def _first_end(self, piece: Evidence, *, task: bool) -> Evidence:
+        """Returns the piece; a task's end by SIGTERM before any other end is no work of srun, which ends only the rest."""
+        first, self._ends = not self._ends, self._ends or task or piece.slug in _STOPS
+        if not first or piece.signature != _TERMINATED:
+            return piece
+        return msgspec.structs.replace(piece, slug="external_signal", fingerprint=f"external_signal:{_TERMINATED}")
 
     def _report(self, reported: Reported, where: str) -> None:
         about = (reported.kind, reported.pid if reported.rank is None else reported.rank)

@@ -301,7 +301,7 @@ def _ranks_of_files(sources: list[Source]) -> dict[int, RankFacts]:
     named = {source.rank for source in sources if source.rank is not None}
     count = len(named)
     if not named or named != set(range(count)):
-        count = max((source.world for source in sources), default=0)
+        count = max((source.ranks for source in sources), default=0)
     spoke = named.union(*(source.prefixed for source in sources))
     return (
         {rank: RankFacts(rank=rank) for rank in range(count)}

@@ -21,6 +21,7 @@ from rankfall.model.patterns import Bounded, anchored, bounded
 # Bytes of a line that may contain prefixes.
 _LOOK: Final = 1024
 _MAX_TAGS: Final = 6
+_MAX_TASKS: Final = 1024
 # Words of a logger between two tags.
 _MAX_SKIPPED: Final = 6
 # Bytes before a traceback's head that may be a prefix.
@@ -66,7 +67,7 @@ _TAGS: Final = tuple(
         # host:pid:thread [3] of NCCL: the device of the process
         ("device", r"[\w.-]{1,253}:\d{1,8}:\d{1,8} \[(\d{1,3})\] "),
         # srun: error: gpu-17: task 6: about a task that ended
-        ("srun", r"srun: error: ([\w.-]{1,253}): tasks? (?:(\d{1,6})|[\d,-]{1,512}): "),
+        ("srun", r"srun: error: ([\w.-]{1,253}): tasks? ([\d,-]{1,512}): "),
         ("name", r"\[pod/([\w.-]{1,253})/[\w.-]{1,63}\]:? ?"),
         ("name", rf"([\w.-]{{1,253}}): {_EXCEPTION}"),
         ("name", r"([\w.-]{1,128}) +\| ?"),
@@ -130,6 +131,7 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
         name: Name of a pod or host.
         node: Name of the node in a line of srun about a task.
         pid: Process ID in a tag of Ray.
+        tasks: Numbers in a line of srun about several tasks.
         stamp: The line's timestamp as printed.
     """
 
@@ -141,6 +143,7 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     node: str | None = None
     pid: int | None = None
+    tasks: tuple[int, ...] = ()
     stamp: str | None = None
 
 
@@ -204,8 +207,7 @@ def _tag(rest: bytes, found: dict[str, bytes]) -> tuple[str, int, bytes] | None:
             found.setdefault("local", b"%d" % min(first, second))
             return "global", match.end(), b"%d" % max(first, second)
         if kind == "srun":
-            if match[2]:
-                found["task"] = match[2]
+            found["task" if match[2].isdigit() else "tasks"] = match[2]
             return "node", match.end(), match[1]
         if kind not in found:
             return kind, match.end(), match[1]
@@ -251,8 +253,20 @@ def _made(found: dict[str, bytes], *, length: int, raw: bytes) -> Prefix:
         name=name.decode("utf-8", "replace") if name else None,
         node=node.decode("utf-8", "replace") if node else None,
         pid=whole(found.get("pid")),
+        tasks=_listed(found.get("tasks", b"")),
         stamp=found["stamp"].decode("ascii", "replace") if "stamp" in found else None,
     )
+
+
+def _listed(text: bytes) -> tuple[int, ...]:
+    """Returns the numbers of a list as ``0,2-5``; at most ``_MAX_TASKS``."""
+    numbers: list[int] = []
+    for part in text.split(b","):
+        first, _, last = part.partition(b"-")
+        begin, end = whole(first, digits=6), whole(last or first, digits=6)
+        if begin is not None and end is not None:
+            numbers += range(begin, min(end, begin + _MAX_TASKS) + 1)
+    return tuple(numbers[:_MAX_TASKS])
 
 
 def learn(before: bytes) -> Prefix:

@@ -49,6 +49,9 @@ NEAREST: Final = MappingProxyType(
 # Messages of a rank that lost its peer.
 LOST_PEER_SLUGS: Final = frozenset({"peer_lost", "collective_timeout", "rdzv_closed"})
 
+# Messages of ranks that waited for an absent rank.
+TIMED_OUT: Final = frozenset({"collective_timeout", "rdzv_closed"})
+
 # Never the cause: a controller's messages and Rankfall's kills.
 NEVER_CAUSE: Final = frozenset({"controller_verdict", "peer_teardown", "teardown_noise", "gpu_app_xid"})
 

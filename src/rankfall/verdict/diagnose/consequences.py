@@ -8,7 +8,7 @@ from __future__ import annotations
 from rankfall.model import cause_info
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Root
-from rankfall.verdict.diagnose.cause_tables import ENDS_OF_THE_REST, TAKEN_AWAY
+from rankfall.verdict.diagnose.cause_tables import ENDS_OF_THE_REST, TAKEN_AWAY, TIMED_OUT
 from rankfall.verdict.diagnose.subjects import Subjects, of_own_code, own_failure, repeats, surely_after
 
 # An unknown exception may be about a lost peer.
@@ -86,6 +86,19 @@ def drop_ends_of_the_rest(candidates: list[Candidate], root: Root) -> list[Candi
         else:
             kept.append(candidate)
     return kept
+
+
+def without_killed_by_srun(candidates: list[Candidate], subjects: Subjects) -> list[Candidate]:
+    """Removes tasks that were killed after all others had timed out: srun kills the rest."""
+
+    def killed_late(candidate: Candidate) -> bool:
+        best = candidate.best
+        if best is None or best.signature != "killed_unknown.srun":
+            return False
+        waited = [e for s in subjects.all.values() if s is not candidate.subject for e in s.complaints]
+        return bool(waited) and all(e.slug in TIMED_OUT and surely_after(best, e) for e in waited)
+
+    return [c for c in candidates if not killed_late(c)]
 
 
 def is_without_message(candidate: Candidate) -> bool:

@@ -276,8 +276,8 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
     named = piece is not None and (slug in {"external_signal", "dataloader_died"} or root.alone)
     if root.alone:
         missing.insert(0, "the other end: all other ranks succeeded, so the peer was outside the job")
-    rank = root.suspects[0] if not named and len(root.suspects) == 1 else None
-    at_subject = named and subject is not None
+    at_subject = named and subject is not None and (subject.slot_number is not None or subject.rank is not None)
+    rank = root.suspects[0] if not at_subject and len(root.suspects) == 1 else None
     suspect = subjects.ranks.get(rank) if rank is not None else None
     info = cause_info(slug)
     confidence: Confidence = "unknown" if piece is None else "likely" if named and not root.alone else "suspected"
@@ -302,6 +302,8 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         if suspect
         else subject.rank.local_rank
         if at_subject and subject and subject.rank
+        else piece.local_rank
+        if named and piece
         else None,
         role=(place.role if place else None) or case.role,
         slot=slot,

@@ -25,7 +25,7 @@ from rankfall.verdict.diagnose.candidates import (
     outlived_traceback,
     text_place,
 )
-from rankfall.verdict.diagnose.cause_tables import NEAREST, NEVER_CAUSE, NEVER_STARTED
+from rankfall.verdict.diagnose.cause_tables import NEAREST, NEVER_CAUSE, NEVER_STARTED, TIMED_OUT
 from rankfall.verdict.diagnose.consequences import (
     drop_deleted_after_failure,
     drop_ends_of_the_rest,
@@ -33,6 +33,7 @@ from rankfall.verdict.diagnose.consequences import (
     drop_outlived,
     drop_without_message_beside_death,
     is_without_message,
+    without_killed_by_srun,
     without_stopped_from_outside,
 )
 from rankfall.verdict.diagnose.node_faults import own_exceptions, without_faults_elsewhere
@@ -45,7 +46,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     """Returns the root of this case."""
     root = Root()
     candidates = [c for s in subjects.all.values() if (c := candidate_of(s)) is not None]
-    candidates = without_stopped_from_outside(candidates, subjects)
+    candidates = without_killed_by_srun(without_stopped_from_outside(candidates, subjects), subjects)
     late = [c for c in candidates if c.after_work]
     candidates = [c for c in candidates if not c.after_work]
     if not candidates:
@@ -279,8 +280,6 @@ def _differs(subject: Subject, piece: Evidence, *, others: tuple[int, ...]) -> C
     )
 
 
-# Messages of ranks that waited for an absent rank.
-TIMED_OUT: Final = frozenset({"collective_timeout", "rdzv_closed"})
 _NS: Final = 1_000_000_000
 # Ranks of one collective time out within a fraction of these seconds.
 SILENT_FOR_S: Final = 0.5
