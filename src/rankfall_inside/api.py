@@ -26,7 +26,7 @@ _monotonic = time.monotonic
 _time_ns = time.time_ns
 
 
-class _Marked(Exception):  # noqa: N818 - base of public names
+class _Marked(Exception):
     """Exception with a retry mark; a first argument that is an exception becomes its cause."""
 
     def __init__(self, *args: Any) -> None:

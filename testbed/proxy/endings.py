@@ -7,7 +7,7 @@ from testbed.proxy.rules import Cut, EndStream, HalfOpen, WatchError
 from testbed.proxy.status import error_event
 
 
-class Ending(Exception):  # noqa: N818 - it is an order, not an error
+class Ending(Exception):
     """How the exchange ends.
 
     Args:

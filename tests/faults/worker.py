@@ -28,11 +28,11 @@ PLAN = Path(os.environ["PLAN"])
 RANK = int(os.environ.get("RANK", "0"))
 
 
-class StoreUnavailable(Exception):  # noqa: N818 - the name is what a user's policy speaks of
+class StoreUnavailable(Exception):
     """An error of the user's own library."""
 
 
-class Unprintable(Exception):  # noqa: N818 - named for what it is
+class Unprintable(Exception):
     """An exception that fails once more when it is shown."""
 
     def __str__(self) -> str:

@@ -26,7 +26,7 @@ UPPER = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 ACTIONS = ("none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex")
 
 
-class _No(Exception):  # noqa: N818 - the line is of another form
+class _No(Exception):
     pass
 
 

@@ -18,7 +18,7 @@ from rankfall_inside.transfer.tree import Tree, scan
 CODE = "import sys; from rankfall_inside.transfer import stdio; sys.exit(stdio.main(sys.argv[1:]))"
 
 
-class Cut(Exception):  # noqa: N818 - what happens, not what is wrong
+class Cut(Exception):
     """The connection ends here."""
 
 

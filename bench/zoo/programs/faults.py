@@ -120,7 +120,9 @@ def _open_files() -> None:
 
 
 def _memory() -> int:
-    return len(bytearray(1 << 46))
+    # Without a limit the kernel may promise more than it has.
+    resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
+    return len(bytearray(1 << 40))
 
 
 def _recursion() -> None:

@@ -54,8 +54,8 @@ def first_plan(spec: JobSpec, *, home: Path, elsewhere: bool) -> Plan:
         InfrastructureError: No free port, or no answer.
     """
     from rankfall.collect.stores.record_store import require_reader  # noqa: PLC0415 - like the strategies
-    from rankfall.rundir import RunDir  # noqa: PLC0415 - not needed to name backends
-    from rankfall.strategy_registry import find_strategy  # noqa: PLC0415 - loads the signatures
+    from rankfall.rundir import RunDir  # noqa: PLC0415
+    from rankfall.strategy_registry import find_strategy  # noqa: PLC0415
 
     find_strategy(spec.strategy, elsewhere=elsewhere)
     require_reader(spec.record_store)
@@ -73,7 +73,7 @@ def native_of(backend: Backend) -> NativeBackend:
     Raises:
         Refused: Its platform cannot run a job alone.
     """
-    from rankfall.backends.protocol import NativeBackend  # noqa: PLC0415 - not needed to name backends
+    from rankfall.backends.protocol import NativeBackend  # noqa: PLC0415
 
     if not isinstance(backend, NativeBackend):
         raise Refused(

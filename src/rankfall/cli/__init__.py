@@ -10,6 +10,6 @@ import sys
 
 def main() -> None:
     """Runs ``rankfall`` and exits with the verb's exit code."""
-    from rankfall.cli.app import run  # noqa: PLC0415 - cheap import
+    from rankfall.cli.app import run  # noqa: PLC0415
 
     sys.exit(run(sys.argv[1:]))

@@ -60,7 +60,7 @@ HELP: Final = """Runs a multi-node training job and shows which rank failed firs
 """
 
 
-class ReaderGone(Exception):  # noqa: N818 - no error
+class ReaderGone(Exception):
     """The reader of stdout ended."""
 
 
@@ -87,7 +87,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Returns the verb; refuses unknown ones with similar names."""
         if args[0] not in VERBS and not args[0].startswith("-"):
-            import difflib  # noqa: PLC0415 - refusals only
+            import difflib  # noqa: PLC0415
 
             near = difflib.get_close_matches(args[0], VERBS, n=2)
             meant = f" Did you mean {' or '.join(near)}?" if near else ""
@@ -123,7 +123,7 @@ def command() -> click.Command:
 
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001, FBT001 - click's signature
     if value:
-        from rankfall import __version__  # noqa: PLC0415 - rare
+        from rankfall import __version__  # noqa: PLC0415
 
         click.echo(f"rankfall {__version__}")
         ctx.exit()
@@ -136,7 +136,7 @@ USAGE: Final = 2
 _OF_RUNS: Final = frozenset({"run", "submit", "attach", "wait"})
 
 
-class _Failed(Exception):  # noqa: N818 - already reported
+class _Failed(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
@@ -200,7 +200,7 @@ def _invoke(argv: Sequence[str]) -> int:
 
 def _known(error: Exception) -> int | None:
     """Prints an error made for users and returns its exit code; None for other errors."""
-    from rankfall.model.errors import JobFailed, RankfallError  # noqa: PLC0415 - failures only
+    from rankfall.model.errors import JobFailed, RankfallError  # noqa: PLC0415
 
     if os.environ.get("RANKFALL_DEBUG") == "1" and isinstance(error, RankfallError):
         traceback.print_exception(error)

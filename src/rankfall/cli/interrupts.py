@@ -105,7 +105,7 @@ def code_of(number: int) -> int:
 
 def goes_on(directory: RunDir) -> str:
     """Describes the future of a run that this process stops watching, with commands to return or end it."""
-    from rankfall.supervisor.requests import read_cancel  # noqa: PLC0415 - early ends only
+    from rankfall.supervisor.requests import read_cancel  # noqa: PLC0415
 
     run = directory.id
     with directory.reader() as reader:

@@ -232,7 +232,7 @@ def _raised_in_text(verdict: Verdict, lines: Sequence[str]) -> tuple[str, ...]:
     """Returns ``FILE:LINE in FUNCTION`` from the traceback that ends with the decisive line after ``lines``."""
     if verdict.decisive is None or not lines:
         return ()
-    from rankfall.evidence.readers.tracebacks import find_tracebacks  # noqa: PLC0415 - re2 only where text is read
+    from rankfall.evidence.readers.tracebacks import find_tracebacks  # noqa: PLC0415
 
     text = "\n".join((*lines, verdict.decisive.line, "")).encode("utf-8", "replace")
     found = [each for each in find_tracebacks(text) if each.final_line > len(lines)]

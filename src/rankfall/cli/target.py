@@ -91,7 +91,7 @@ def resolve_target(name: str | None, *, where: Where = NOWHERE) -> RunDir:
                 f"{name[:200]!r} has an unknown kind", hint=f"use one of these kinds: {', '.join(FOREIGN_KINDS)}"
             )
         return one_run(name)
-    from rankfall.backends.foreign.targets import open_target  # noqa: PLC0415 - loads Kubernetes
+    from rankfall.backends.foreign.targets import open_target  # noqa: PLC0415
 
     opened = open_target(
         target,
@@ -121,7 +121,7 @@ def as_it_is(directory: RunDir) -> RunDir:
     Also completes a run's final files after a killed supervisor.
     """
     if directory.end_lock_path.exists():
-        from rankfall.supervisor.outcome import finish_files  # noqa: PLC0415 - rare
+        from rankfall.supervisor.outcome import finish_files  # noqa: PLC0415
 
         finish_files(directory)
     try:
@@ -130,7 +130,7 @@ def as_it_is(directory: RunDir) -> RunDir:
         with directory.reader() as reader:
             if reader.run().state in FINAL_STATES:
                 return directory
-        from rankfall.supervisor.unattended.driver import refresh_unattended  # noqa: PLC0415 - unattended only
+        from rankfall.supervisor.unattended.driver import refresh_unattended  # noqa: PLC0415
 
         # A foreign job may have no later recorder, so store its lines now.
         foreign = directory.foreign is not None

@@ -221,7 +221,7 @@ def parse_budgets(texts: Iterable[str], *, also: Collection[str] = ()) -> dict[s
 
 
 def _near(name: str) -> str:
-    import difflib  # noqa: PLC0415 - refusals only
+    import difflib  # noqa: PLC0415
 
     near = difflib.get_close_matches(name[:60], catalogue(), n=3, cutoff=0.6)
     return f"; near it: {', '.join(near)}" if near else ""

@@ -113,7 +113,7 @@ class Client:
             UsageError: Path outside or source unusable; nothing was sent.
             InfrastructureError: The copy failed; a repeated call resumes it.
         """
-        from rankfall.backends.files import put  # noqa: PLC0415 - only for copies
+        from rankfall.backends.files import put  # noqa: PLC0415
 
         place = await self._files(run)
         some = [sources] if isinstance(sources, Path) else list(sources)
@@ -145,7 +145,7 @@ class Client:
         if run.outcome() is not None or directory.lease_holder() is not None:
             return run
         if detach and spec.unattended:
-            from rankfall.supervisor.unattended.driver import launch  # noqa: PLC0415 - unattended only
+            from rankfall.supervisor.unattended.driver import launch  # noqa: PLC0415
 
             launch(directory)
         elif detach:
@@ -156,7 +156,7 @@ class Client:
         return run
 
     def _plan(self, spec: JobSpec, *, elsewhere: bool = False) -> dict[str, Any]:
-        from rankfall.backends.registry import first_plan  # noqa: PLC0415 - not for listings
+        from rankfall.backends.registry import first_plan  # noqa: PLC0415
 
         return first_plan(spec, home=self.home, elsewhere=elsewhere).document()
 
@@ -168,7 +168,7 @@ class Client:
         return found
 
     def _why(self, target: str | Run | Path | Collection[Path], attempt: int | None, strategy: str | None) -> Verdict:
-        from rankfall.explain import explain_files, explain_run  # noqa: PLC0415 - loads signatures
+        from rankfall.explain import explain_files, explain_run  # noqa: PLC0415
 
         if isinstance(target, Run):
             return explain_run(target.directory, attempt=attempt, strategy=strategy).verdict

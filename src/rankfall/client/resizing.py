@@ -105,7 +105,7 @@ def _how(directory: RunDir, *, running: bool) -> How:
 
 def _try_plan(directory: RunDir, sizes: dict[str, int], *, attempt: int) -> None:
     """Plans the next attempt with these sizes, to raise its errors before the request is written."""
-    from rankfall.backends.registry import backend_for  # noqa: PLC0415 - not for listings
+    from rankfall.backends.registry import backend_for  # noqa: PLC0415
 
     spec = directory.spec
     if spec.elastic:

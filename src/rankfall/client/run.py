@@ -152,7 +152,7 @@ class Run:
                 break
             await asyncio.sleep(_FOLLOW_S)
         if pending_cleanup(self.directory) is not None:
-            from rankfall.supervisor.supervise import finish  # noqa: PLC0415 - loads signatures
+            from rankfall.supervisor.supervise import finish  # noqa: PLC0415
 
             await asyncio.to_thread(finish, self.directory)
         return found
@@ -344,7 +344,7 @@ class Run:
 
     def outcome(self) -> Outcome | None:
         """Returns the outcome, None before the end; reads files, so blocks the event loop."""
-        from rankfall.supervisor.outcome import outcome_of  # noqa: PLC0415 - not for listings
+        from rankfall.supervisor.outcome import outcome_of  # noqa: PLC0415
 
         with self.directory.reader() as reader:
             return outcome_of(self.directory, reader) if reader.run().state in FINAL_STATES else None
@@ -352,14 +352,14 @@ class Run:
 
 def supervise_here(directory: RunDir) -> Outcome:
     """Supervises a run in this thread until its end."""
-    from rankfall.supervisor.supervise import supervise  # noqa: PLC0415 - loads signatures
+    from rankfall.supervisor.supervise import supervise  # noqa: PLC0415
 
     return supervise(directory)
 
 
 async def _until_cancelled(directory: RunDir) -> Outcome:
     """Records a run in a thread; cancellation stops the recording, not the run."""
-    from rankfall.supervisor.requests import Control  # noqa: PLC0415 - not for listings
+    from rankfall.supervisor.requests import Control  # noqa: PLC0415
     from rankfall.supervisor.supervise import supervise  # noqa: PLC0415
 
     control = Control()

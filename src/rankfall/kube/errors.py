@@ -35,7 +35,7 @@ class CredentialsError(KubeError):
     exit_code = 77
 
 
-class Unreachable(KubeError):  # noqa: N818 - reads as the answer that it is
+class Unreachable(KubeError):
     """No answer: no connection, TLS refused, time-out.
 
     ``maybe_done``: the server may have executed it. ``tls``: a certificate was refused; retries do not help.
@@ -73,21 +73,21 @@ class ApiError(KubeError):
         self.maybe_done = maybe_done
 
 
-class Unauthorized(ApiError):  # noqa: N818 - Kubernetes's term
+class Unauthorized(ApiError):
     """401: unrecognized credentials."""
 
     exit_code = 77
 
 
-class Forbidden(ApiError):  # noqa: N818 - Kubernetes's term
+class Forbidden(ApiError):
     """403: missing permission. Never retried."""
 
 
-class ObjectNotFound(ApiError):  # noqa: N818 - reads as the answer that it is
+class ObjectNotFound(ApiError):
     """404: the object or its kind does not exist."""
 
 
-class Conflict(ApiError):  # noqa: N818 - Kubernetes's term
+class Conflict(ApiError):
     """409: the object exists, has another version or UID, or a field has another manager."""
 
     @property
@@ -96,15 +96,15 @@ class Conflict(ApiError):  # noqa: N818 - Kubernetes's term
         return self.reason == "AlreadyExists"
 
 
-class Expired(ApiError):  # noqa: N818 - Kubernetes's term
+class Expired(ApiError):
     """410: the resource version, or the list page, is too old."""
 
 
-class Invalid(ApiError):  # noqa: N818 - Kubernetes's term
+class Invalid(ApiError):
     """422: a field is wrong; ``details["causes"]`` names it."""
 
 
-class TooManyRequests(ApiError):  # noqa: N818 - Kubernetes's term
+class TooManyRequests(ApiError):
     """429: the server is busy, or a disruption budget forbids an eviction."""
 
     passing = True

@@ -130,7 +130,7 @@ def boot_clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class LeaseLost(KubeError):  # noqa: N818 - reads as the answer that it is
+class LeaseLost(KubeError):
     """Another process holds the lease.
 
     ``record`` is None if the lease was deleted and cannot be created.

@@ -21,7 +21,7 @@ _LAST_S: Final = 15.0
 _LOOK_S: Final = 15.0
 
 
-class Abandoned(KubeError):  # noqa: N818 - reads as the answer that it is
+class Abandoned(KubeError):
     """The caller canceled; sent requests may have taken effect."""
 
 

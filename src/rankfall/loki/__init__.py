@@ -26,7 +26,7 @@ class LokiError(InfrastructureError):
         self.passing = passing
 
 
-class LimitRefused(LokiError):  # noqa: N818 - reads as the answer that it is
+class LimitRefused(LokiError):
     """The server returns fewer lines than requested; ``most`` is its limit, if named."""
 
     def __init__(self, message: str, *, most: int | None) -> None:

@@ -63,11 +63,11 @@ class SpecError(UsageError):
         self.path = path
 
 
-class Refused(UsageError):  # noqa: N818 - a refusal
+class Refused(UsageError):
     """The backend cannot do this; names field, backend, required version and alternative."""
 
 
-class NotFound(RankfallError):  # noqa: N818 - an answer
+class NotFound(RankfallError):
     """A run, job or file does not exist."""
 
     exit_code = 66
@@ -79,7 +79,7 @@ class InfrastructureError(RankfallError):
     exit_code = 69
 
 
-class EvidenceLost(RankfallError):  # noqa: N818 - an answer
+class EvidenceLost(RankfallError):
     """Evidence, or its connection, is lost."""
 
     exit_code = 74
@@ -97,7 +97,7 @@ class HeldElsewhere(EvidenceLost):
     """The cluster run's supervisor uses another machine or directory copy."""
 
 
-class JobFailed(RankfallError):  # noqa: N818 - of the job
+class JobFailed(RankfallError):
     """The job failed; only ``Outcome.raise_for_status()`` raises it."""
 
     def __init__(self, message: str, *, code: int, hint: str | None = None) -> None:

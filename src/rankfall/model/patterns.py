@@ -108,7 +108,7 @@ class Linear(Generic[AnyStr]):
 
     def _made(self) -> Any:
         if self._compiled is None:
-            import re2  # noqa: PLC0415 - cheap start-up
+            import re2  # noqa: PLC0415
 
             options = re2.Options()
             options.log_errors = False

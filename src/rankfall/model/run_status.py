@@ -213,7 +213,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             JobFailed: The run failed or was canceled.
         """
-        from rankfall.model.errors import JobFailed  # noqa: PLC0415 - on use
+        from rankfall.model.errors import JobFailed  # noqa: PLC0415
 
         if self.state == "succeeded":
             return self

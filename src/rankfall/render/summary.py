@@ -12,10 +12,17 @@ from importlib import resources
 from typing import Final, NamedTuple
 
 from rankfall.model import Consequence, Decision, Verdict
-from rankfall.model.patterns import anchored
+from rankfall.model.patterns import anchored, bounded
 from rankfall.render import formatting
 from rankfall.render.escape import one_line
 
+# A consequence names the rank that the others complain of, if it is silent itself.
+_WAITED: Final = {
+    "peer_lost": "went away without a message",
+    "collective_timeout": "never joined the collective",
+    "rdzv_closed": "never joined the rendezvous",
+}
+_SIGKILL: Final = bounded(r"SIGKILL|Killed|[Ss]ignal:? 9\b|[Cc]ode:? \(?(?:-9|137)\b|= -9", limit=4096)
 # Class of an exception at the beginning of a line, behind prefixes of launchers as ``[rank1]: ``.
 _EXCEPTION: Final = anchored(
     r"(?:\[[^\]]{1,40}\]:?\s{0,8}){0,4}(?:[A-Za-z_][A-Za-z0-9_]{0,40}\.){0,8}([A-Z][A-Za-z0-9_]{0,60})(?::|$)",
@@ -139,6 +146,10 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
     happened = advice()[slug].happened if slug in advice() else f"failed: {verdict.cause.title}"
     if slug == "user_code_exception" and (name := _exception(verdict)):
         happened = f"raised {name}"
+    if slug in _WAITED and verdict.rank is not None and all(e.rank != verdict.rank for e in verdict.evidence):
+        happened = _WAITED[slug]
+    if slug == "killed_unknown" and verdict.cause.confidence == "suspected" and not _names_signal(verdict):
+        happened = "died without a message"
     first, _, others = happened.partition(" ")
     if subject.startswith("All "):
         first = _PLURAL.get(first, first)
@@ -152,6 +163,10 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
         subject = f"Suspected: {subject[0].lower()}{subject[1:]}"
     at = f" in step {step}" if step is not None and verdict.rank is not None else ""
     return f"{subject} {first} {others}".rstrip() + at + (order.get(confidence, "") if fact else "")
+
+
+def _names_signal(verdict: Verdict) -> bool:
+    return verdict.decisive is not None and _SIGKILL.search(verdict.decisive.line) is not None
 
 
 def has_local_rank_only(verdict: Verdict) -> bool:

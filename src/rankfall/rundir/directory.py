@@ -210,7 +210,7 @@ class RunDir(RunPaths):
             return cls(home / "runs" / found[0])
         if found:
             raise UsageError(f"several runs begin with {run}: {_list(found)}", hint="give more characters of the id")
-        import difflib  # noqa: PLC0415 - for a refusal only
+        import difflib  # noqa: PLC0415
 
         near = difflib.get_close_matches(run[:100], ids, n=_MAX_LISTED, cutoff=0.5)
         hint = f"near it: {_list(near)}" if near else "rankfall ps lists the runs"

@@ -87,7 +87,7 @@ def backfill_from_loki(
             f"--log-source: run {run_dir.id} ran on this machine; its run directory has all of its lines",
             hint="leave --log-source out",
         )
-    from rankfall.collect.loki.attempt_lines import keys_of  # noqa: PLC0415 - loads the HTTP client
+    from rankfall.collect.loki.attempt_lines import keys_of  # noqa: PLC0415
     from rankfall.loki.client import Loki  # noqa: PLC0415
 
     with run_dir.lease() as writer:
@@ -122,7 +122,7 @@ def take_of(
 
     ``over``: the run ended; ``live``: the job runs.
     """
-    from rankfall.collect.loki.attempt_lines import LokiCollector  # noqa: PLC0415 - loads the HTTP client
+    from rankfall.collect.loki.attempt_lines import LokiCollector  # noqa: PLC0415
 
     plan = Plan.of_row(row.plan, run_dir.spec)
     if plan.cluster is None:

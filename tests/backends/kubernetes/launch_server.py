@@ -51,7 +51,7 @@ REASONS = {
 CASCADE = "foregroundDeletion"
 
 
-class Refusal(Exception):  # noqa: N818 - an answer, not a failure of the test
+class Refusal(Exception):
     def __init__(self, code: int, message: str = "no", *, reason: str | None = None) -> None:
         super().__init__(message)
         self.code, self.message, self.reason = code, message, reason or REASONS[code]

@@ -220,7 +220,7 @@ def test_launch_s12_any_sequence_of_failures_ends_with_one_of_everything(faults,
     tell(story)
 
 
-class Killed(Exception):  # noqa: N818 - what happened
+class Killed(Exception):
     pass
 
 

@@ -122,7 +122,7 @@ def test_errors_s11_a_strategy_of_others_is_a_callable():
     assert "strategy ours chose this cause" in found.missing[0]
 
 
-class Mute(Exception):  # noqa: N818 - named for what it is
+class Mute(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
 

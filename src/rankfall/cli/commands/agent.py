@@ -64,8 +64,8 @@ def agent(
     kubeconfig: str | None,
 ) -> int:
     """Read this node's kernel log, print health records, and show them on the Node."""
-    from rankfall.model.addresses import address_of  # noqa: PLC0415 - on use
-    from rankfall.nodes.agent import main as agent_start  # noqa: PLC0415 - on use
+    from rankfall.model.addresses import address_of  # noqa: PLC0415
+    from rankfall.nodes.agent import main as agent_start  # noqa: PLC0415
 
     if node is None or not _NODE.fullmatch(node):
         raise UsageError(
@@ -74,7 +74,7 @@ def agent(
         )
     access = None
     if publish:
-        from rankfall.kube.auth.kubeconfig import load_access  # noqa: PLC0415 - on use
+        from rankfall.kube.auth.kubeconfig import load_access  # noqa: PLC0415
 
         access = load_access(kubeconfig=kubeconfig, context=context)
     if accept_injected_kmsg:

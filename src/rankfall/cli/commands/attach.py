@@ -122,7 +122,7 @@ def cancel(*, run: str | None, reason: str, yes: bool, output: Output) -> int:
 
 def _cancel_unattended(directory: RunDir, reason: str, output: Output) -> int:
     """Cancels in the cluster, without supervisor; records the end if no process does."""
-    from rankfall.supervisor.unattended import control  # noqa: PLC0415 - loads Kubernetes
+    from rankfall.supervisor.unattended import control  # noqa: PLC0415
 
     viewer = Viewer(directory, ranks=Ranks(), quiet=True, history=False, show_outcome=False)
     session = Session(directory, viewer, own=directory.lease_holder() is None)

@@ -64,7 +64,7 @@ def schema(*, name: str) -> None:
 @config.command("exit-codes")
 def exit_codes() -> None:
     """Print ranks' exit codes and their default actions, as Markdown."""
-    from rankfall.model.exit_codes import page  # noqa: PLC0415 - rare
+    from rankfall.model.exit_codes import page  # noqa: PLC0415
 
     console.out(page().rstrip("\n"))
 
@@ -72,7 +72,7 @@ def exit_codes() -> None:
 @config.command("causes")
 def causes() -> None:
     """Print causes, evidence and remedies, as Markdown."""
-    from rankfall.render.tables import causes_page  # noqa: PLC0415 - rare
+    from rankfall.render.tables import causes_page  # noqa: PLC0415
 
     console.out(causes_page().rstrip("\n"))
 
@@ -97,7 +97,7 @@ def rights(*, backends: tuple[str, ...], namespace: str) -> None:
 
     For kubectl apply -f -; then bind the Role to the account yourself.
     """
-    from rankfall.backends.kubernetes.rights import (  # noqa: PLC0415 - only here
+    from rankfall.backends.kubernetes.rights import (  # noqa: PLC0415
         BACKENDS,
         manifest,
         role,

@@ -59,9 +59,9 @@ def manifests(
 
     For kubectl apply -f -; the --config file becomes a ConfigMap.
     """
-    import yaml  # noqa: PLC0415 - on use
+    import yaml  # noqa: PLC0415
 
-    from rankfall.nodes.manifests.cluster import cluster_objects  # noqa: PLC0415 - on use
+    from rankfall.nodes.manifests.cluster import cluster_objects  # noqa: PLC0415
 
     if not _DIGEST.fullmatch(image):
         raise UsageError(
@@ -169,10 +169,10 @@ def controller(
     if ctx.invoked_subcommand is not None:
         return
     _log_to_stderr()
-    from rankfall.model.addresses import address_of  # noqa: PLC0415 - on use
-    from rankfall.nodes.config import ENVIRONMENT  # noqa: PLC0415 - loads the HTTP client
-    from rankfall.nodes.controller import settings as given  # noqa: PLC0415 - on use
-    from rankfall.nodes.controller.main import (  # noqa: PLC0415 - on use
+    from rankfall.model.addresses import address_of  # noqa: PLC0415
+    from rankfall.nodes.config import ENVIRONMENT  # noqa: PLC0415
+    from rankfall.nodes.controller import settings as given  # noqa: PLC0415
+    from rankfall.nodes.controller.main import (  # noqa: PLC0415
         Controller,
         find_access,
     )
@@ -202,7 +202,7 @@ controller.add_command(manifests)
 
 
 def _log_to_stderr() -> None:
-    from rankfall.nodes.controller.notifier import DATE_FORMAT, FORMAT, LOG  # noqa: PLC0415 - on use
+    from rankfall.nodes.controller.notifier import DATE_FORMAT, FORMAT, LOG  # noqa: PLC0415
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(FORMAT, DATE_FORMAT))

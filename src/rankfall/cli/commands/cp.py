@@ -57,7 +57,7 @@ def cp(
     place = _place(run, claim=claim, image=image, namespace=namespace, context=context, quiet=quiet)
     if place is None:
         return 0
-    from rankfall.backends import files  # noqa: PLC0415 - only for copies
+    from rankfall.backends import files  # noqa: PLC0415
 
     if there[-1] is not None:
         work = files.put(place, [Path(source) for source in sources], path, exclude=exclude)
@@ -90,7 +90,7 @@ def _place(
                 "--claim needs --image: a pod copies the files",
                 hint="name any image with sh and Python 3.8, as --image python:3.12-slim",
             )
-        from rankfall.backends.kubernetes.copy.workspace import place_of_claim  # noqa: PLC0415 - loads Kubernetes
+        from rankfall.backends.kubernetes.copy.workspace import place_of_claim  # noqa: PLC0415
 
         section = Kubernetes(
             namespace=namespace, context=context, workspace=Workspace(claim=claim, path="/volume", image=image)

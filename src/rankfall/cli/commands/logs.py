@@ -65,7 +65,7 @@ def backfill_for(source: str, *, loki_url: str | None, follow: bool) -> Backfill
                 hint="leave --follow out: a log store is read once; to follow a running job and its log store, use rankfall attach",
             )
         return _backfill_from_store
-    from rankfall.loki.settings import loki_settings  # noqa: PLC0415 - only here
+    from rankfall.loki.settings import loki_settings  # noqa: PLC0415
 
     settings = loki_settings(loki_url, os.environ)
     return lambda directory, attempt: (_backfill_in_background if follow else _backfill_from_loki)(
@@ -75,7 +75,7 @@ def backfill_for(source: str, *, loki_url: str | None, follow: bool) -> Backfill
 
 def _backfill_in_background(directory: RunDir, settings: LokiSettings, attempt: Attempt) -> BackgroundBackfill | None:
     """Copies Loki's lines of a live run in a thread; of an ended run at once, and returns None."""
-    from rankfall.supervisor.backfill import LokiFollow  # noqa: PLC0415 - loads the supervisor
+    from rankfall.supervisor.backfill import LokiFollow  # noqa: PLC0415
 
     with directory.reader() as reader:
         over = reader.run().state in FINAL_STATES
@@ -96,13 +96,13 @@ def _backfill_in_background(directory: RunDir, settings: LokiSettings, attempt: 
 
 
 def _backfill_from_loki(directory: RunDir, settings: LokiSettings, attempt: Attempt) -> None:
-    from rankfall.supervisor.backfill import backfill_from_loki  # noqa: PLC0415 - loads the HTTP client
+    from rankfall.supervisor.backfill import backfill_from_loki  # noqa: PLC0415
 
     _tried("Loki", lambda: backfill_from_loki(directory, settings, attempts=_wanted(directory, attempt), say=_say))
 
 
 def _backfill_from_store(directory: RunDir, attempt: Attempt) -> None:
-    from rankfall.supervisor.backfill import backfill_from_store  # noqa: PLC0415 - loads Kubernetes
+    from rankfall.supervisor.backfill import backfill_from_store  # noqa: PLC0415
 
     _tried("the log store", lambda: backfill_from_store(directory, attempts=_wanted(directory, attempt), say=_say))
 
@@ -233,7 +233,7 @@ def logs(
     )
     recording: Recording | BackgroundBackfill | None = take(directory, chosen) if take is not None else None
     if recorded:
-        from rankfall.cli import session as recordings  # noqa: PLC0415 - loads the supervisor
+        from rankfall.cli import session as recordings  # noqa: PLC0415
 
         recording = recordings.Recording(directory)
     if follow or recording is not None:

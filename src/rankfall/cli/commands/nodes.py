@@ -72,7 +72,7 @@ def describe(
 @health_config_option
 def taint(*, names: tuple[str, ...], reason: str, dry_run: bool, where: Where, config: Path | None) -> None:
     """Keep the scheduler off a node until a person releases it; its pods continue."""
-    from rankfall.nodes import commands  # noqa: PLC0415 - loads Kubernetes
+    from rankfall.nodes import commands  # noqa: PLC0415
 
     settings = _settings(config)
 
@@ -107,7 +107,7 @@ def clear(
 
     Only newer evidence taints the node again.
     """
-    from rankfall.nodes import commands  # noqa: PLC0415 - loads Kubernetes
+    from rankfall.nodes import commands  # noqa: PLC0415
 
     if not names and selector is None:
         raise UsageError(
@@ -150,7 +150,7 @@ def reset(
 
     Keys: the configured one and rankfall.dev/faulty. Other taints and cordons stay.
     """
-    from rankfall.nodes import commands  # noqa: PLC0415 - loads Kubernetes
+    from rankfall.nodes import commands  # noqa: PLC0415
 
     settings = _settings(config)
     wanted = frozenset(keys) or settings.policy.keys
@@ -186,9 +186,9 @@ def check(
 
     Ends with 0 if all passed, 69 if one failed, 74 if one could not run.
     """
-    from rankfall.nodes import commands  # noqa: PLC0415 - loads Kubernetes
-    from rankfall.nodes.checks.rounds import run_checks  # noqa: PLC0415 - loads Kubernetes
-    from rankfall.render.escape import clean_line  # noqa: PLC0415 - for output
+    from rankfall.nodes import commands  # noqa: PLC0415
+    from rankfall.nodes.checks.rounds import run_checks  # noqa: PLC0415
+    from rankfall.render.escape import clean_line  # noqa: PLC0415
 
     settings = _settings(config)
     known = {each.name: each for each in settings.checks}
@@ -222,9 +222,9 @@ def _show(
     selector: str | None,
     whole: bool = False,
 ) -> None:
-    from rankfall.nodes import commands  # noqa: PLC0415 - on use
-    from rankfall.nodes.rules import node_objects  # noqa: PLC0415 - loads Kubernetes
-    from rankfall.render.tables import render_node, render_nodes  # noqa: PLC0415 - on use
+    from rankfall.nodes import commands  # noqa: PLC0415
+    from rankfall.nodes.rules import node_objects  # noqa: PLC0415
+    from rankfall.render.tables import render_node, render_nodes  # noqa: PLC0415
 
     settings = _settings(config)
     found = _run(where, lambda kube: commands.find_nodes(kube, names=names, labels=selector, policy=settings.policy))
@@ -239,13 +239,13 @@ def _show(
 
 
 def _settings(config: Path | None) -> HealthConfig:
-    from rankfall.nodes.config import load_config  # noqa: PLC0415 - on use
+    from rankfall.nodes.config import load_config  # noqa: PLC0415
 
     return load_config(config)
 
 
 def _run(where: Where, work: Callable[[Kube], Awaitable[_T]]) -> _T:
-    from rankfall.kube.auth.kubeconfig import access_of  # noqa: PLC0415 - on use
+    from rankfall.kube.auth.kubeconfig import access_of  # noqa: PLC0415
     from rankfall.kube.client import Kube  # noqa: PLC0415 - slow
 
     async def connected() -> _T:
@@ -261,7 +261,7 @@ def _tell(done: Sequence[Done], *, dry_run: bool) -> None:
     Raises:
         InfrastructureError: A node failed.
     """
-    from rankfall.render.escape import clean_line  # noqa: PLC0415 - for output
+    from rankfall.render.escape import clean_line  # noqa: PLC0415
 
     for each in done:
         if each.error is None:

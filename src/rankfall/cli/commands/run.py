@@ -108,7 +108,7 @@ def _start_in_background(directory: RunDir, output: Output, *, quiet: bool) -> N
     """Starts a detached supervisor, or launches an unattended run."""
     document: dict[str, Any] = {"run": directory.id, "path": str(directory.path), "supervisor": None}
     if directory.spec.unattended:
-        from rankfall.supervisor.unattended.driver import launch  # noqa: PLC0415 - unattended only
+        from rankfall.supervisor.unattended.driver import launch  # noqa: PLC0415
 
         launch(directory)
         console.say(
@@ -138,7 +138,7 @@ def _print_plan(plan: Plan, spec: JobSpec, output: Output) -> None:
     if plan.objects:
         _print_manifests(plan, spec)
         return
-    import shlex  # noqa: PLC0415 - only here
+    import shlex  # noqa: PLC0415
 
     console.out(f"{spec.name}: {plan.size_text(spec)}, launcher {plan.launcher}")
     for note in plan.notes:

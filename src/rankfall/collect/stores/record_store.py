@@ -264,7 +264,7 @@ def open_bucket(url: str) -> S3Store:
     Raises:
         ImportError: The extra ``obstore`` is missing.
     """
-    from obstore.store import S3Store  # noqa: PLC0415 - an extra
+    from obstore.store import S3Store  # noqa: PLC0415
 
     bucket, _, prefix = url.removeprefix("s3://").strip("/").partition("/")
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")

@@ -73,7 +73,7 @@ _ERROR: Final = linear(
 )
 _NO_ERROR: Final = bounded(
     rb"(?i)\b0 errors?\b|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|FAILED$|closing signal|Killing subprocess|return code"
-    rb"|^(?:srun|slurmstepd|mpirun|prterun)\b|error_file|exitcode|^\s*(?:raise|except|File)\b|^\s{4}",
+    rb"|^(?:srun|slurmstepd|mpirun|prterun)\b|error_file|exitcode|^(?:During handling|The above exception)|^\s*(?:raise|except|File)\b|^\s{4}",
     limit=_MAX_ERROR_LINE,
 )
 _FIRST_WORKERS: Final = (b"worker-0", b"trainer-0", b"learner-0", b"proc-0", b"rank-0", b"worker_0", b"rank_0")

@@ -31,7 +31,7 @@ _MAX_VARINT: Final = 10
 _MAX_FIELD: Final = (1 << 29) - 1
 
 
-class Malformed(ValueError):  # noqa: N818 - the name describes the bytes
+class Malformed(ValueError):
     """The bytes are not a valid message."""
 
 

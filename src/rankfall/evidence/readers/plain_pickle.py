@@ -33,7 +33,7 @@ _MARK: Final = object()
 _FLOAT: Final = struct.Struct(">d")
 
 
-class NotPlain(ValueError):  # noqa: N818 - the name describes the pickle
+class NotPlain(ValueError):
     """The pickle is damaged, or contains more than plain data."""
 
 

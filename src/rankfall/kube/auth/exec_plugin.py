@@ -30,7 +30,7 @@ INFO: Final = "KUBERNETES_EXEC_INFO"
 _FIELDS: Final = ("token", "clientCertificateData", "clientKeyData", "expirationTimestamp")
 
 
-class InvalidExecCredential(Exception):  # noqa: N818 - read as the end of a sentence that begins with the plug-in's name
+class InvalidExecCredential(Exception):
     """The answer is unusable; the message contains no credential."""
 
 

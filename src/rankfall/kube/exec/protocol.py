@@ -28,7 +28,7 @@ _MAX_CODE: Final = 255
 Output = Literal["stdout", "stderr"]
 
 
-class BadFrame(ValueError):  # noqa: N818 - reads as the answer that it is
+class BadFrame(ValueError):
     """A message that violates the protocol."""
 
 
@@ -158,7 +158,7 @@ _TABLE: Final[tuple[tuple[Why, Bounded[str], str], ...]] = (
 )
 
 
-class ExecFailed(KubeError):  # noqa: N818 - reads as the answer that it is
+class ExecFailed(KubeError):
     """The command did not run.
 
     ``why``: ``no_container`` (not running), ``no_program`` (cannot start), ``no_node`` (kubelet unreachable).
@@ -171,21 +171,21 @@ class ExecFailed(KubeError):  # noqa: N818 - reads as the answer that it is
         self.status = status
 
 
-class ExecLost(KubeError):  # noqa: N818 - reads as the answer that it is
+class ExecLost(KubeError):
     """The connection ended first; the command's state is unknown."""
 
     advice: ClassVar[str] = "check the container before you start the command again: it may still run"
 
 
-class ExecTimeout(KubeError):  # noqa: N818 - reads as the answer that it is
+class ExecTimeout(KubeError):
     """The time-out expired; the command may still run."""
 
 
-class ExecTooMuch(KubeError):  # noqa: N818 - reads as the answer that it is
+class ExecTooMuch(KubeError):
     """The command printed more than the caller's limit."""
 
 
-class ExecUnsupported(KubeError):  # noqa: N818 - reads as the answer that it is
+class ExecUnsupported(KubeError):
     """The server lacks this feature."""
 
 

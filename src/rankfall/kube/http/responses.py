@@ -44,7 +44,7 @@ _TITLE: Final = bounded(rb"<title[^>]{0,200}>([^<]{1,500})</title", limit=1 << 1
 _MESSAGE: Final = 1500
 
 
-class Refusal(Exception):  # noqa: N818 - passes an answer from the HTTP library to the client only
+class Refusal(Exception):
     """An answer with an error status, independent of its connection."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:

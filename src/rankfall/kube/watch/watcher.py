@@ -42,7 +42,7 @@ __all__ = ["Event", "Pace", "watch"]
 MAX_LINE: Final = 16 << 20
 
 
-class LineTooLong(ValueError):  # noqa: N818 - reads as the answer that it is
+class LineTooLong(ValueError):
     """A line is longer than the bound."""
 
 
@@ -87,7 +87,7 @@ class Lines:
 _DENIED: Final = frozenset({401, 403})
 
 
-class Gap(Exception):  # noqa: N818 - not an error: the server's history has a gap, which a list closes
+class Gap(Exception):
     """The next attempt has to begin with a list, because of ``error``."""
 
     def __init__(self, error: KubeError) -> None:

@@ -29,7 +29,7 @@ _AT_ONCE: Final = 8
 Written = Literal["written", "changed", "gone", "refused", "later"]
 
 
-class LeadershipLost(Exception):  # noqa: N818 - reads as an outcome
+class LeadershipLost(Exception):
     """This process may not act any more."""
 
 

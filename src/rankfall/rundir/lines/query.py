@@ -124,7 +124,7 @@ def _lines_with(pattern: Bounded[bytes], data: bytes) -> Iterator[int]:
 
 def error_lines_of(run_dir: RunDir, *, problems: list[str]) -> Callable[[], ErrorLines]:
     """Returns a factory of selectors of error lines, one for each stream; the user's signatures are included."""
-    from rankfall.rundir.user_signatures import tolerant_catalogue  # noqa: PLC0415 - loads the signatures
+    from rankfall.rundir.user_signatures import tolerant_catalogue  # noqa: PLC0415
 
     catalogue, problem = tolerant_catalogue(run_dir.path.parent.parent)
     if problem is not None:

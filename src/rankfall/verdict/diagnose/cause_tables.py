@@ -75,6 +75,7 @@ LAST_LINE: Final = "unknown.last_line"
 SUSPECT_ONLY: Final = frozenset(
     {
         LAST_LINE,
+        "killed_unknown.ray_worker",
         "shm_exhausted.signal",
         "shm_exhausted.faulthandler",
         "shm_exhausted.shell",

@@ -257,7 +257,11 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
 def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
     """Returns the diagnosis if no cause was found: named after a consequence, or ``unknown``."""
     missing = list(missing_of(case, subjects, None))
-    if root.suspects:
+    subject, piece = root.nearest or (None, None)
+    slug = piece.slug if piece else "unknown"
+    if slug == "external_signal":
+        missing.insert(0, "the sender of the signal: the kernel does not record it")
+    elif root.suspects:
         missing.insert(
             0, f"a message of the suspected peer{numbered('rank', root.suspects)}: it left no reason for its end"
         )
@@ -270,8 +274,6 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
     nearest = _nearest_line(subjects) if root.nearest is None else None
     if nearest is not None:
         missing.insert(0, "the cause of the shown line: no signature recognizes it, or it reports only the end")
-    subject, piece = root.nearest or (None, None)
-    slug = piece.slug if piece else "unknown"
     # The signal was sent to this subject, and a data worker is its child.
     named = piece is not None and (slug in {"external_signal", "dataloader_died"} or root.alone)
     if root.alone:

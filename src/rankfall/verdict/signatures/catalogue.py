@@ -143,7 +143,7 @@ def check_signature(signature: Signature, *, place: str) -> None:
     Raises:
         SpecError: Names the field, after ``place``.
     """
-    from rankfall.verdict.signatures.patterns import PatternError, compile_one  # noqa: PLC0415 - re2 is loaded only where it is used
+    from rankfall.verdict.signatures.patterns import PatternError, compile_one  # noqa: PLC0415
 
     if signature.slug not in catalogue():
         raise SpecError(
@@ -237,7 +237,7 @@ class Catalogue:
 
     def matcher(self, where: Where | Iterable[Where] = "line") -> Matcher:
         """Returns the cached matcher for these kinds."""
-        from rankfall.verdict.signatures.matcher import Matcher, kinds  # noqa: PLC0415 - re2 is loaded only where text is matched
+        from rankfall.verdict.signatures.matcher import Matcher, kinds  # noqa: PLC0415
 
         chosen = kinds(where)
         matcher = self._matchers.get(chosen)

@@ -31,15 +31,15 @@ class LaunchError(InfrastructureError):
     """An attempt could not be launched."""
 
 
-class NameTaken(LaunchError):  # noqa: N818 - reads as the answer that it is
+class NameTaken(LaunchError):
     """A running or foreign object of this name exists; it stays unchanged."""
 
 
-class StillThere(LaunchError):  # noqa: N818 - reads as the answer that it is
+class StillThere(LaunchError):
     """An object that must disappear first remains after the limit."""
 
 
-class Vanished(LaunchError):  # noqa: N818 - reads as the answer that it is
+class Vanished(LaunchError):
     """Another user or controller deleted the object during its launch."""
 
 
