@@ -7,6 +7,7 @@ import pytest
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.torchrun import ReportReader
 from rankfall.explain import explain_files
+from rankfall.render.summary import summary
 
 GLOO = "RuntimeError: [/w/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:12175: Connection reset by peer"
 HEAD = "Traceback (most recent call last):\n"
@@ -147,3 +148,55 @@ def test_i23_p2_tensorflow_names_the_task_that_it_lost(answer):
 )
 def test_i23_p1_a_process_id_or_a_line_of_a_source_file_is_no_rank(line):
     assert parse_prefix(line).rank is None
+
+
+TIMED_OUT = "RuntimeError: [/w/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 30000ms for recv operation to complete"
+EXITED = "srun: error: vm: tasks 0,2: Exited with exit code 1\n"
+
+
+def of_ranks(error: str, *ranks: int) -> str:
+    """Tracebacks of ranks that end with this error."""
+    return "".join(lost(f"[rank{rank}]: ").replace(GLOO, error) for rank in ranks)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # The first end by SIGTERM came from outside; after another end, or a stop, srun sent it.
+        (of_ranks(GLOO, 0, 2) + "srun: error: vm: task 1: Terminated\n" + EXITED, ("external_signal", 1)),
+        (of_ranks(GLOO, 0, 2) + EXITED + "srun: error: vm: task 1: Terminated\n", ("peer_lost", None)),
+        (
+            "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\nsrun: error: vm: task 1: Terminated\n",
+            ("unknown", None),
+        ),
+        # Ends of several tasks are those of the ranks that complained.
+        (of_ranks(GLOO, 0, 2) + EXITED, ("peer_lost", None)),
+        (of_ranks(GLOO, 0, 2) + "srun: error: vm: task 1: Killed\n" + EXITED, ("killed_unknown", 1)),
+        (of_ranks(GLOO, 0, 2) + EXITED + "srun: error: vm: task 1: Killed\n", ("killed_unknown", 1)),
+        # It was alive while the others waited, and srun killed it.
+        (of_ranks(TIMED_OUT, 0, 2) + EXITED + "srun: error: vm: task 1: Killed\n", ("rank_stuck", 1)),
+        (of_ranks(TIMED_OUT, 0) + "srun: error: vm: task 1: Killed\n", ("collective_timeout", None)),
+    ],
+)
+def test_i23_p2_ends_of_sruns_tasks(answer, text, expected):
+    assert answer(text) == expected
+
+
+def test_i23_p2_the_first_end_that_spawn_or_deepspeed_reports_came_from_outside(answer):
+    spawn = HEAD + '  File "/l/torch/multiprocessing/spawn.py", line 221, in join\n    raise ProcessExitedException(\n'
+    spawn += "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGTERM\n"
+    assert answer(spawn)[0] == "external_signal"
+    ended = "[2026-11-26 07:51:01,350] [ERROR] [launch.py:259:sigkill_handler] ['python', '--local_rank=2'] exits with return code = -15\n"
+    assert answer("world_size=3\n" + of_ranks(GLOO, 0, 2) + ended) == ("external_signal", 1)
+
+
+def test_i23_p8_a_silent_rank_went_away_and_a_worker_without_a_signal_died(tmp_path):
+    def first_sentence(text: str) -> str:
+        (tmp_path / "job.log").write_text(text)
+        return summary(explain_files([tmp_path / "job.log"]).verdict)
+
+    assert first_sentence("world_size=3\n" + of_ranks(GLOO, 0, 2)).startswith(
+        "Suspected: rank 1 went away without a message"
+    )
+    assert first_sentence(RAY + RAYLET).startswith("Rank 1 died without a message")
+    assert first_sentence(PRTE).startswith("Rank 1 on gpu-3 was killed by SIGKILL")
