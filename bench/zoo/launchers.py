@@ -68,6 +68,18 @@ _SRUN_RANK: Final = (
 LAUNCHERS: Final[Mapping[str, Launcher]] = {
     "torchrun": Launcher(TORCH, (*_TORCHRUN, "{program}"), "train_torch.py"),
     "torchrun-tee": Launcher(TORCH, (*_TORCHRUN, "--tee", "3", "{program}"), "train_torch.py"),
+    "torchrun-nodes": Launcher(
+        TORCH,
+        (
+            "bash",
+            "-c",
+            (
+                "for node in 0 1; do {bin}/torchrun --nnodes 2 --node-rank $node --nproc-per-node 2 --master-addr 127.0.0.1"
+                " --master-port {port} {program} & done; failed=0; wait -n || failed=$?; wait; exit $failed"
+            ),
+        ),
+        "train_torch.py",
+    ),
     "spawn": Launcher(TORCH, ("{bin}/python", "{program}"), "train_spawn.py"),
     "accelerate": Launcher(
         LIBRARIES,

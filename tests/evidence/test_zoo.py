@@ -182,6 +182,35 @@ def test_i23_p2_ends_of_sruns_tasks(answer, text, expected):
     assert answer(text) == expected
 
 
+def row(rank: int, code: int, pid: int, name: str = "") -> str:
+    """A row of torchrun's report."""
+    said = (
+        f"Signal {-code} ({name}) received by PID {pid}" if code < 0 else "To enable traceback see: https://pytorch.org"
+    )
+    return (
+        f"  time      : 2026-11-26_08:16:05\n  host      : gpu-{rank // 2}\n  rank      : {rank} (local_rank: {rank % 2})\n"
+        f"  exitcode  : {code} (pid: {pid}) {name}\n  error_file: <N/A>\n  traceback : {said}\n"
+    )
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_i23_p2_the_reports_of_two_agents_in_one_text_keep_the_rank(answer, order):
+    agent = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
+    texts = (
+        of_ranks(GLOO, 1, 0)
+        + agent
+        + row(0, -15, 100, "SIGTERM")
+        + "Root Cause (first observed failure):\n"
+        + row(1, 1, 101),
+        of_ranks(GLOO, 3)
+        + agent
+        + row(3, -15, 103, "SIGTERM")
+        + "Root Cause (first observed failure):\n"
+        + row(2, -9, 102, "SIGKILL"),
+    )
+    assert answer("".join(texts[number] for number in order)) == ("killed_unknown", 2)
+
+
 def test_i23_p2_the_first_end_that_spawn_or_deepspeed_reports_came_from_outside(answer):
     spawn = HEAD + '  File "/l/torch/multiprocessing/spawn.py", line 221, in join\n    raise ProcessExitedException(\n'
     spawn += "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGTERM\n"

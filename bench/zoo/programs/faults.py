@@ -169,6 +169,9 @@ def _bus_error() -> None:
 
 def _signal(number: signal.Signals) -> Callable[[], None]:
     def send() -> None:
+        if number == signal.SIGINT:
+            # A shell starts its background jobs without it.
+            signal.signal(number, signal.default_int_handler)
         os.kill(os.getpid(), number)
         time.sleep(60)
 
@@ -247,7 +250,9 @@ FAULTS: dict[str, Fault] = {
     "recursion": Fault(_recursion, _USER, "no"),
     "exit_3": Fault(lambda: sys.exit(3), ("user_exit",), "no", silent=True),
     "hard_exit_7": Fault(lambda: os._exit(7), ("user_exit",), "no", silent=True),
-    "exit_message": Fault(lambda: sys.exit("config: unknown dataset 'c5'"), ("user_exit", "bad_arguments"), "no"),
+    "exit_message": Fault(
+        lambda: sys.exit("config: unknown dataset 'c5'"), ("user_exit", "bad_arguments"), "no", silent=True
+    ),
     "arguments": Fault(_arguments, ("bad_arguments",), "no"),
     "nan": Fault(_nan, ("nan_loss",), "no"),
     "command": Fault(_command, (*_USER, "dataset_missing"), "no"),

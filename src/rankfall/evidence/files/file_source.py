@@ -153,7 +153,8 @@ class Source(msgspec.Struct, kw_only=True):
         self.world = max(self.world, *stated, 0)
         for one in islice(_PID_RANKS.finditer(data), MAX_RANKS):
             pid, rank = numbers.matched(one[1]), numbers.matched(one[2])
-            self.pid_ranks[pid] = rank if self.pid_ranks.get(pid, rank) == rank else None
+            if len(self.pid_ranks) < MAX_RANKS:
+                self.pid_ranks[pid] = rank if self.pid_ranks.get(pid, rank) == rank else None
 
     def weighed(self, *, alone: bool) -> Iterator[Evidence]:
         """Yields the file's evidence; a finding whose speaker continued is context.
@@ -363,8 +364,11 @@ class TextReader:
             source.found.append(piece)
         if prefix.node is not None and len(source.tasks) < MAX_RANKS:
             source.tasks.update(prefix.tasks or (() if prefix.rank is None else (prefix.rank,)))
-        others = (msgspec.structs.replace(piece, id=digest(piece.id, task), rank=task) for task in prefix.tasks[1:])
-        source.found += [one for one in others if self._room.take(one)]
+        for task in prefix.tasks[1:]:
+            other = msgspec.structs.replace(piece, id=digest(piece.id, task), rank=task)
+            if not self._room.take(other):
+                break
+            source.found.append(other)
         if finding.fails:
             source.ends[piece.id] = prefix, byte + finding.end - finding.start
 

@@ -265,8 +265,8 @@ def _listed(text: bytes) -> tuple[int, ...]:
         first, _, last = part.partition(b"-")
         begin, end = whole(first, digits=6), whole(last or first, digits=6)
         if begin is not None and end is not None:
-            numbers += range(begin, min(end, begin + _MAX_TASKS) + 1)
-    return tuple(numbers[:_MAX_TASKS])
+            numbers += range(begin, min(end + 1, begin + _MAX_TASKS - len(numbers)))
+    return tuple(numbers)
 
 
 def learn(before: bytes) -> Prefix:
