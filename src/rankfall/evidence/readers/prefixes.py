@@ -21,7 +21,7 @@ from rankfall.model.patterns import Bounded, anchored, bounded
 # Bytes of a line that may contain prefixes.
 _LOOK: Final = 1024
 _MAX_TAGS: Final = 6
-_MAX_TASKS: Final = 1024
+_MAX_TASKS: Final = 256
 # Words of a logger between two tags.
 _MAX_SKIPPED: Final = 6
 # Bytes before a traceback's head that may be a prefix.

@@ -435,6 +435,8 @@ def only_consequences(case: Case, subjects: Subjects) -> Root:
         for number in range(case.world_size or 0)
         if number not in complained and (number not in subjects.ranks or subjects.ranks[number].killed_by is None)
     }
+    if case.run is None and len(silent) > 1:
+        silent = set()  # of a text that may be of some ranks only
     suspects = tuple(sorted(named)) or (tuple(sorted(silent)) if len(silent) < max(1, (case.world_size or 0)) else ())
     quiet_slots = tuple(
         sorted(
