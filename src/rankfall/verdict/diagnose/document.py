@@ -29,7 +29,7 @@ from rankfall.model import (
 from rankfall.model.exit_codes import shell_code
 from rankfall.model.timestamps import Moment, rfc3339
 from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node
-from rankfall.verdict.diagnose.cause_tables import NEAREST, NODE_FAULT_WHEN_SINGLE
+from rankfall.verdict.diagnose.cause_tables import LOST_PEER_SLUGS, NEAREST, NODE_FAULT_WHEN_SINGLE
 from rankfall.verdict.diagnose.consequences import only_text
 from rankfall.verdict.diagnose.no_failure import state_of
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, work_over
@@ -39,6 +39,7 @@ MAX_ALTERNATIVES: Final = 20
 MAX_LINE: Final = 2000
 MAX_MISSING: Final = 20
 MAX_INDEPENDENT: Final = 8
+_NO_FIRST: Final = "a message of the rank that failed first: the existing messages are of ranks that waited for it"
 
 
 def _decisive(piece: Evidence | None) -> Decisive | None:
@@ -315,7 +316,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         decisive=_decisive(piece or nearest),
         evidence=proof_of(subjects, None),
         consequences=consequences_of(subjects, {subject.key} if at_subject and subject else set(), None),
-        missing=tuple(missing) or ("any evidence of why the job ended",),
+        missing=tuple(missing) or (_NO_FIRST if slug in LOST_PEER_SLUGS else "any evidence of why the job ended",),
         phase="teardown" if late else msgspec.UNSET,
         retry="no" if late else info.retry,
         node_action="none",
