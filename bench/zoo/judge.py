@@ -60,12 +60,11 @@ def _cell(launcher: str, name: str, path: Path) -> Cell:
     # All ranks are on one node: the local rank is the global one, and some launchers name no other.
     named = verdict.local_rank if verdict.rank is None else verdict.rank
     rank: Grade = "right" if named == STRUCK else "unknown" if named is None else "wrong"
-    stopped = verdict.retry == "no"
-    action: Grade = "wrong" if fault.retry == "no" and verdict.retry in ("yes", "elsewhere") else "right"
-    if fault.retry == "maybe" and stopped and cause != "right":
-        action = "wrong"
-    if verdict.node_action != "none" or verdict.retry == "elsewhere":
-        action = "wrong"
+    allowed = {"no": {"no", "once"}, "maybe": {"no", "once", "yes"}, "elsewhere": {"once", "elsewhere"}}[fault.retry]
+    # A cautious stop is wrong only with a wrong cause; no text makes a node suspect that others may need.
+    ok = verdict.retry in allowed and (verdict.retry != "no" or fault.retry == "no" or cause == "right")
+    blamed = verdict.node_action != "none" and fault.retry != "elsewhere"
+    action: Grade = "right" if ok and not blamed else "wrong"
     return Cell(launcher, name, slug, verdict.cause.confidence, named, cause, rank, action)
 
 

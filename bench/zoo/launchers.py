@@ -101,6 +101,7 @@ LAUNCHERS: Final[Mapping[str, Launcher]] = {
         "train_torch.py",
         {"DS_ACCELERATOR": "cpu"},
         names_rank=False,
+        without_words=LOST,
     ),
     "lightning": Launcher(LIBRARIES, ("{bin}/python", "{program}"), "train_lightning.py", without_words=LOST),
     "transformers": Launcher(LIBRARIES, (*_TORCHRUN, "{program}"), "train_hf.py"),

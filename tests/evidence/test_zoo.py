@@ -229,3 +229,46 @@ def test_i23_p8_a_silent_rank_went_away_and_a_worker_without_a_signal_died(tmp_p
     )
     assert first_sentence(RAY + RAYLET).startswith("Rank 1 died without a message")
     assert first_sentence(PRTE).startswith("Rank 1 on gpu-3 was killed by SIGKILL")
+
+
+USAGE = "usage: train.py [-h] [--lr LR]\ntrain.py: error: argument --lr: invalid float value: 'fast'\n"
+
+
+def test_i23_p6_a_message_without_a_rank_before_all_complaints_is_that_of_the_silent_rank(answer):
+    assert answer("world_size=3\n" + USAGE + of_ranks(GLOO, 0, 2)) == ("bad_arguments", 1)
+    assert answer("world_size=3\n" + of_ranks(GLOO, 0, 2) + USAGE) == ("bad_arguments", None)
+    assert answer("world_size=4\n" + USAGE + of_ranks(GLOO, 0, 2)) == ("bad_arguments", None)
+    assert answer(USAGE + of_ranks(GLOO, 0, 2)) == ("bad_arguments", None)
+
+
+def test_i23_p2_the_only_process_that_a_launcher_reports_printed_the_message(tmp_path):
+    end = "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with exit code 2\n"
+    (tmp_path / "job.log").write_text(
+        USAGE + HEAD + '  File "/l/torch/multiprocessing/spawn.py", line 221, in join\n' + end
+    )
+    verdict = explain_files([tmp_path / "job.log"]).verdict
+    assert (verdict.cause.slug, verdict.rank, verdict.local_rank) == ("bad_arguments", None, 1)
+
+
+def test_i23_p2_pythons_exit_code_of_an_unknown_process_follows_the_complaint_of_a_rank(answer):
+    loader = "[rank1]: " + HEAD + '[rank1]:   File "/w/t.py", line 3, in f\n'
+    loader += "[rank1]: RuntimeError: DataLoader worker (pid(s) 23847) exited unexpectedly\n"
+    ended = "[2026-11-26 08:20:45,578] [ERROR] [launch.py:259:sigkill_handler] ['python', '--local_rank=2'] exits with return code = {}\n"
+    assert answer(loader + ended.format(1)) == ("dataloader_died", 1)
+    assert answer(of_ranks(GLOO, 0, 2) + ended.format(3)) == ("user_exit", None)
+
+
+def test_i18_p8_lines_that_torchrun_tees_later_are_no_later_progress(answer):
+    usage = "".join(f"[default1]:{line}\n" for line in USAGE.splitlines())
+    steps = "".join(f"[default1]:step {step} loss {1 / (step + 1)}\n" for step in range(5))
+    assert answer(usage + steps)[0] == "bad_arguments"
+    many = "".join(f"[default1]:step {step} loss {1 / (step + 1)}\n" for step in range(2000))
+    assert answer(usage + many)[0] != "bad_arguments"
+
+
+def test_i23_p8_a_build_without_cuda_is_the_same_on_every_node(tmp_path):
+    (tmp_path / "job.log").write_text(
+        HEAD + '  File "/w/t.py", line 3, in f\nAssertionError: Torch not compiled with CUDA enabled\n'
+    )
+    verdict = explain_files([tmp_path / "job.log"]).verdict
+    assert (verdict.cause.slug, verdict.retry, verdict.node_action) == ("no_gpu_visible", "no", "none")

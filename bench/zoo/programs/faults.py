@@ -26,7 +26,7 @@ class Fault:
     Attributes:
         strike: called in the rank; raises, or ends the process.
         causes: slugs that the text of the failed job supports, best first.
-        retry: "no" where the same would happen again, "maybe" where a second attempt may help.
+        retry: "no" where the same would happen again, "maybe" where a second attempt may help, "elsewhere" where another node may.
         torch: needs torch.
         silent: the process prints nothing.
     """
@@ -167,15 +167,18 @@ def _bus_error() -> None:
         view[4096] = 1
 
 
-def _signal(number: signal.Signals) -> Callable[[], None]:
-    def send() -> None:
-        if number == signal.SIGINT:
-            # A shell starts its background jobs without it.
-            signal.signal(number, signal.default_int_handler)
-        os.kill(os.getpid(), number)
-        time.sleep(60)
+class _Signal:
+    """Sends a signal to its own process; a class, because data workers of spawned processes unpickle it."""
 
-    return send
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
+
+    def __call__(self) -> None:
+        if self.number == signal.SIGINT:
+            # A shell starts its background jobs without it.
+            signal.signal(self.number, signal.default_int_handler)
+        os.kill(os.getpid(), self.number)
+        time.sleep(60)
 
 
 def _state_dict() -> None:
@@ -261,14 +264,16 @@ FAULTS: dict[str, Fault] = {
     "segfault": Fault(_segfault, ("segfault",), "no", silent=True),
     "bus_error": Fault(_bus_error, ("shm_exhausted", "native_abort", "segfault"), "maybe", silent=True),
     "abort": Fault(os.abort, ("native_abort",), "no", silent=True),
-    "killed": Fault(_signal(signal.SIGKILL), ("killed_unknown", "host_oom"), "maybe", silent=True),
-    "terminated": Fault(_signal(signal.SIGTERM), ("external_signal",), "maybe", silent=True),
-    "interrupted": Fault(_signal(signal.SIGINT), ("cancelled", "external_signal"), "maybe"),
+    "killed": Fault(_Signal(signal.SIGKILL), ("killed_unknown", "host_oom"), "maybe", silent=True),
+    "terminated": Fault(_Signal(signal.SIGTERM), ("external_signal",), "maybe", silent=True),
+    "interrupted": Fault(_Signal(signal.SIGINT), ("cancelled", "external_signal"), "maybe"),
     "state_dict": Fault(_state_dict, ("checkpoint_mismatch",), "no", torch=True),
     "checkpoint": Fault(_checkpoint, ("checkpoint_corrupt",), "maybe", torch=True),
     "loader_key": Fault(_loader(_key), _USER, "no", torch=True),
-    "loader_killed": Fault(_loader(_signal(signal.SIGKILL)), ("dataloader_died",), "maybe", torch=True),
-    "device": Fault(_device, ("no_gpu_visible",), "maybe", torch=True),
+    "loader_killed": Fault(
+        _loader(_Signal(signal.SIGKILL)), ("dataloader_died", "killed_unknown"), "maybe", torch=True
+    ),
+    "device": Fault(_device, ("no_gpu_visible",), "elsewhere", torch=True),
     "shapes": Fault(_shapes, _USER, "no", torch=True),
 }
 

@@ -194,7 +194,9 @@ class Survival:
 
     def outlived(self, prefix: Prefix, end: int, *, alone: bool, whole: bool) -> bool:
         """True if a finding's speaker continued its work; ``alone``: one process; ``whole``: a whole traceback."""
-        return any(one.outlived(end, sure=sure, whole=whole) for one, sure in self._of(prefix, alone=alone))
+        # torchrun follows a rank's two outputs separately, so older lines may come later.
+        late = FLUSHED if prefix.local_rank is not None and prefix.raw.startswith(b"[") else 0
+        return any(one.outlived(end + late, sure=sure, whole=whole) for one, sure in self._of(prefix, alone=alone))
 
     def passed(self, prefix: Prefix, end: int, *, alone: bool) -> bool:
         """True if the whole job continued for long after a finding, or if its speaker did."""

@@ -91,6 +91,9 @@ WATCHDOG_ABORTS: Final = frozenset({"native_abort.terminate", "native_abort.term
 # How a user or the batch system ends what an exception left: no cause after it.
 ENDS_OF_THE_REST: Final = frozenset({"cancelled", "external_signal", "walltime_or_requeue"})
 
+# Software that lacks something on every node: no retry helps, and no node is suspect.
+BUILDS: Final = frozenset({"no_gpu_visible.build"})
+
 # A child's death, reported by the process that needed it.
 CHILD_DEATHS: Final = frozenset({"killed_unknown.dataloader", "killed_unknown.pool", "killed_unknown.ray_worker"})
 

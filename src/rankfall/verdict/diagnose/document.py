@@ -29,7 +29,7 @@ from rankfall.model import (
 from rankfall.model.exit_codes import shell_code
 from rankfall.model.timestamps import Moment, rfc3339
 from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node
-from rankfall.verdict.diagnose.cause_tables import LOST_PEER_SLUGS, NEAREST, NODE_FAULT_WHEN_SINGLE
+from rankfall.verdict.diagnose.cause_tables import BUILDS, LOST_PEER_SLUGS, NEAREST, NODE_FAULT_WHEN_SINGLE
 from rankfall.verdict.diagnose.consequences import only_text
 from rankfall.verdict.diagnose.no_failure import state_of
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, work_over
@@ -344,6 +344,10 @@ def _role(case: Case, subjects: Subjects, named: Sequence[Subject]) -> str | Non
 def _local_rank(chosen: Candidate) -> int | None:
     if chosen.subject.rank is not None and chosen.subject.rank.local_rank is not None:
         return chosen.subject.rank.local_rank
+    if chosen.best is not None and chosen.best.local_rank is None and chosen.subject.rank is None:
+        # The only process that a launcher reports as ended.
+        ends = {e.local_rank for e in chosen.subject.evidence if e.role == "primary" and e.exit_code is not None}
+        return ends.pop() if len(ends) == 1 else None
     return chosen.best.local_rank if chosen.best else None
 
 
@@ -380,6 +384,8 @@ def _retry_of(default: Retry, chosen: Candidate, case: Case, *, one_node: bool) 
         return "yes" if mark == "retryable" else "no"
     if chosen.best is not None and chosen.best.retry is not None:
         return chosen.best.retry
+    if chosen.best is not None and chosen.best.signature in BUILDS:
+        return "no"
     if one_node and chosen.slug in NODE_FAULT_WHEN_SINGLE:
         return "elsewhere"
     if of_node(chosen.best) and chosen.confidence == "suspected":
@@ -403,6 +409,8 @@ def _node_action(most: NodeAction, chosen: Candidate, *, nowhere: bool) -> NodeA
     ``most``: the catalogue's action. ``nowhere``: all ranks have the fault, so no node's action.
     """
     if nowhere or most == "none" or chosen.confidence in {"suspected", "unknown"}:
+        return "none"
+    if chosen.best is not None and chosen.best.signature in BUILDS:
         return "none"
     trusted = chosen.best is not None and chosen.best.trust in {"kernel", "platform"}
     if most == "taint" and not (trusted and (chosen.confidence == "proven" or not of_node(chosen.best))):

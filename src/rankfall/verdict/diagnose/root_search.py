@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from rankfall.model import Case, Evidence, RankFacts
+from rankfall.model import Case, Evidence, RankFacts, cause_info
 from rankfall.model.patterns import bounded
-from rankfall.model.timestamps import Moment, first_of, order, preceded
+from rankfall.model.timestamps import first_of, preceded
 from rankfall.verdict.diagnose.candidates import (
     CONFIRMED,
     EXPLICIT,
@@ -25,7 +25,7 @@ from rankfall.verdict.diagnose.candidates import (
     outlived_traceback,
     text_place,
 )
-from rankfall.verdict.diagnose.cause_tables import NEAREST, NEVER_CAUSE, NEVER_STARTED, TIMED_OUT
+from rankfall.verdict.diagnose.cause_tables import LOST_PEER_SLUGS, NEAREST, NEVER_CAUSE, NEVER_STARTED
 from rankfall.verdict.diagnose.consequences import (
     drop_deleted_after_failure,
     drop_ends_of_the_rest,
@@ -33,11 +33,13 @@ from rankfall.verdict.diagnose.consequences import (
     drop_outlived,
     drop_without_message_beside_death,
     is_without_message,
-    without_killed_by_srun,
+    left_early,
+    only_silent_rank,
+    without_ends_by_launcher,
     without_stopped_from_outside,
 )
 from rankfall.verdict.diagnose.node_faults import own_exceptions, without_faults_elsewhere
-from rankfall.verdict.diagnose.subjects import OWN_CODE, Subject, Subjects, own_failure
+from rankfall.verdict.diagnose.subjects import OWN_CODE, Subject, Subjects, own_failure, surely_after
 
 MISMATCH: Final = "collective_mismatch"
 
@@ -46,7 +48,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     """Returns the root of this case."""
     root = Root()
     candidates = [c for s in subjects.all.values() if (c := candidate_of(s)) is not None]
-    candidates = without_killed_by_srun(without_stopped_from_outside(candidates, subjects), subjects)
+    candidates = without_ends_by_launcher(without_stopped_from_outside(candidates, subjects), subjects)
     late = [c for c in candidates if c.after_work]
     candidates = [c for c in candidates if not c.after_work]
     if not candidates:
@@ -101,6 +103,25 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     return root
 
 
+def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:
+    """Gives a text's cause to the only rank without a complaint, if all others lost a peer after it."""
+    chosen = root.chosen
+    if chosen is None or root.everywhere or root.unnamed:
+        return root
+    best = chosen.best
+    if best is None or best.source != "log" or chosen.subject.rank is not None or best.local_rank is not None:
+        return root
+    waited = [e for s in subjects.all.values() for e in s.complaints if e.slug in LOST_PEER_SLUGS]
+    if cause_info(chosen.slug).family not in _OF_A_RANK or not all(surely_after(e, best) for e in waited):
+        return root
+    suspects = only_consequences(case, subjects).suspects if waited else ()
+    subject = subjects.all.get(("rank", suspects[0])) if len(suspects) == 1 else None
+    if subject is None:
+        return root
+    named = msgspec.structs.replace(chosen, subject=subject, because="its rank was found by elimination")
+    return msgspec.structs.replace(root, chosen=named)
+
+
 def _parted(candidates: list[Candidate], rejected: list[bool]) -> tuple[list[Candidate], list[Candidate]]:
     both = list(zip(candidates, rejected, strict=True))
     return [c for c, no in both if not no], [c for c, no in both if no]
@@ -133,6 +154,7 @@ def _weaker(chosen: Candidate, other: Candidate) -> str:
     return "an explicit failure outweighs a silent one" if other.tier == SILENT else "weaker kind of evidence"
 
 
+_OF_A_RANK: Final = frozenset({"user", "data", "memory", "gpu", "unknown"})
 # Each rank may have its own.
 _OF_ONE_RANK: Final = frozenset({OWN_CODE, "user_exit", "killed_unknown"})
 
@@ -281,8 +303,6 @@ def _differs(subject: Subject, piece: Evidence, *, others: tuple[int, ...]) -> C
 
 
 _NS: Final = 1_000_000_000
-# Ranks of one collective time out within a fraction of these seconds.
-SILENT_FOR_S: Final = 0.5
 
 
 def most_named_peer(candidates: list[Candidate], subjects: Subjects) -> tuple[Candidate | None, list[Candidate]]:
@@ -302,106 +322,6 @@ def most_named_peer(candidates: list[Candidate], subjects: Subjects) -> tuple[Ca
     chosen = own or msgspec.structs.replace(reports[0], subject=subject, same=[])
     chosen.because = f"{most} ranks name it as the one that differs"
     return chosen, reports
-
-
-def only_silent_rank(case: Case, subjects: Subjects) -> Candidate | None:
-    """Returns the only rank without a complaint when all others timed out in a collective, else None."""
-    words = {
-        subject.rank_number: {(e.slug, e.at) for e in subject.complaints}
-        for subject in subjects.all.values()
-        if subject.rank_number is not None
-    }
-    slugs = {slug for said in words.values() for slug, _ in said}
-    if not slugs & TIMED_OUT or not slugs <= TIMED_OUT | {"peer_lost", "peer_teardown"}:
-        return None
-    spoke = {rank for rank, said in words.items() if {slug for slug, _ in said} - {"peer_teardown"}}
-    quiet = [rank for rank in range(case.world_size or 0) if rank not in spoke]
-    if len(quiet) != 1 or len(spoke) < 2:  # noqa: PLR2004 - with two ranks it is unknown which one waited
-        return None
-    facts = subjects.ranks.get(quiet[0])
-    absent = subjects.all.get(("rank", quiet[0]))
-    if facts is None or absent is None or own_failure(facts):
-        return None
-    # One node's clock: between two, half a second is not significant.
-    near = [
-        at
-        for rank, said in words.items()
-        if rank in subjects.ranks and subjects.ranks[rank].slot == facts.slot
-        for slug, at in said
-        if slug in TIMED_OUT and at is not None
-    ]
-    if facts.state == "ended":
-        if facts.killed_by is None or facts.ended_at is None:
-            return None
-        if near and facts.ended_at - min(near) < SILENT_FOR_S * _NS:
-            return None
-    return Candidate(
-        subject=absent,
-        slug="rank_stuck",
-        tier=HANG,
-        confidence="suspected",
-        at=None,
-        fingerprint="rank_stuck:silent",
-        because="all other ranks timed out in a collective; it alone never complained",
-    )
-
-
-# Maximum seconds by which a busy wrapper detects a rank's end late.
-_NOTICED_WITHIN_S = 2.0
-
-
-def left_early(case: Case, subjects: Subjects) -> Candidate | None:
-    """Returns a rank that exited with 0 while others lost a peer (uneven data), or None."""
-    left = [r for r in subjects.ranks.values() if r.state == "ended" and r.exit_code == 0]
-    fell = [
-        s
-        for s in subjects.all.values()
-        if s.rank is not None and s.rank.state == "ended" and (own_failure(s.rank) or s.rank.killed_by is not None)
-    ]
-    complaints = {e.slug for s in fell for e in s.complaints}
-    if not (complaints & {"peer_lost", "collective_timeout"} or (case.hung and fell)):
-        return None
-    if complaints & {"external_signal"}:
-        return None
-    words = [s.when(e) for s in fell for e in s.evidence if e.role == "secondary" and e.at]
-    # A rank that exited after a complaint did not cause it.
-    ends = {r.rank: subjects.all["rank", r.rank].ended for r in left}
-    late = left
-    left = [r for r in left if not any(order(ends[r.rank], word) == "after" for word in words)]
-    noticed = not left and _missed_by_all(case, late, fell, ends, words)
-    left = late if noticed else left
-    if not left:
-        return None
-    left.sort(key=lambda r: (r.ended_at is None, ends[r.rank].common[0] or 0, r.rank))
-    first = left[0]
-    sure = len(left) == 1 and not noticed
-    return Candidate(
-        subject=subjects.all["rank", first.rank],
-        slug="uneven_data",
-        tier=0,
-        confidence="likely" if sure else "suspected",
-        at=first.ended_at,
-        uncertainty=first.ended_uncertainty or 0.0,
-        fingerprint="uneven_data",
-        because="it ended with 0 while the others still waited for it"
-        if len(left) == 1
-        else f"{len(left)} ranks ended with 0 while others still waited; this one was first",
-    )
-
-
-def _missed_by_all(
-    case: Case, left: list[RankFacts], fell: list[Subject], ends: dict[int, Moment], words: list[Moment]
-) -> bool:
-    """True if one rank exited with 0 right after all others had lost a peer.
-
-    The rank's end is detected later than its connections close.
-    """
-    complained = {s.rank_number for s in fell if any(e.slug == "peer_lost" for e in s.evidence)}
-    if len(left) != 1 or len(fell) < 2 or complained != set(range(case.world_size or 0)) - {left[0].rank}:  # noqa: PLR2004 - undecidable with two ranks
-        return False
-    ended, _ = ends[left[0].rank].common
-    first = min((at for word in words if (at := word.common[0]) is not None), default=None)
-    return ended is not None and first is not None and ended - first <= _NOTICED_WITHIN_S * _NS
 
 
 def _failed_alone(subjects: Subjects) -> bool:

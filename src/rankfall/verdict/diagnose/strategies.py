@@ -15,7 +15,7 @@ from rankfall.model import Case, Diagnosis, Evidence
 from rankfall.verdict.diagnose.candidates import EXPLICIT, Candidate, Root
 from rankfall.verdict.diagnose.document import MAX_MISSING, assemble
 from rankfall.verdict.diagnose.no_failure import state_of
-from rankfall.verdict.diagnose.root_search import find_root
+from rankfall.verdict.diagnose.root_search import find_root, with_silent_rank
 from rankfall.verdict.diagnose.subjects import Subject, Subjects
 
 _MAX_WORDS: Final = 200
@@ -39,7 +39,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
 def causal(case: Case) -> Diagnosis:
     """Applies cause before time: clocks only break ties (errors.md section 5)."""
     subjects = Subjects(case)
-    return assemble(case, subjects, find_root(case, subjects))
+    return assemble(case, subjects, with_silent_rank(find_root(case, subjects), case, subjects))
 
 
 def earliest(case: Case) -> Diagnosis | None:
