@@ -211,6 +211,13 @@ def test_i23_p2_the_reports_of_two_agents_in_one_text_keep_the_rank(answer, orde
     assert answer("".join(texts[number] for number in order)) == ("killed_unknown", 2)
 
 
+@pytest.mark.parametrize("root", [0, 1, 3])
+def test_i23_p2_of_equal_ends_the_one_that_torchrun_observed_first_is_the_root(answer, root):
+    rows = "".join(row(rank, -6, 100 + rank, "SIGABRT") for rank in range(4) if rank != root)
+    last = row(root, -6, 100 + root, "SIGABRT").rpartition("  error_file")[0]
+    assert answer(rows + "Root Cause (first observed failure):\n[0]:\n" + last) == ("native_abort", root)
+
+
 def test_i23_p2_the_first_end_that_spawn_or_deepspeed_reports_came_from_outside(answer):
     spawn = HEAD + '  File "/l/torch/multiprocessing/spawn.py", line 221, in join\n    raise ProcessExitedException(\n'
     spawn += "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGTERM\n"

@@ -102,6 +102,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         finished: Its output shows completed work and no later work.
         step_at: Time of ``step``, node's clock.
         stream: Stream of the launcher's report, if the slot is unknown.
+        reported_first: The launcher observed its end before all others.
     """
 
     rank: int
@@ -128,6 +129,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_line_at: int | None = None
     last_seq: int | None = None
     stream: str | None = None
+    reported_first: bool = False
     where: str = ""
 
 

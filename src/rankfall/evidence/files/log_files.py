@@ -348,4 +348,5 @@ def _reported_facts(source: Source) -> Iterator[RankFacts]:
             killed_by="agent" if by_agent else "foreign" if code < 0 else None,
             stream=source.group,
             where=where,
+            reported_first=row.first,
         )

@@ -67,6 +67,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
         code: Exit code; negative for a signal.
         at: Offset in the chunk in bytes; negative if in the previous chunk.
         host: Name of the machine; None if unknown.
+        first: The launcher observed it before all others.
     """
 
     kind: _Kind
@@ -76,6 +77,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
     local_rank: int | None = None
     code: int | None = None
     host: str | None = None
+    first: bool = False
 
 
 class ReportReader:
@@ -144,7 +146,13 @@ def read_reports(data: bytes) -> Iterator[Reported]:
             yield _reported("exit", match, code=1, local_rank=2, pid=3)
         for match in _numbers(_ROW, data):
             row = _reported("exit", match, rank=1, local_rank=2, code=3, pid=4)
-            yield msgspec.structs.replace(row, host=_host(data, row.at))
+            yield msgspec.structs.replace(row, host=_host(data, row.at), first=_is_root(data, row.at))
+
+
+def _is_root(data: bytes, at: int) -> bool:
+    """True if a row follows the title of the first observed failure."""
+    title = data.rfind(b"Root Cause (first observed failure)", max(0, at - _MAX_FIRST), at)
+    return title >= 0 and data.find(b"exitcode", title, at) < 0
 
 
 def _host(data: bytes, at: int) -> str | None:

@@ -106,6 +106,11 @@ class Candidate(msgspec.Struct, kw_only=True):
         return self.subject.moment(self.at, self.uncertainty, self.stamped)
 
     @property
+    def reported_first(self) -> bool:
+        """True if a launcher observed this rank's end before all others."""
+        return self.subject.rank is not None and self.subject.rank.reported_first
+
+    @property
     def specificity(self) -> int:
         """Specificity of the decisive piece, or 0."""
         return self.best.specificity if self.best else 0

@@ -86,7 +86,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     else:
         earliest, others = _parted(first, preceded([c.moment for c in first]))
     root.rejected += [(c, "failed later, by more than the clocks' uncertainty") for c in others]
-    earliest.sort(key=lambda c: (-c.specificity, -c.support, c.order))
+    earliest = _in_order(earliest)
     chosen = earliest[0]
     root.tied = len(earliest) > 1
     root.rejected += [(c, "failed at the same time as the root, within the clocks' uncertainty") for c in earliest[1:]]
@@ -120,6 +120,12 @@ def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:
         return root
     named = msgspec.structs.replace(chosen, subject=subject, because="its rank was found by elimination")
     return msgspec.structs.replace(root, chosen=named)
+
+
+def _in_order(candidates: list[Candidate]) -> list[Candidate]:
+    """Sorts simultaneous candidates; of equal causes a launcher's first observation is first."""
+    alike = len({c.slug for c in candidates}) == 1
+    return sorted(candidates, key=lambda c: (not (alike and c.reported_first), -c.specificity, -c.support, c.order))
 
 
 def _parted(candidates: list[Candidate], rejected: list[bool]) -> tuple[list[Candidate], list[Candidate]]:
