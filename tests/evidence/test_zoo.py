@@ -265,14 +265,6 @@ def test_i23_p2_pythons_exit_code_of_an_unknown_process_follows_the_complaint_of
     assert answer(of_ranks(GLOO, 0, 2) + ended.format(3)) == ("user_exit", None)
 
 
-def test_i18_p8_lines_that_torchrun_tees_later_are_no_later_progress(answer):
-    usage = "".join(f"[default1]:{line}\n" for line in USAGE.splitlines())
-    steps = "".join(f"[default1]:step {step} loss {1 / (step + 1)}\n" for step in range(5))
-    assert answer(usage + steps)[0] == "bad_arguments"
-    many = "".join(f"[default1]:step {step} loss {1 / (step + 1)}\n" for step in range(2000))
-    assert answer(usage + many)[0] != "bad_arguments"
-
-
 def test_i23_p8_a_build_without_cuda_is_the_same_on_every_node(tmp_path):
     (tmp_path / "job.log").write_text(
         HEAD + '  File "/w/t.py", line 3, in f\nAssertionError: Torch not compiled with CUDA enabled\n'

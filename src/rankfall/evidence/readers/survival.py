@@ -140,7 +140,9 @@ class Speaker(msgspec.Struct):
         after = [at for at in self.advances if at > end]
         if whole:
             explained = bool(after) and (self.last_word > after[0] or after[-1] > end + FLUSHED)
-            return len(after) >= (2 if sure else ADVANCES) and explained
+            # Many lines, and then another traceback.
+            talked = len(self.ordinary) == ORDINARY and end < self.ordinary[0] < self.last_word
+            return (sure and talked) or (len(after) >= (2 if sure else ADVANCES) and explained)
         # A bar is printed again at exit.
         return len(after) >= (2 if sure else 3) or (sure and len(self.ordinary) == ORDINARY and self.ordinary[0] > end)
 
@@ -194,9 +196,7 @@ class Survival:
 
     def outlived(self, prefix: Prefix, end: int, *, alone: bool, whole: bool) -> bool:
         """True if a finding's speaker continued its work; ``alone``: one process; ``whole``: a whole traceback."""
-        # torchrun follows a rank's two outputs separately, so older lines may come later.
-        late = FLUSHED if prefix.local_rank is not None and prefix.raw.startswith(b"[") else 0
-        return any(one.outlived(end + late, sure=sure, whole=whole) for one, sure in self._of(prefix, alone=alone))
+        return any(one.outlived(end, sure=sure, whole=whole) for one, sure in self._of(prefix, alone=alone))
 
     def passed(self, prefix: Prefix, end: int, *, alone: bool) -> bool:
         """True if the whole job continued for long after a finding, or if its speaker did."""

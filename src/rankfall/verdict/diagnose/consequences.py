@@ -218,7 +218,7 @@ def _of_others(candidate: Candidate, own_code: Candidate) -> bool:
 def only_text(chosen: Candidate, subjects: Subjects) -> bool:
     """True if text alone supports the candidate, and another fault may have ended the job."""
     best = chosen.best
-    if best is None or not (chosen.bare or best.outlived):
+    if best is None or not (chosen.bare or best.outlived or (best.passed and best.source == "log")):
         return False
     if best.passed or best.outlived:
         return True
