@@ -256,7 +256,7 @@ RuntimeError: Unable to initialize backend 'tpu': ABORTED: The TPU is already in
     (
         "nccl_invalid_usage",
         """gpu-1:4123:4123 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>
-gpu-1:4123:4123 [0] misc/argcheck.cc:33 NCCL WARN Broadcast : invalid root 8 (root should be in the 0..7 range)
+gpu-1:4123:4123 [0] misc/argcheck.cc:33 NCCL WARN Broadcast : invalid root 8 (root should be in the 0..8 range)
 """,
     ),
     (
