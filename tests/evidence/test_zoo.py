@@ -265,6 +265,19 @@ def test_i23_p2_pythons_exit_code_of_an_unknown_process_follows_the_complaint_of
     assert answer(of_ranks(GLOO, 0, 2) + ended.format(3)) == ("user_exit", None)
 
 
+@pytest.mark.parametrize(
+    "abort",
+    [
+        "*** SIGABRT received at time=1700000000 on cpu 12 ***\n",
+        "Fatal Python error: Aborted\n",
+        "run.sh: line 3: 77 Aborted (core dumped) python t.py\n",
+    ],
+)
+def test_i23_p2_an_abort_after_a_lost_peer_is_its_consequence(answer, abort):
+    assert answer(of_ranks(TIMED_OUT, 0).replace("[rank0]: ", "") + abort)[0] == "collective_timeout"
+    assert answer(abort + of_ranks(TIMED_OUT, 0).replace("[rank0]: ", ""))[0] == "native_abort"
+
+
 def test_i23_p8_a_build_without_cuda_is_the_same_on_every_node(tmp_path):
     (tmp_path / "job.log").write_text(
         HEAD + '  File "/w/t.py", line 3, in f\nAssertionError: Torch not compiled with CUDA enabled\n'

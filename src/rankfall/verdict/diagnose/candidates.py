@@ -20,6 +20,7 @@ from rankfall.model import Confidence, Evidence, cause_info
 from rankfall.model.evidence import StampedBy
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.cause_tables import (
+    ABORTS,
     AT_SHUTDOWN,
     CHILD_DEATHS,
     ENDS_OF_THE_REST,
@@ -129,8 +130,9 @@ def candidate_of(subject: Subject) -> Candidate | None:
     pieces = _without_later_faults(subject, pieces)
     pieces = _without_ends_after_exception(pieces)
     pieces = _without_abort_at_shutdown(subject, pieces)
-    if any(e.slug in LOST_PEER_SLUGS for e in subject.complaints):
+    if lost := [e for e in subject.complaints if e.slug in LOST_PEER_SLUGS]:
         pieces = [e for e in pieces if e.signature not in WATCHDOG_ABORTS]
+        pieces = [e for e in pieces if e.signature not in ABORTS or not any(surely_after(e, one) for one in lost)]
     best = _best(_without_bare_ends(subject, pieces))
     silent = _silent_end(subject, explained=best is not None)
     if best is None or (silent is not None and silent.tier >= CONFIRMED and not _trusted(best)):

@@ -87,6 +87,8 @@ AT_SHUTDOWN: Final = frozenset({"native_abort.thread_left"})
 
 # Aborts that follow a complaint of a collective's watchdog.
 WATCHDOG_ABORTS: Final = frozenset({"native_abort.terminate", "native_abort.terminate_any"})
+# Reports of any abort: a watchdog's only after its complaint.
+ABORTS: Final = frozenset({"native_abort.handler", "native_abort.faulthandler", "native_abort.shell"})
 
 # How a user or the batch system ends what an exception left: no cause after it.
 ENDS_OF_THE_REST: Final = frozenset({"cancelled", "external_signal", "walltime_or_requeue"})
