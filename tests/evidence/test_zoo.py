@@ -77,6 +77,9 @@ def answer(tmp_path):
         ("world_size=2\n", None),
         ("dp_world_size=3, data parallel world size: 3\nWORLD_SIZE=3\n", None),
         ("world_size=3\nworld_size=4\n", None),
+        ("Starting with 3 epochs\nassert world_size == 3\nself.world_size % 3\nif world_size > 3:\n", None),
+        ("{'world_size': 3}\n", 1),
+        ("global_world_sizes=[3, 3, 3]\n", 1),
         ("", None),
     ],
 )

@@ -79,7 +79,7 @@ _NO_ERROR: Final = bounded(
 _FIRST_WORKERS: Final = (b"worker-0", b"trainer-0", b"learner-0", b"proc-0", b"rank-0", b"worker_0", b"rank_0")
 # Statements of the number of ranks (WORLD_SIZE in the environment may count pods); of one rank's peers, one less.
 _WORLD: Final = linear(
-    rb"(?:^|[^A-Za-z_\d.-])(?:(?:dist_|global_)?world_?sizes?\W{1,3}|using world size: |MEMBER: \d+/|Starting with )(\d{1,6})\b"
+    rb"""(?:^|[^A-Za-z_\d.-])(?:(?:dist_|global_)?world_?sizes?["']?(?: ?[=:] ?\[?| )|using world size: |MEMBER: \d+/|registered\. Starting with )(\d{1,6})\b"""
 )
 # Ray's tables of processes.
 _PID_RANKS: Final = linear(rb"\bpid=(\d{1,9})(?:, ip=[\d.]+)?\)[^\n(]{0,90}?\b(?:world_)?rank=(\d{1,6})\b")

@@ -19,6 +19,8 @@ _SIGTERM, _SIGKILL = 15, 9
 _NS: Final = 1_000_000_000
 # Ranks of one collective time out within a fraction of these seconds.
 SILENT_FOR_S: Final = 0.5
+# Seconds after a traceback in which a process certainly ends if nothing catches the exception.
+_LIVED_S: Final = 5.0
 # Maximum seconds by which a busy wrapper detects a rank's end late.
 _NOTICED_WITHIN_S = 2.0
 
@@ -218,7 +220,12 @@ def _of_others(candidate: Candidate, own_code: Candidate) -> bool:
 def only_text(chosen: Candidate, subjects: Subjects) -> bool:
     """True if text alone supports the candidate, and another fault may have ended the job."""
     best = chosen.best
-    if best is None or not (chosen.bare or best.outlived or (best.passed and best.source == "log")):
+    if best is None:
+        return False
+    facts = chosen.subject.rank
+    ended = facts.ended_at if facts is not None else None
+    lived = best.at is not None and ended is not None and ended - best.at > _LIVED_S * _NS
+    if not (chosen.bare or best.outlived or (best.passed and best.source == "log" and lived)):
         return False
     if best.passed or best.outlived:
         return True

@@ -116,7 +116,7 @@ def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:
         return root
     suspects = only_consequences(case, subjects).suspects if waited else ()
     subject = subjects.all.get(("rank", suspects[0])) if len(suspects) == 1 else None
-    if subject is None:
+    if subject is None or chosen.subject.slot_number not in {None, subject.slot_number}:
         return root
     named = msgspec.structs.replace(chosen, subject=subject, because="its rank was found by elimination")
     return msgspec.structs.replace(root, chosen=named)
