@@ -128,12 +128,12 @@ LAUNCHERS: Final[Mapping[str, Launcher]] = {
         "train_mpi.py",
         torch=False,
     ),
-    # Its launcher calls every end that no MPI_Abort announces a SIGKILL, and names no rank.
+    # Its launcher joins the ends of the first process and of those that it stopped, and names no rank.
     "mpich": Launcher(
         ("mpich", "mpi4py"),
         ("{bin}/mpiexec", "-l", "-n", "{world}", "{bin}/python", "-m", "mpi4py", "{program}"),
         "train_mpi.py",
         torch=False,
-        without_words=("killed_unknown",),
+        without_words=("killed_unknown", "unknown"),
     ),
 }

@@ -229,6 +229,13 @@ def test_i23_p2_the_first_end_that_spawn_or_deepspeed_reports_came_from_outside(
     assert answer("world_size=3\n" + of_ranks(GLOO, 0, 2) + ended) == ("external_signal", 1)
 
 
+def test_i23_p2_mpichs_exit_string_may_be_that_of_a_process_that_it_stopped(answer):
+    # Printed after a bus error of rank 1.
+    text = "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID 1896 RUNNING AT vm\n=   EXIT CODE: 7\n"
+    text += "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Terminated (signal 15)\n"
+    assert answer(text) == ("unknown", None)
+
+
 def test_i23_p8_a_silent_rank_went_away_and_a_worker_without_a_signal_died(tmp_path):
     def first_sentence(text: str) -> str:
         (tmp_path / "job.log").write_text(text)
