@@ -214,6 +214,13 @@ def test_i23_p2_the_reports_of_two_agents_in_one_text_keep_the_rank(answer, orde
     assert answer("".join(texts[number] for number in order)) == ("killed_unknown", 2)
 
 
+def test_i23_p2_a_reported_code_keeps_its_meaning_where_the_report_gives_the_rank(answer):
+    report = of_ranks(GLOO, 0) + row(0, -15, 100, "SIGTERM") + "Root Cause (first observed failure):\n[0]:\n"
+    assert answer(report + row(1, 2, 101)) == ("bad_arguments", 1)
+    assert answer(report + row(1, 127, 101)) == ("command_not_found", 1)
+    assert answer(report + row(1, 3, 101)) == ("user_exit", 1)
+
+
 @pytest.mark.parametrize("root", [0, 1, 3])
 def test_i23_p2_of_equal_ends_the_one_that_torchrun_observed_first_is_the_root(answer, root):
     rows = "".join(row(rank, -6, 100 + rank, "SIGABRT") for rank in range(4) if rank != root)

@@ -204,10 +204,13 @@ def _without_bare_ends(subject: Subject, pieces: list[Evidence]) -> list[Evidenc
         # A launcher's report of what it stopped is no complaint of a rank.
         return pieces
     fell_itself = known and not _killed_by_ours(subject)
+    reported = facts.exit_code if facts is not None and subject.slot_number is None else None
     return [
         e
         for e in pieces
         if e.source != "log"
+        # The meaning of the same code, where a report alone gives the facts.
+        or (reported is not None and e.exit_code == reported and e.slug not in _BARE)
         or (e.exit_code is None and (e.slug not in _BARE or (fell_itself and e.signature in CHILD_DEATHS)))
         or (
             not known
