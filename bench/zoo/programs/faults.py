@@ -232,7 +232,7 @@ def _shapes() -> object:
 
 
 _USER = ("user_code_exception",)
-# What each text supports was written down before any of them was explained.
+# Causes were written down before the first job; some were widened after the texts of a launcher had been read (launchers.py, without_words).
 FAULTS: dict[str, Fault] = {
     "key": Fault(_key, _USER, "no"),
     "chained": Fault(_chained, _USER, "no"),
