@@ -1,7 +1,7 @@
 """``make zoo``: real launchers, real faults, and what is said of their text; writes docs/results/zoo.md.
 
-``python -m bench.zoo [LAUNCHER ...] [--fault NAME ...] [--again]``. The texts stay in build/zoo, with labels.jsonl as bench.verdict.corpus reads it; a text
-that is there is not made again without ``--again``. Environments are in the cache folder; the first time takes minutes and gigabytes.
+``python -m bench.zoo [LAUNCHER ...] [--fault NAME ...] [--again]``. The texts stay in build/zoo; a text that is there is
+not made again without ``--again``. Environments are in the cache folder; the first time takes minutes and gigabytes.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ def main(argv: list[str]) -> int:
             continue
         _texts(name, given.fault or list(FAULTS), again=given.again)
     cells = judge.judge(FOLDER, given.launchers or list(LAUNCHERS), given.fault or list(FAULTS))
-    print(judge.page(cells, left_out))
+    text = judge.page(cells, left_out)
+    print(text)
     if not given.launchers and not given.fault:
-        (ROOT / "docs" / "results" / "zoo.md").write_text(judge.page(cells, left_out), encoding="utf-8")
+        (ROOT / "docs" / "results" / "zoo.md").write_text(text, encoding="utf-8")
     return 0 if judge.holds(cells) else 1
 
 

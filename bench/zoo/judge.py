@@ -79,7 +79,7 @@ def page(cells: Sequence[Cell], left_out: dict[str, str]) -> str:
     lines = [
         "# What is said of the text of real launchers",
         "",
-        f"Written by `make zoo` on {day} ({machine()}): {len(cells)} jobs of three ranks; one fault strikes rank {STRUCK} of each.",
+        f"Written by `make zoo` on {day} ({machine()}): {len(cells)} jobs of three or four ranks; one fault strikes rank {STRUCK} of each.",
         "",
         "| launcher | jobs | right | cause wrong | rank wrong | rank unknown | action wrong |",
         "| --- | --- | --- | --- | --- | --- | --- |",

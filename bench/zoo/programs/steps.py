@@ -10,11 +10,16 @@ STEPS = 6
 STRIKES_AT = 3
 
 
+def step_of(rank: int, step: int) -> None:
+    """Begin a step; the rank and the fault that strikes in it come from the environment ZOO_RANK and ZOO_FAULT."""
+    if step == STRIKES_AT and rank == int(os.environ["ZOO_RANK"]):
+        sys.stdout.flush()
+        strike(os.environ["ZOO_FAULT"])
+
+
 def train(rank: int, reduce: Callable[[], object]) -> None:
-    """Run all steps; rank and fault that strikes come from the environment ZOO_RANK and ZOO_FAULT."""
+    """Run all steps."""
     for step in range(STEPS):
-        if step == STRIKES_AT and rank == int(os.environ["ZOO_RANK"]):
-            sys.stdout.flush()
-            strike(os.environ["ZOO_FAULT"])
+        step_of(rank, step)
         reduce()
         print(f"step {step} loss {1 / (step + 1):.4f}", flush=True)

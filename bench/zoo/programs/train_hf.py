@@ -3,7 +3,7 @@
 import os
 
 import torch
-from steps import STRIKES_AT, strike
+from steps import step_of
 from transformers import Trainer, TrainingArguments
 
 
@@ -18,8 +18,7 @@ class Model(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """The loss; the fault strikes here."""
         self.steps += 1
-        if self.steps == STRIKES_AT and int(os.environ["RANK"]) == int(os.environ["ZOO_RANK"]):
-            strike(os.environ["ZOO_FAULT"])
+        step_of(int(os.environ["RANK"]), self.steps)
         return {"loss": self.layer(x).sum()}
 
 

@@ -4,7 +4,7 @@ import os
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from steps import STRIKES_AT, strike
+from steps import step_of
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -17,8 +17,7 @@ class Model(LightningModule):
 
     def training_step(self, batch: list[torch.Tensor], number: int) -> torch.Tensor:
         """The loss; the fault strikes here."""
-        if number == STRIKES_AT and self.global_rank == int(os.environ["ZOO_RANK"]):
-            strike(os.environ["ZOO_FAULT"])
+        step_of(self.global_rank, number)
         return self.layer(batch[0]).sum()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -23,6 +23,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     ABORTS,
     AT_SHUTDOWN,
     CHILD_DEATHS,
+    DEATHS,
     ENDS_OF_THE_REST,
     KERNEL_SIGNATURE_IDS,
     LOST_PEER_SLUGS,
@@ -32,7 +33,6 @@ from rankfall.verdict.diagnose.cause_tables import (
     NODE_FAMILIES,
     NODE_SOURCES,
     OWN_FAULT_SIGNALS,
-    SHELL_DEATHS,
     SUSPECT_ONLY,
     TERMINAL_WINDOW_S,
     TRUSTED,
@@ -212,10 +212,7 @@ def _without_bare_ends(subject: Subject, pieces: list[Evidence]) -> list[Evidenc
         # The meaning of the same code, where a report alone gives the facts.
         or (reported is not None and e.exit_code == reported and e.slug not in _BARE)
         or (e.exit_code is None and (e.slug not in _BARE or (fell_itself and e.signature in CHILD_DEATHS)))
-        or (
-            not known
-            and (e.signature in CHILD_DEATHS | SHELL_DEATHS or all(surely_after(c, e) for c in subject.complaints))
-        )
+        or (not known and (e.signature in DEATHS or all(surely_after(c, e) for c in subject.complaints)))
     ]
 
 

@@ -46,11 +46,11 @@ NEAREST: Final = MappingProxyType(
     }
 )
 
-# Messages of a rank that lost its peer.
-LOST_PEER_SLUGS: Final = frozenset({"peer_lost", "collective_timeout", "rdzv_closed"})
-
 # Messages of ranks that waited for an absent rank.
 TIMED_OUT: Final = frozenset({"collective_timeout", "rdzv_closed"})
+
+# Messages of a rank that lost its peer.
+LOST_PEER_SLUGS: Final = TIMED_OUT | {"peer_lost"}
 
 # Never the cause: a controller's messages and Rankfall's kills.
 NEVER_CAUSE: Final = frozenset({"controller_verdict", "peer_teardown", "teardown_noise", "gpu_app_xid"})
@@ -99,8 +99,8 @@ BUILDS: Final = frozenset({"no_gpu_visible.build"})
 # A child's death, reported by the process that needed it.
 CHILD_DEATHS: Final = frozenset({"killed_unknown.dataloader", "killed_unknown.pool", "killed_unknown.ray_worker"})
 
-# Likewise by a shell, which stops no other process.
-SHELL_DEATHS: Final = frozenset({"killed_unknown.shell"})
+# Likewise by a shell, which stops no other process: no launcher's end of the rest.
+DEATHS: Final = CHILD_DEATHS | {"killed_unknown.shell"}
 
 # Kernel and node messages. In a job's output they override no cause and affect no node.
 KERNEL_SIGNATURE_IDS: Final = frozenset(

@@ -278,22 +278,22 @@ def only_silent_rank(case: Case, subjects: Subjects) -> Candidate | None:
 def left_early(case: Case, subjects: Subjects) -> Candidate | None:
     """Returns a rank that exited with 0 while others lost a peer (uneven data), or None."""
     left = [r for r in subjects.ranks.values() if r.state == "ended" and r.exit_code == 0]
-    fell = [
+    failed = [
         s
         for s in subjects.all.values()
         if s.rank is not None and s.rank.state == "ended" and (own_failure(s.rank) or s.rank.killed_by is not None)
     ]
-    complaints = {e.slug for s in fell for e in s.complaints}
-    if not (complaints & {"peer_lost", "collective_timeout"} or (case.hung and fell)):
+    complaints = {e.slug for s in failed for e in s.complaints}
+    if not (complaints & {"peer_lost", "collective_timeout"} or (case.hung and failed)):
         return None
     if complaints & {"external_signal"}:
         return None
-    words = [s.when(e) for s in fell for e in s.evidence if e.role == "secondary" and e.at]
+    words = [s.when(e) for s in failed for e in s.evidence if e.role == "secondary" and e.at]
     # A rank that exited after a complaint did not cause it.
     ends = {r.rank: subjects.all["rank", r.rank].ended for r in left}
     late = left
     left = [r for r in left if not any(order(ends[r.rank], word) == "after" for word in words)]
-    noticed = not left and _missed_by_all(case, late, fell, ends, words)
+    noticed = not left and _missed_by_all(case, late, failed, ends, words)
     left = late if noticed else left
     if not left:
         return None
@@ -315,14 +315,14 @@ def left_early(case: Case, subjects: Subjects) -> Candidate | None:
 
 
 def _missed_by_all(
-    case: Case, left: list[RankFacts], fell: list[Subject], ends: dict[int, Moment], words: list[Moment]
+    case: Case, left: list[RankFacts], failed: list[Subject], ends: dict[int, Moment], words: list[Moment]
 ) -> bool:
     """True if one rank exited with 0 right after all others had lost a peer.
 
     The rank's end is detected later than its connections close.
     """
-    complained = {s.rank_number for s in fell if any(e.slug == "peer_lost" for e in s.evidence)}
-    if len(left) != 1 or len(fell) < 2 or complained != set(range(case.world_size or 0)) - {left[0].rank}:  # noqa: PLR2004 - undecidable with two ranks
+    complained = {s.rank_number for s in failed if any(e.slug == "peer_lost" for e in s.evidence)}
+    if len(left) != 1 or len(failed) < 2 or complained != set(range(case.world_size or 0)) - {left[0].rank}:  # noqa: PLR2004 - undecidable with two ranks
         return False
     ended, _ = ends[left[0].rank].common
     first = min((at for word in words if (at := word.common[0]) is not None), default=None)

@@ -384,7 +384,7 @@ def _retry_of(default: Retry, chosen: Candidate, case: Case, *, one_node: bool) 
         return "yes" if mark == "retryable" else "no"
     if chosen.best is not None and chosen.best.retry is not None:
         return chosen.best.retry
-    if chosen.best is not None and chosen.best.signature in BUILDS:
+    if _same_everywhere(chosen):
         return "no"
     if one_node and chosen.slug in NODE_FAULT_WHEN_SINGLE:
         return "elsewhere"
@@ -393,6 +393,10 @@ def _retry_of(default: Retry, chosen: Candidate, case: Case, *, one_node: bool) 
     if default == "no" and chosen.confidence in {"suspected", "unknown"} and not case.hung:
         return "once"
     return default
+
+
+def _same_everywhere(chosen: Candidate) -> bool:
+    return chosen.best is not None and chosen.best.signature in BUILDS
 
 
 def _one_node(subjects: Subjects, named: Sequence[Subject]) -> bool:
@@ -410,7 +414,7 @@ def _node_action(most: NodeAction, chosen: Candidate, *, nowhere: bool) -> NodeA
     """
     if nowhere or most == "none" or chosen.confidence in {"suspected", "unknown"}:
         return "none"
-    if chosen.best is not None and chosen.best.signature in BUILDS:
+    if _same_everywhere(chosen):
         return "none"
     trusted = chosen.best is not None and chosen.best.trust in {"kernel", "platform"}
     if most == "taint" and not (trusted and (chosen.confidence == "proven" or not of_node(chosen.best))):

@@ -308,9 +308,6 @@ def _differs(subject: Subject, piece: Evidence, *, others: tuple[int, ...]) -> C
     )
 
 
-_NS: Final = 1_000_000_000
-
-
 def most_named_peer(candidates: list[Candidate], subjects: Subjects) -> tuple[Candidate | None, list[Candidate]]:
     """Returns the peer that most others of a mismatch name, and the reports that name a peer.
 
