@@ -51,7 +51,7 @@ def main() -> int:
         count += len(found)
         broken += [result for result in found if result.problem]
         found.sort(key=lambda one: one.costs[-1].seconds / max(given.size, one.costs[-1].size), reverse=True)
-        for result in found[: given.label]:
+        for result in found[: given.shown]:
             print(_row(result), flush=True)
     for result in broken:
         print(f"BROKEN {result.reader}, {result.input}: {result.problem}")

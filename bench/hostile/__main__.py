@@ -119,7 +119,7 @@ def stopped(folder: Path, shape: str) -> float:
     process = start(folder, shape, home=home, size=1 << 40, plain=False)
     deadline = time.monotonic() + _STOP_S
     much = random.randrange(1, 256 << 20)
-    while sum(path.stat().st_size for path in home.rglob("*.log")) < much and time.monotonic() < deadline:
+    while sum(path.stat().st_size for path in home.glob("runs/*/logs/**/*.log")) < much and time.monotonic() < deadline:
         time.sleep(0.01)
     at = time.time_ns()
     process.send_signal(signal.SIGTERM)

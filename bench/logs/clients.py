@@ -16,7 +16,14 @@ from typing import Final
 from bench.common import ROOT
 from bench.logs.scene import Scene
 
-NAMES: Final = {"kubectl": "`kubectl logs -f -l`", "official": "official Python client, Watch", "ours": "Rankfall"}
+NAMES: Final = {
+    "kubectl": "`kubectl logs -f -l`",
+    "official": "official Python client, Watch",
+    "ours": "`rankfall wait`",
+    "typed": "`rankfall logs -f`",
+}
+# Those of Rankfall.
+OURS: Final = frozenset({"ours", "typed"})
 NEEDED: Final = (
     "bench-logs needs the official Python client of Kubernetes beside Rankfall, for comparison only: "
     "uv pip install --python .venv/bin/python --group bench"
@@ -106,6 +113,10 @@ def start(tool: str, scene: Scene, folder: Path) -> Client:
                 "logs", "-f", "-n", scene.namespace, "-l", scene.selector, "--prefix", "--timestamps"
             )
             argv = [_config(word, scene) for word in argv] + [f"--max-log-requests={scene.pods}", "--tail=-1"]
+        elif tool == "typed":
+            # Of a job that somebody else started: it stores each line too, and shows it.
+            env = scene.environment(folder / "home")
+            argv = [sys.executable, "-m", "rankfall", "logs", "-f", f"job/{scene.job}", "-n", scene.namespace]
         else:
             argv = [sys.executable, "-m", "bench.logs.official", scene.namespace, *scene.names()]
 

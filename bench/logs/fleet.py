@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.common import Row
-from bench.logs.clients import start
+from bench.logs.clients import Client, start
 from bench.logs.scene import scene, until
 from bench.logs.speed import FLEET_SPEC, Where
 from testbed.ondemand import kwok
@@ -43,13 +43,16 @@ def rows(where: Where, fleet: Fleet) -> list[Row]:
             began, before = time.monotonic(), client.memory_kib()
             until(lambda: _heard(run) == PODS, "a line of each pod", limit_s=_LIMIT_S)
             took, heard = time.monotonic() - began, client.memory_kib()
-            time.sleep(_QUIET_S / 4)
-            clock, cpu = time.monotonic(), client.cpu
-            time.sleep(_QUIET_S)
-            share = (client.cpu - cpu) / (time.monotonic() - clock)
+            share = _silent(client)
             refused = (run / "events.jsonl").read_text().count("log 429")
         finally:
             client.end()
+        shown = start("typed", pods, folder / "typed")
+        try:
+            until(lambda: shown.text().count(b"first") == PODS, "a shown line of each pod", limit_s=_LIMIT_S)
+            typed = _silent(shown)
+        finally:
+            shown.end()
     stream = (heard - before) / PODS
     return [
         Row(
@@ -80,7 +83,22 @@ def rows(where: Where, fleet: Fleet) -> list[Row]:
             share <= SILENT_SHARE,
             f"over {_QUIET_S:.0f} s, state and verdict of the run kept meanwhile",
         ),
+        Row(
+            f"{PODS} pods: CPU of `rankfall logs -f` while all are silent",
+            f"{typed:.1%} of a core",
+            f"{SILENT_SHARE:.0%}",
+            typed <= SILENT_SHARE,
+            f"over {_QUIET_S:.0f} s, recorder and console in one process",
+        ),
     ]
+
+
+def _silent(client: Client) -> float:
+    """The share of a core that a client uses while no pod prints."""
+    time.sleep(_QUIET_S / 4)
+    clock, cpu = time.monotonic(), client.cpu
+    time.sleep(_QUIET_S)
+    return (client.cpu - cpu) / (time.monotonic() - clock)
 
 
 def _heard(run: Path) -> int:

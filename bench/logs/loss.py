@@ -1,4 +1,4 @@
-"""What is lost when the connection is cut: three tools on the same pods, through the same proxy, at the same time."""
+"""What is lost when the connection is cut: all tools on the same pods, through the same proxy, at the same time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.logs import numbers
-from bench.logs.clients import NAMES, Client, start
+from bench.logs.clients import NAMES, OURS, Client, start
 from bench.logs.page import Loss
 from bench.logs.scene import Scene, scene, until
 from testbed.client import Kubectl
@@ -97,7 +97,7 @@ def _connected(proxy: Proxy, *, since: int) -> bool:
         for tool, agent in AGENTS.items()
         if one.user_agent.startswith(agent)
     )
-    return all(follows[tool] >= PODS for tool in AGENTS)
+    return all(follows[tool] >= PODS * (len(OURS) if tool in OURS else 1) for tool in AGENTS)
 
 
 def _writing(pods: Scene) -> bool:

@@ -78,6 +78,12 @@ class Scene:
         found = self.kubectl.get("pods", "-n", self.namespace, "-l", self.selector)
         return sorted(item["metadata"]["name"] for item in found["items"])
 
+    @property
+    def job(self) -> str:
+        """Name of its Job."""
+        found = self.kubectl.get("jobs", "-n", self.namespace, "-l", self.selector)
+        return str(found["items"][0]["metadata"]["name"])
+
     def copy(self, to: Path) -> Path:
         """A home with the run as nobody has recorded it yet; the run's directory in it."""
         shutil.copytree(self.home, to)

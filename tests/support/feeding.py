@@ -88,9 +88,9 @@ class Fed:
         )
         self.push.start()
 
-    async def stop(self) -> None:
+    async def stop(self, *, over: bool = False) -> None:
         if self.push is not None:
-            await asyncio.to_thread(self.push.stop)
+            await asyncio.to_thread(self.push.stop, over=over)
             assert not self.push._thread.is_alive()
             self.push = None
 

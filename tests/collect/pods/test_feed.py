@@ -601,6 +601,52 @@ def test_a_node_that_is_lost_ends_the_log_after_some_patience(tmp_path, monkeypa
     play(tmp_path, story)
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_i19_p4_a_pod_of_which_no_end_came_may_have_printed_more_than_was_read(tmp_path, clean):
+    """Its node lost power beside the failure of another one: the attempt ends, and the API still shows it running."""
+
+    async def story(made: World, fed: Fed) -> None:
+        lost, ended = made.add(0), made.add(1)
+        fed.start()
+        for pod in (lost, ended):
+            made.write(pod, b"first")
+            await fed.holds(pod, b"first\n")
+        made.write(ended, b"last")
+        made.end(ended)
+        assert (await fed.closed(ended)).log == "complete"
+        if clean:
+            # The API server ends a stream in good order, too, when it loses the node.
+            lost.faults += ["end"]
+        else:
+            lost.faults += ["502"] * 10_000
+        made.cut(lost)
+        await fed.stop(over=True)
+        (said,) = lost_of_run(fed.run)
+        assert (said.slots, said.lines, said.before, said.unread) == ((0,), None, None, 1)
+        assert said.after is not None
+        assert said.why == f"no end of {lost.name} was reported by n0"
+        assert fed.stream(lost) == b"first\n"
+
+    play(tmp_path, story)
+
+
+def test_i19_p4_a_reading_that_another_one_continues_loses_nothing(tmp_path):
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        fed.start()
+        made.write(pod, b"first")
+        await fed.holds(pod, b"first\n")
+        await fed.restart()
+        assert lost_of_run(fed.run) == ()
+        made.write(pod, record_line(fed.run.id, 0, 1, kind="slot_end", writer="wrapper", printed={"slot": (1, 6)}))
+        await until(lambda: fed.records("slot_end-*.json"), "the last record")
+        # The wrapper wrote its last record, and the kubelet's word is late.
+        await fed.stop(over=True)
+        assert lost_of_run(fed.run) == ()
+
+    play(tmp_path, story)
+
+
 def test_i19_p15_logs_that_cannot_be_read_are_counted_with_the_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(log_tailer, "PATIENCE_S", 0.05)
 

@@ -61,8 +61,10 @@ class Session:
         once: bool = False,
         gather_s: float = GATHER_S,
         stir: Callable[[], None] = lambda: None,
+        over: Callable[[], bool] = lambda: False,
     ) -> None:
         self._kube = kube
+        self._over = over
         self._source = source
         self._troubles = troubles
         self._pods = KnownPods(run_dir, attempt=attempt, source=source, troubles=troubles, stir=stir)
@@ -172,6 +174,8 @@ class Session:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._over():
+            self._logs.give_up()
         self._instances.close()
         self._cluster_context.close()
         self._pods.close()
@@ -306,6 +310,7 @@ class PodCollector:
         self._thread = threading.Thread(target=self._thread_main, name=f"rankfall-pods-a{attempt}", daemon=True)
         self._cancellable = CancellableWork()
         self._session: Session | None = None
+        self._over = False
 
     def start(self) -> None:
         """Starts the thread; does not wait."""
@@ -328,8 +333,12 @@ class PodCollector:
         session = self._session
         return session is None or session.blind
 
-    def stop(self) -> None:
-        """Ends the thread; the next collector reads unfinished data. Idempotent."""
+    def stop(self, *, over: bool = False) -> None:
+        """Ends the thread; the next collector reads unfinished data. Idempotent.
+
+        ``over``: none follows, so logs without end are lost.
+        """
+        self._over = self._over or over
         self._cancellable.end()
         if self._thread.ident is not None:
             self._thread.join(_JOIN_S)
@@ -353,6 +362,7 @@ class PodCollector:
                         once=self._once,
                         gather_s=self._gather_s,
                         stir=self._stir,
+                        over=lambda: self._over,
                     )
                     await (session.take() if self._once else session.run())
             except Exception as error:  # noqa: BLE001 - a silently dead collector would leave the run waiting forever

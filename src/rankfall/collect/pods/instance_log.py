@@ -182,17 +182,18 @@ class InstanceLog:
         """Returns the read position."""
         return Standing(self.cursor.lines, 0 if self._part is None else self._part.sum, self._rest)
 
-    def leave(self) -> bool:
+    def leave(self, *, unheard: bool = False) -> bool:
         """Closes the log for good.
 
-        Returns True if the whole log is stored: the stream ended, or the wrapper wrote its last record.
+        Returns True if the whole log is stored: the stream ended, or the wrapper wrote its last record. With
+        ``unheard`` (no end reported) only the record counts.
 
         Raises:
             OSError: Lines could not be stored.
         """
         if self._part is not None or (not self.cursor.expecting and self._stamps.split(self._rest)[0] is not None):
             self.finish()
-        return self.at_end or self._ended()
+        return (self.at_end and not unheard) or self._ended()
 
     def held(self) -> dict[str, tuple[int, int]]:
         """Returns stored (lines, bytes) by stream: ``slot`` or ``r<rank>``.

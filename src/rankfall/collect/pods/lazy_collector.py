@@ -124,8 +124,8 @@ class LazyCollector:
         while self._troubles:
             yield self._troubles.popleft()
 
-    def stop(self) -> None:
-        """Stops the collector; may be called again."""
+    def stop(self, *, over: bool = False) -> None:
+        """Stops the collector, ``over`` for good; may be called again."""
         if self._collector is not None:
-            self._collector.stop()
+            self._collector.stop(over=over)
             self._collector = None

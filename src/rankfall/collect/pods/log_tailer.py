@@ -104,6 +104,7 @@ class LogTailer:
         container: str,
         log: InstanceLog,
         state: Callable[[], State],
+        unheard: Callable[[], bool] = lambda: False,
         refresh: Callable[[], Awaitable[bool]],
         trouble: Callable[[str, str], None],
         gather_s: float = GATHER_S,
@@ -119,6 +120,7 @@ class LogTailer:
         self._container = container
         self._log = log
         self._state = state
+        self._unheard = unheard
         self._refresh = refresh
         self._trouble = trouble
         self._changed = asyncio.Event()
@@ -165,7 +167,7 @@ class LogTailer:
         while True:
             state = self._state()
             if state == "gone":
-                return self._close("complete" if self._log.leave() else "lost")
+                return self._close("complete" if self._log.leave(unheard=self._unheard()) else "lost")
             if state == "waiting":
                 await self._wait(None, state)
                 continue

@@ -104,6 +104,31 @@ class LogTasks:
                 log.task = asyncio.create_task(self._read_all(pod, log, slot, number))
         pod.idle.update(gone[:-_MAX_MISSED])
 
+    def give_up(self) -> None:
+        """Records missing last lines of each log without end."""
+        for pod in self._pods.by_uid.values():
+            for number, log in pod.logs.items():
+                if log.end is None and pod.fact.slot is not None:
+                    try:
+                        log.end = self._left(pod.fact, pod.fact.slot, number)
+                    except OSError as error:
+                        self._troubles.full(error)
+            self._pods.write(pod)
+
+    def _left(self, fact: PodFact, slot: int, number: int) -> End | None:
+        state = instance_state(fact, number)
+        if state == "waiting":
+            return None
+        stored = self._instances.open(slot, uid=fact.uid, number=number)
+        self._last_words(fact, slot, number)
+        end: End = "complete"
+        if not (self._instances.settle(slot, uid=fact.uid, number=number) or stored.leave(unheard=state == "running")):
+            stored.lose(f"no end of {fact.name} was reported by {fact.node}" if state == "running" else None)
+            end = "lost"
+        stored.cursor.closed = end
+        stored.cursor.commit({})
+        return end
+
     async def _read_all(self, pod: Followed, log: FollowedInstance, slot: int, number: int) -> None:
         uid = pod.fact.uid
         while log.end is None:
@@ -119,6 +144,7 @@ class LogTasks:
                     container=pod.fact.container or self._source.container,
                     log=stored,
                     state=lambda: instance_state(pod.fact, number),
+                    unheard=lambda: pod.fact.unheard,
                     refresh=lambda: self._refresh(pod),
                     trouble=self._troubles.say,
                     gather_s=self._gather_s,

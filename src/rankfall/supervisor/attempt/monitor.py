@@ -140,6 +140,7 @@ class AttemptMonitor:
         """
         self._attempt_end.verdict = settled
         self._scope.start()
+        over = False
         try:
             began = time.monotonic()
             while not self._look():
@@ -156,9 +157,10 @@ class AttemptMonitor:
                 one.slot for one in self.plan.slots if one.slot not in lost and not self._slot_restarts.waits(one.slot)
             ]
             wait_until_left(self.plan, slots, backend=self._backend, control=self._control, wait=self._scope.wait)
+            over = self._control.release_request is None
             return found
         finally:
-            self._scope.stop()
+            self._scope.stop(over=over)
 
     def refused(self, evidence: Evidence) -> None:
         """Records a slot that could not be started; the attempt ends with this cause."""

@@ -142,9 +142,9 @@ class AttemptScope:
         """Starts following pods and logs of a cluster."""
         self._collector.start()
 
-    def stop(self) -> None:
-        """Stops following pods and logs."""
-        self._collector.stop()
+    def stop(self, *, over: bool = False) -> None:
+        """Stops following pods and logs; ``over``: for good."""
+        self._collector.stop(over=over)
 
     @property
     def followed(self) -> bool:

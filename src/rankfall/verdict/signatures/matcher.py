@@ -28,6 +28,10 @@ _ECHO: Final = (
 )
 # Maximum cached automata.
 _MAX_FEWER: Final = 8
+# Lines with the same words before their patterns are searched together; maximum cached sets and counts.
+_OFTEN: Final = 32
+_MAX_SETS: Final = 64
+_MAX_COUNTS: Final = 4096
 _ROLE_ORDER: Final = {"primary": 0, "secondary": 1, "context": 2}
 
 
@@ -67,6 +71,8 @@ class Matcher:
         self._all_words: tuple[str, ...] = ()
         self._patterns: list[str] = []
         self._fewer: dict[frozenset[bytes], Any] = {}
+        self._counts: dict[tuple[int, ...], int] = {}
+        self._sets: dict[tuple[int, ...], Any] = {}
 
     def scan(self, data: bytes) -> Iterator[Hit]:
         """Yields the hits of whole lines in order; the last newline may be absent."""
@@ -138,7 +144,7 @@ class Matcher:
             for word in self._words.Match(line) or ():  # None without a word
                 chosen.update(self._owners[word])
         echo: bool | None = None
-        for index in sorted(chosen):
+        for index in self._likely(line, tuple(sorted(chosen))):
             signature = self.signatures[index]
             match = self._compiled(signature.pattern).search(line)
             if match is None or (signature.unless is not None and self._compiled(signature.unless).search(line)):
@@ -153,6 +159,18 @@ class Matcher:
                 if value is not None
             }
             yield Hit(signature, offset + match.start(), offset + match.end(), offset, offset + len(line), groups)
+
+    def _likely(self, line: bytes, chosen: tuple[int, ...]) -> Iterable[int]:
+        """Returns those of the chosen signatures whose patterns match, or all if their words are rare."""
+        together = self._sets.get(chosen)
+        if together is None:
+            count = self._counts[chosen] = self._counts.get(chosen, 0) + 1
+            if len(self._counts) > _MAX_COUNTS:
+                self._counts.clear()
+            if count < _OFTEN or len(chosen) <= 1 or len(self._sets) >= _MAX_SETS:
+                return chosen
+            together = self._sets[chosen] = patterns.compile_set([self.signatures[each].pattern for each in chosen])
+        return [chosen[each] for each in sorted(together.Match(line) or ())]
 
     def _compiled(self, pattern: str) -> Any:
         compiled = self._one.get(pattern)
