@@ -217,31 +217,38 @@ class Runs:
             done = stage.supervised.run(file, timeout=_RUN_S)
         finally:
             stage.close()
-        left = wait_until(
-            lambda: ("none",) if not still_running(plan) else (), timeout=60, what=f"the end of {cell.id}"
-        )
-        # msgspec makes its reader of a type at first use, and two threads that do so at once have crashed it.
-        with self._reading:
-            runs = list_runs(stage.home)
-            ours = read(runs[0], done, ()) if runs else None
-        # That of the newest verdict, which is the one that is judged.
-        told = [number for number, one in enumerate(ours.verdicts, 1) if one is not None] if ours else []
-        pair = isinstance(cell, Pair) and runs
-        lines = tuple(lines_of(plan, kept_of(runs[0].path))) if pair else ()
-        excuse = stage.cli("status", runs[0].id).stdout if pair else ""
-        self._kubectl.run("delete", cell.backend, "-n", self._namespace, "-l", f"{LABEL}={stage.case}", "--wait=false")
-        attempts = range(1, 1 + (len(ours.verdicts) if ours else 0))
-        seen = Seen(
-            ours=ours,
-            stderr=done.stderr,
-            code=done.returncode,
-            nodes=self._nodes.of(stage.case, attempt=max(told, default=1)),
-            errors=tuple(stage.errors),
-            left=() if left == ("none",) else left,
-            less=tuple(said_less(cell.fault, runs[0], folder / "cut", slot=1)) if cell.id in CUT else (),
-            places={number: self._nodes.of(stage.case, attempt=number) for number in attempts},
-            lines=lines,
-            excuse=excuse,
-        )
-        stage.kept.close()
+        try:
+            try:
+                left: tuple[str, ...] = ()
+                wait_until(lambda: not still_running(plan), timeout=60, what=f"the end of {cell.id}")
+            except AssertionError:
+                # What it is, and the verdict beside it, say more than that it never came.
+                left = still_running(plan)
+            # msgspec makes its reader of a type at first use, and two threads that do so at once have crashed it.
+            with self._reading:
+                runs = list_runs(stage.home)
+                ours = read(runs[0], done, ()) if runs else None
+            # That of the newest verdict, which is the one that is judged.
+            told = [number for number, one in enumerate(ours.verdicts, 1) if one is not None] if ours else []
+            pair = isinstance(cell, Pair) and runs
+            lines = tuple(lines_of(plan, kept_of(runs[0].path))) if pair else ()
+            excuse = stage.cli("status", runs[0].id).stdout if pair else ""
+            self._kubectl.run(
+                "delete", cell.backend, "-n", self._namespace, "-l", f"{LABEL}={stage.case}", "--wait=false"
+            )
+            attempts = range(1, 1 + (len(ours.verdicts) if ours else 0))
+            seen = Seen(
+                ours=ours,
+                stderr=done.stderr,
+                code=done.returncode,
+                nodes=self._nodes.of(stage.case, attempt=max(told, default=1)),
+                errors=tuple(stage.errors),
+                left=left,
+                less=tuple(said_less(cell.fault, runs[0], folder / "cut", slot=1)) if cell.id in CUT else (),
+                places={number: self._nodes.of(stage.case, attempt=number) for number in attempts},
+                lines=lines,
+                excuse=excuse,
+            )
+        finally:
+            stage.kept.close()
         return seen

@@ -160,7 +160,9 @@ def run(argv: Sequence[str]) -> int:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             said = _report(
-                "cannot write to stdout: no space left on its device", "free space, or write to another place", DEFECT
+                f"cannot write to {error.filename or 'stdout'}: no space left on its device",
+                "free space, or write to another place",
+                DEFECT,
             )
             return _leave(said, argv)
         return _leave(_defect(error), argv)

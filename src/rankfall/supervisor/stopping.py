@@ -77,7 +77,9 @@ def mark_jobset_stop(folder: Path, plan: Plan, slots: Iterable[SlotFacts]) -> No
     """Records that the JobSet itself stops its pods, unless a stop is recorded already."""
     stop = jobset_stop(plan, slots)
     if stop is not None and read_stop(folder, plan.attempt) is None:
-        mark_stop(folder, plan.attempt, stop)
+        # The next poll retries on a full disk.
+        with contextlib.suppress(OSError):
+            mark_stop(folder, plan.attempt, stop)
 
 
 def jobset_stop(plan: Plan, slots: Iterable[SlotFacts]) -> Stop | None:

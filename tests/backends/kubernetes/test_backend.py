@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,6 +128,32 @@ def test_a_run_is_held_before_it_makes_anything_and_leaves_nothing_behind(desk: 
     backend.let_go(over=True)
     backend.let_go(over=True)
     assert api.objects == {}
+
+
+def test_i19_p4_a_full_disk_delays_a_stop_and_does_not_end_the_supervision(
+    desk: Desk, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = desk.backend()
+    plan = desk.plan(backend, desk.run)
+    desk.hold(backend, desk.run)
+    backend.submit(plan)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        for name in ("mark_stop", "give_up"):
+            disk.setattr(f"rankfall.backends.kubernetes.backend.{name}", full)
+        assert backend.stop(plan, [0], grace=1, reason="x") == ()
+        assert backend.suspension_state(plan) == SuspensionState(state="free")
+        assert backend.end(plan, [0], grace=1) == 0
+        # A disk that stays full keeps nobody from stopping a job.
+        disk.setattr("rankfall.backends.kubernetes.backend._UNMARKED_S", 0.0)
+        assert backend.stop(plan, [0], grace=1, reason="x") == (0,)
+    assert backend.stop(plan, [0], grace=1, reason="x") == (0,)
+    stop = read_stop(desk.run.path, 1)
+    assert stop is not None
+    assert stop.reason == "x"
 
 
 def test_without_the_lease_nothing_is_made_stopped_or_removed(

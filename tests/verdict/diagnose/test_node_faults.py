@@ -268,3 +268,13 @@ def test_i19_p5_where_only_slots_are_known_their_own_ends_count():
     words = msgspec.structs.replace(_piece("peer_lost", 0, role="secondary", seconds=9.4), rank=None, pid=None)
     assert seen(ended, words).cause.slug == "user_code_exception"
     assert seen(msgspec.structs.replace(ended, state="unknown")).cause.slug in {XID, "user_code_exception"}
+
+
+def test_i19_p5_a_doubtful_fault_of_a_node_yields_to_a_proven_one_of_the_same_time() -> None:
+    """A power cut beside it: which was first the clocks do not show, and both stand in the verdict."""
+    found = told(
+        Fate(how="lost", seconds=9.0), Fate(how="killed", seconds=10.0, fault=9.9), Fate(how="victim", seconds=10.4)
+    )
+    assert (found.cause.slug, found.slot, found.node) == (XID, 1, "node1")
+    assert [(one.slug, one.node) for one in found.independent or ()] == [("node_lost", "node0")]
+    assert "Separate failures" in render_verdict(found)

@@ -5,6 +5,7 @@ Holds the state between calls; pods are read from the run directory. Repeated ca
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -138,6 +139,10 @@ def _condition(item: dict[str, Any]) -> str:
 _T = TypeVar("_T")
 
 
+# Longest delay of a stop by a full disk, seconds.
+_UNMARKED_S: Final = 10.0
+
+
 class ClusterBackend:
     """Backend of one run's successive attempts on Kubernetes."""
 
@@ -149,6 +154,7 @@ class ClusterBackend:
         self._compiled: dict[int, Compiled] = {}
         self._pods = SlotPods()
         self._hold: RunLease | None = None
+        self._unmarked_since: float | None = None
 
     def plan(
         self,
@@ -249,7 +255,13 @@ class ClusterBackend:
             except KubeError:
                 # Another process may supervise the run; the next poll retries.
                 return ()
-        mark_stop(run_dir.path, plan.attempt, Stop(at_ns=time.time_ns(), reason=reason))
+        try:
+            mark_stop(run_dir.path, plan.attempt, Stop(at_ns=time.time_ns(), reason=reason))
+        except OSError:
+            # Without the mark this SIGTERM counts as another sender's, so a full disk delays the stop for a while.
+            self._unmarked_since = self._unmarked_since or time.monotonic()
+            if time.monotonic() - self._unmarked_since < _UNMARKED_S:
+                return ()
         try:
             self._call(plan, lambda kube: suspend(kube, place))
         except KubeError:
@@ -274,7 +286,8 @@ class ClusterBackend:
         del grace
         facts = {slot: self._pods.of(plan, slot) for slot in slots}
         absent = [slot for slot, fact in facts.items() if fact is None or fact.unheard]
-        give_up(run_of(plan), plan.attempt, slots, absent=absent)
+        with contextlib.suppress(OSError):
+            give_up(run_of(plan), plan.attempt, slots, absent=absent)
         return 0
 
     def resizes(self, plan: Plan) -> bool:

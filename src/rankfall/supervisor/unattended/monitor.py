@@ -5,6 +5,7 @@ A start is concluded when over and all pod logs are stored. A poll costs as much
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import time
@@ -246,7 +247,8 @@ class GangMonitor:
             own = [slot for slot in first if ends[slot].signal != signal.SIGTERM] or first
             reason = "Kubernetes ends the other slots when a slot has failed"
             stop = Stop(at_ns=earliest + _AFTER_NS, reason=reason, after=tuple(sorted(own)))
-            mark_stop(self._run_dir.path, self._plan.attempt, stop)
+            with contextlib.suppress(OSError):
+                mark_stop(self._run_dir.path, self._plan.attempt, stop)
         return bool(ends)
 
     # -- the end

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.model import Case, Confidence
+from rankfall.model import Case, Confidence, cause_info
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import HANG, PLATFORM, SILENT, Candidate, Root, candidate_of, of_node
 from rankfall.verdict.diagnose.consequences import is_without_message
@@ -55,13 +55,19 @@ def without_faults_elsewhere(
     return [c for c in candidates if all(c is not one for one, _ in left_out)]
 
 
-def own_exceptions(candidates: Iterable[Candidate]) -> list[tuple[Candidate, str]]:
-    """Returns unchosen, proven exceptions of the job's code."""
-    return [
-        (c, "an exception of the job's own code, which no other failure explains")
-        for c in candidates
-        if c.confidence == "proven" and of_own_code(c.best)
-    ]
+def independent_faults(candidates: Iterable[Candidate], chosen: Candidate) -> list[tuple[Candidate, str]]:
+    """Returns unchosen faults with their own proof: exceptions of the job's code, faults of other nodes."""
+    found = []
+    for c in candidates:
+        if c.confidence == "proven" and of_own_code(c.best):
+            found.append((c, "an exception of the job's own code, which no other failure explains"))
+        elif (
+            c.tier == PLATFORM
+            and c.subject.node not in {None, chosen.subject.node}
+            and cause_info(c.slug).node_action != "none"
+        ):
+            found.append((c, "the platform states it of another node, and no other failure explains it"))
+    return found
 
 
 def _independent(fault: Candidate, fall: _Fall, others: list[tuple[Candidate, _Fall]]) -> str | None:

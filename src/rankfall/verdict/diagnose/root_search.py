@@ -18,6 +18,7 @@ from rankfall.verdict.diagnose.candidates import (
     CONFIRMED,
     EXPLICIT,
     HANG,
+    PLATFORM,
     SILENT,
     Candidate,
     Root,
@@ -38,7 +39,7 @@ from rankfall.verdict.diagnose.consequences import (
     without_ends_by_launcher,
     without_stopped_from_outside,
 )
-from rankfall.verdict.diagnose.node_faults import own_exceptions, without_faults_elsewhere
+from rankfall.verdict.diagnose.node_faults import independent_faults, without_faults_elsewhere
 from rankfall.verdict.diagnose.subjects import OWN_CODE, Subject, Subjects, own_failure, surely_after
 
 MISMATCH: Final = "collective_mismatch"
@@ -91,7 +92,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     root.tied = len(earliest) > 1
     root.rejected += [(c, "failed at the same time as the root, within the clocks' uncertainty") for c in earliest[1:]]
     root.chosen = chosen
-    root.independent += own_exceptions(c for c in candidates if c is not chosen)
+    root.independent += independent_faults((c for c in candidates if c is not chosen), chosen)
     root.everywhere = _everywhere(case, subjects, chosen) or (disputed and chosen.slug == MISMATCH)
     root.unnamed = (tier == HANG and root.tied) or (
         is_without_message(chosen) and bool(chosen.same) and not root.everywhere
@@ -123,9 +124,14 @@ def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:
 
 
 def _in_order(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts simultaneous candidates; of equal causes a launcher's first observation is first."""
+    """Sorts simultaneous candidates: a doubtful fault of a node last, of equal causes a launcher's first one first."""
     alike = len({c.slug for c in candidates}) == 1
-    return sorted(candidates, key=lambda c: (not (alike and c.reported_first), -c.specificity, -c.support, c.order))
+
+    def key(c: Candidate) -> tuple[object, ...]:
+        doubtful = c.tier == PLATFORM and c.confidence == "suspected"
+        return (doubtful, not (alike and c.reported_first), -c.specificity, -c.support, c.order)
+
+    return sorted(candidates, key=key)
 
 
 def _parted(candidates: list[Candidate], rejected: list[bool]) -> tuple[list[Candidate], list[Candidate]]:
