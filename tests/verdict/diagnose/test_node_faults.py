@@ -278,3 +278,17 @@ def test_i19_p5_a_doubtful_fault_of_a_node_yields_to_a_proven_one_of_the_same_ti
     assert (found.cause.slug, found.slot, found.node) == (XID, 1, "node1")
     assert [(one.slug, one.node) for one in found.independent or ()] == [("node_lost", "node0")]
     assert "Separate failures" in render_verdict(found)
+
+
+def test_i19_p5_a_node_that_still_printed_was_not_lost_before() -> None:
+    """Its silence is noticed half a minute later; the last line of its ranks is the bound."""
+    lost = story(
+        Fate(how="lost", seconds=10.5), Fate(how="killed", seconds=9.9, fault=9.0), Fate(how="victim", seconds=10.4)
+    )
+    wide = [
+        msgspec.structs.replace(e, at=at(12.0), uncertainty=31.0) if e.slug == "node_lost" else e for e in lost.evidence
+    ]
+    found = diagnose(msgspec.structs.replace(lost, evidence=tuple(wide))).verdict
+    assert (found.cause.slug, found.slot, found.node) == (XID, 1, "node1")
+    (other,) = found.independent or ()
+    assert (other.slug, other.node) == ("node_lost", "node0")

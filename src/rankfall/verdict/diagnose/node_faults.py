@@ -18,6 +18,7 @@ from rankfall.verdict.diagnose.consequences import is_without_message
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, own_failure
 
 _SIGTERM: Final = 15
+_NS: Final = 1_000_000_000
 # Messages of ranks that wait for a hanging rank.
 _WAITED: Final = frozenset({"collective_timeout", "rdzv_closed"})
 
@@ -53,6 +54,24 @@ def without_faults_elsewhere(
     root.rejected += left_out
     root.independent += left_out
     return [c for c in candidates if all(c is not one for one, _ in left_out)]
+
+
+def time_of(candidate: Candidate, subjects: Subjects) -> Moment:
+    """Returns a candidate's time; a node was not lost before the last line of its ranks."""
+    moment = candidate.moment
+    if candidate.slug != "node_lost":
+        return moment
+    subject = candidate.subject
+    alive = subject.moment(_last_line(subjects, subject.slot_number), 0.0).earliest
+    low, high = moment.earliest, moment.latest
+    if alive is None or low is None or high is None or not low < alive < high:
+        return moment
+    return Moment(at=(alive + high) // 2, uncertainty=(high - alive) / 2 / _NS)
+
+
+def _last_line(subjects: Subjects, slot: int | None) -> int | None:
+    lines = [s.rank.last_line_at for s in subjects.all.values() if s.rank is not None and s.rank.slot == slot]
+    return max((at for at in lines if at is not None), default=None)
 
 
 def independent_faults(candidates: Iterable[Candidate], chosen: Candidate) -> list[tuple[Candidate, str]]:
@@ -111,8 +130,8 @@ def _fall_of(candidate: Candidate, subjects: Subjects, *, fault: bool) -> _Fall:
     there = [s for s in subjects.all.values() if s.rank is not None and s.rank.slot == subject.slot_number]
     silent = place is not None and place.state == "lost" and candidate.tier in {PLATFORM, SILENT}
     if candidate.slug == "node_lost" or silent:
-        alive = max((s.rank.last_line_at or 0 for s in there if s.rank is not None), default=0)
-        return _Fall(failed=True, since=subject.moment(alive or None, 0.0), until=candidate.moment)
+        alive = _last_line(subjects, subject.slot_number)
+        return _Fall(failed=True, since=subject.moment(alive, 0.0), until=candidate.moment)
     if not fault:
         return _Fall(failed=True, since=candidate.moment, until=candidate.moment)
     if place is None:

@@ -39,7 +39,7 @@ from rankfall.verdict.diagnose.consequences import (
     without_ends_by_launcher,
     without_stopped_from_outside,
 )
-from rankfall.verdict.diagnose.node_faults import independent_faults, without_faults_elsewhere
+from rankfall.verdict.diagnose.node_faults import independent_faults, time_of, without_faults_elsewhere
 from rankfall.verdict.diagnose.subjects import OWN_CODE, Subject, Subjects, own_failure, surely_after
 
 MISMATCH: Final = "collective_mismatch"
@@ -85,7 +85,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
         most = max(c.specificity for c in first)
         earliest, others = _parted(first, [c.specificity < most for c in first])
     else:
-        earliest, others = _parted(first, preceded([c.moment for c in first]))
+        earliest, others = _parted(first, preceded([time_of(c, subjects) for c in first]))
     root.rejected += [(c, "failed later, by more than the clocks' uncertainty") for c in others]
     earliest = _in_order(earliest)
     chosen = earliest[0]
