@@ -130,25 +130,28 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
                     attempt=attempt,
                 )
             )
-        request = f"{work.kind} {work.name} is being deleted by a request" if work.deleting else None
+        request, row = (f"{work.kind} {work.name} is being deleted by a request" if work.deleting else None), None
+        at = stamp_ns(work.deleting)
         if request is None and work.suspend:
             by = f", last by {work.held_by}" if work.held_by else ""
             request = f"{work.kind} {work.name} is suspended{by}"
+            row = row_of("suspended", work.held_by or "", None)
+            at = next((stamp_ns(one.at) for one in work.conditions if one.type == "Suspended"), None)
         if request is not None and not ours:
             found.append(
                 Evidence(
                     id=digest("wish", attempt, work.uid, bool(work.deleting)),
                     source="event",
-                    slug="cancelled",
-                    role="context",
+                    slug=row.slug if row is not None else "cancelled",
+                    role=row.role if row is not None else "context",
                     trust="platform",
-                    at=stamp_ns(work.deleting),
+                    at=at,
                     uncertainty=1.0,
                     stamped="server",
                     where=where,
                     line=request,
-                    specificity=50,
-                    fingerprint="cancelled:object",
+                    specificity=row.specificity if row is not None else 50,
+                    fingerprint=f"{row.slug if row is not None else 'cancelled'}:object",
                     attempt=attempt,
                 )
             )
@@ -167,8 +170,8 @@ def _killed_by_probe(said: Iterable[EventFact], pod: PodFact) -> EventFact | Non
     ]
     deleted_ns = stamp_ns(pod.deleting)
     asked = deleted_ns - (pod.grace_s or 0) * _NS if deleted_ns is not None else None
-    disruption = pod.condition("DisruptionTarget")
-    if disruption is not None and disruption.status == "True":
+    taken = (pod.condition("DisruptionTarget"), pod.condition("TerminationTarget"))
+    if any(one is not None and one.status == "True" for one in taken):
         return None
     for probe in failed:
         at = stamp_ns(probe.last or probe.first)

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+
+from rankfall.evidence.cluster.reasons import Reason, row_of
 from rankfall.model import Evidence, RankFacts, SlotFacts
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored
@@ -41,6 +44,8 @@ _SLUGS: Final = MappingProxyType(
 )
 # Taints of an unreachable node.
 _AWAY: Final = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready", "node.kubernetes.io/out-of-service")
+# Ends of pods whose node is gone.
+_BY_CONTROLLER: Final = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 # Reasons of a container whose node returned without it: its end is invented.
 _MADE_UP: Final = frozenset({"Unknown", "ContainerStatusUnknown"})
 # As "System OOM encountered, victim process: python, pid: 4711".
@@ -97,8 +102,10 @@ def node_evidence(
     found: list[Evidence] = []
     for node in nodes:
         for fall in falls.get(node.name, ()):
-            found += [piece for spell in node.spells if (piece := _of_spell(spell, node, fall, attempt=attempt))]
-            found += _of_boots(node, fall, attempt=attempt)
+            own = [piece for spell in node.spells if (piece := _of_spell(spell, node, fall, attempt=attempt))]
+            own += _of_boots(node, fall, attempt=attempt)
+            notice = _notice(node, fall)
+            found += [_reclaimed(piece, notice) for piece in own] if notice is not None else own
             found += [
                 piece
                 for fault in node.faults
@@ -151,29 +158,32 @@ def _silent_since(said: int) -> tuple[int, float]:
 
 
 def _of_spell(spell: Spell, node: NodeFact, fall: SlotFailure, *, attempt: int) -> Evidence | None:
-    since = stamp_ns(spell.since)
-    begun = since if since is not None else spell.seen_ns
+    since, begun = stamp_ns(spell.since), _begun(spell)
     made = stamp_ns(fall.pod.created)
     # A period before the pod existed, or after its deletion request or failure, is unrelated.
     if spell.over_ns is not None and made is not None and spell.over_ns < made:
         return None
     role = "context"
     drained = False
+    row = _row(spell)
+    disruption = fall.pod.condition("DisruptionTarget")
+    by = disruption.reason if disruption is not None and disruption.status == "True" else None
     if spell.type == "taint":
-        if spell.message != "NoExecute":
+        if row is None and spell.message != "NoExecute":
             return None
         slug = "node_lost"
         if spell.reason not in _AWAY:
             # A user drains the node: the taint manager's reason alone would mean a lost node.
-            disruption = fall.pod.condition("DisruptionTarget")
-            drained = disruption is not None and disruption.reason == "DeletionByTaintManager"
-            slug = "preempted"
-        said = f"node {node.name} has the taint {spell.reason}:{spell.message}"
-    elif spell.type in _SLUGS:
-        slug = _SLUGS[spell.type]
-        said = f"node {node.name}: {spell.type} is {spell.status}: {spell.reason or ''} {spell.message or ''}".rstrip()
+            drained = by == "DeletionByTaintManager" and spell.message == "NoExecute"
+            slug = row.slug if row is not None else "preempted"
+    elif row is not None or spell.type in _SLUGS:
+        slug = row.slug if row is not None else _SLUGS[spell.type]
     else:
         return None
+    said = _words(spell, node)
+    if row is not None and not drained:
+        notice = _notice(node, fall)
+        drained = by in _BY_CONTROLLER and notice is not None and notice[0] is spell
     left = stamp_ns(fall.pod.deleting) or fall.pod.seen_ns
     still = spell.over_ns is None or spell.over_ns + _NS >= left
     at, uncertainty = begun, 1.0 if since is not None else 5.0
@@ -202,6 +212,54 @@ def _of_spell(spell: Spell, node: NodeFact, fall: SlotFailure, *, attempt: int) 
         fingerprint=f"{slug}:{spell.type}:{spell.reason}",
         detail=f"condition={spell.type} reason={spell.reason}",
         attempt=attempt,
+    )
+
+
+def _words(spell: Spell, node: NodeFact) -> str:
+    if spell.type == "taint":
+        return f"node {node.name} has the taint {spell.reason}:{spell.message}"
+    return f"node {node.name}: {spell.type} is {spell.status}: {spell.reason or ''} {spell.message or ''}".rstrip()
+
+
+def _row(spell: Spell) -> Reason | None:
+    """Returns the table's row of a platform's notice that it will take the node; None for other spells."""
+    if spell.type == "taint":
+        return row_of("taint", spell.reason or "", None)
+    return row_of("node", spell.type, f"{spell.reason} {spell.message}")
+
+
+def _notice(node: NodeFact, fall: SlotFailure) -> tuple[Spell, str] | None:
+    """Returns the first notice, with its text, before the node was silent; a later one may follow from the loss."""
+    made = stamp_ns(fall.pod.created) or 0
+    left = stamp_ns(fall.pod.deleting) or fall.pod.seen_ns
+    there = [spell for spell in node.spells if spell.over_ns is None or spell.over_ns >= made]
+    lost = [_begun(spell) for spell in there if spell.type == "Ready" and _row(spell) is None]
+    until = max(lost, default=max(left, fall.pod.seen_ns))
+    found = [
+        spell
+        for spell in there
+        if _row(spell) is not None and _begun(spell) <= until and (spell.over_ns is None or spell.over_ns + _NS >= left)
+    ]
+    first = min(found, key=_begun, default=None)
+    return (first, _words(first, node)) if first is not None else None
+
+
+def _begun(spell: Spell) -> int:
+    since = stamp_ns(spell.since)
+    return since if since is not None else spell.seen_ns
+
+
+def _reclaimed(piece: Evidence, notice: tuple[Spell, str]) -> Evidence:
+    """Returns a lost node's evidence as that of a node taken by its platform; other evidence as is."""
+    row = _row(notice[0])
+    if piece.slug != "node_lost" or piece.role != "primary" or row is None:
+        return piece
+    return msgspec.structs.replace(
+        piece,
+        slug=row.slug,
+        line=f"{notice[1]}; then {piece.line}"[:_LINE],
+        specificity=row.specificity,
+        fingerprint=f"{row.slug}:notice",
     )
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import csv
 import functools
 import re
+from collections.abc import Mapping
 from importlib import resources
+from types import MappingProxyType
 from typing import Final, Literal
 
 import msgspec
@@ -20,8 +22,33 @@ from rankfall.model.patterns import Bounded, bounded
 from rankfall.rundir.cluster.clock_bounds import by_server
 from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact, stamp_ns
 
-# Location of a reason; ``made`` and ``work``: Event or condition of an object that creates pods.
-Place = Literal["waiting", "terminated", "pod", "disruption", "scheduled", "event", "made", "work"]
+# Location of a reason; ``made``, ``work``, ``suspended``: Event, condition, suspender of an object that creates pods.
+# ``taint``, ``node``: marks of a node that its platform will take.
+Place = Literal[
+    "waiting",
+    "terminated",
+    "pod",
+    "disruption",
+    "termination",
+    "ready",
+    "scheduled",
+    "event",
+    "made",
+    "work",
+    "suspended",
+    "taint",
+    "node",
+]
+# Conditions of a pod that is taken away: location in the table, and status.
+_TAKEN: Final[Mapping[str, tuple[Place, str]]] = MappingProxyType(
+    {
+        "DisruptionTarget": ("disruption", "True"),
+        # Kueue's.
+        "TerminationTarget": ("termination", "True"),
+        # Volcano's.
+        "Ready": ("ready", "False"),
+    }
+)
 
 _LINE: Final = 1000
 _KILLED: Final = 128 + 9
@@ -88,11 +115,12 @@ def end_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
     found = []
     if fact.reason is not None:
         found.append(_of_pod(fact, fact.reason, attempt=attempt))
-    disruption = fact.condition("DisruptionTarget")
-    if disruption is not None and disruption.status == "True" and disruption.reason:
-        at = stamp_ns(disruption.at)
-        piece = _evidence(fact, "disruption", disruption.reason, disruption.message, at=at, attempt=attempt)
-        found += [piece, _answered(piece, fact, at=at)]
+    for kind, (where, status) in _TAKEN.items():
+        taken = fact.condition(kind)
+        if taken is not None and taken.status == status and taken.reason:
+            at = stamp_ns(taken.at)
+            piece = _evidence(fact, where, taken.reason, taken.message, at=at, attempt=attempt)
+            found += [piece, _answered(piece, fact, at=at)]
     for end in (fact.last, fact.main):
         if end is not None and end.state == "terminated" and end.reason and end.exit_code != 0:
             piece = _evidence(
@@ -218,5 +246,6 @@ def _end_text(end: ContainerFact) -> str:
 
 def _words(where: Place, reason: str) -> str:
     """Returns the text that failure rules match: ``reason=...``, ``condition=...``."""
-    condition = {"disruption": "condition=DisruptionTarget ", "scheduled": "condition=PodScheduled "}.get(where, "")
-    return f"{condition}reason={reason}"
+    conditions = {"scheduled": "PodScheduled", **{place: kind for kind, (place, _) in _TAKEN.items()}}
+    condition = conditions.get(where)
+    return f"condition={condition} reason={reason}" if condition else f"reason={reason}"

@@ -33,6 +33,13 @@ TROUBLE: Final = MappingProxyType(
         "NetworkUnavailable": ("True",),
         "KernelDeadlock": ("True",),
         "ReadonlyFilesystem": ("True",),
+        # The platform will take the node (reasons.csv).
+        "PreemptionScheduled": ("True",),
+        "PreemptScheduled": ("True",),
+        "TerminateScheduled": ("True",),
+        "RedeployScheduled": ("True",),
+        "VMEventScheduled": ("True",),
+        "InstanceExpired": ("True",),
     }
 )
 

@@ -17,7 +17,9 @@ from rankfall.rundir.cluster.pod_source import PodSource
 
 ROLE_LABEL: Final = "rankfall.dev/role"
 _MAX_CONDITIONS: Final = 16
-_KEPT_CONDITIONS: Final = frozenset({"PodScheduled", "DisruptionTarget", "PodReadyToStartContainers", "Ready"})
+_KEPT_CONDITIONS: Final = frozenset(
+    {"PodScheduled", "DisruptionTarget", "TerminationTarget", "PodReadyToStartContainers", "Ready"}
+)
 _OVER: Final = frozenset({"Succeeded", "Failed"})
 _STARTING: Final = frozenset({None, "PodInitializing", "ContainerCreating"})
 

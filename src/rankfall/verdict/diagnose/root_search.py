@@ -25,7 +25,13 @@ from rankfall.verdict.diagnose.candidates import (
     outlived_traceback,
     text_place,
 )
-from rankfall.verdict.diagnose.cause_tables import LOST_PEER_SLUGS, NEAREST, NEVER_CAUSE, NEVER_STARTED
+from rankfall.verdict.diagnose.cause_tables import (
+    LOST_PEER_SLUGS,
+    NEAREST,
+    NEVER_CAUSE,
+    NEVER_STARTED,
+    TAKEN_AWAY,
+)
 from rankfall.verdict.diagnose.consequences import (
     drop_deleted_after_failure,
     drop_ends_of_the_rest,
@@ -72,7 +78,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     candidates, disputed, doubtful = _settle_mismatch(candidates, subjects, root)
     candidates = _merge(_said_of_rank(candidates))
     candidates = drop_generic_after_death(candidates, root)
-    candidates = drop_deleted_after_failure(candidates, root)
+    candidates = drop_deleted_after_failure(candidates, subjects, root)
     candidates = drop_ends_of_the_rest(candidates, root)
     candidates = drop_without_message_beside_death(candidates, root)
     candidates.sort(key=lambda c: (-c.tier, c.order))
@@ -186,7 +192,9 @@ def _merge(candidates: list[Candidate]) -> list[Candidate]:
     groups: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
         mergeable = (
-            candidate.tier in {EXPLICIT, HANG} or candidate.slug == "user_exit" or candidate.slug in NEVER_STARTED
+            candidate.tier in {EXPLICIT, HANG}
+            or candidate.slug == "user_exit"
+            or candidate.slug in NEVER_STARTED | TAKEN_AWAY
         )
         key = candidate.fingerprint if mergeable else f"{candidate.fingerprint}\0{candidate.subject.key}"
         groups[key].append(candidate)
