@@ -44,13 +44,13 @@ class ForeignWorkload:
         """
         return self._loop_thread.look(self._look)
 
-    def pods(self, selector: str, *, gang: str = "") -> dict[str, str]:
-        """Returns pod phases by UID; with ``gang``, the UID of a JobSet, only of its pods.
+    def pods(self, selector: str, *, gang: str = "", execution: int | None = None) -> dict[str, str]:
+        """Returns pod phases by UID; with ``gang`` only of one JobSet, with ``execution`` only of one start of it.
 
         Raises:
             KubeError: The pods are unreadable now.
         """
-        return self._loop_thread.look(lambda kube: self._pods(kube, selector, gang))
+        return self._loop_thread.look(lambda kube: self._pods(kube, selector, gang, execution))
 
     async def _look(self, kube: Kube) -> NativeState | None:
         foreign = self._foreign
@@ -65,14 +65,16 @@ class ForeignWorkload:
         # An object read by name lacks its kind.
         return state_of(foreign.kind, {**found, "kind": resource.kind}, inner=inner)
 
-    async def _pods(self, kube: Kube, selector: str, gang: str) -> dict[str, str]:
+    async def _pods(self, kube: Kube, selector: str, gang: str, execution: int | None) -> dict[str, str]:
         foreign = self._foreign
         found = await kube.list(
             PODS, namespace=foreign.namespace, labels=selector or None, fields=foreign.fields or None
         )
         mine = [
             item
-            for item in await pods_of_gang(kube, found.items, gang, foreign.name, namespace=foreign.namespace)
+            for item in await pods_of_gang(
+                kube, found.items, gang, foreign.name, namespace=foreign.namespace, execution=execution
+            )
             if gang
             or foreign.marks.mine(item["metadata"].get("labels") or {}, item["metadata"].get("creationTimestamp"))
         ]

@@ -214,13 +214,13 @@ class Workload:
         """
         return self._loop_thread.look(self._look)
 
-    def pods(self, selector: str, *, gang: str = "") -> dict[str, str]:
-        """Returns pod phases by UID; with ``gang`` only of one JobSet.
+    def pods(self, selector: str, *, gang: str = "", execution: int | None = None) -> dict[str, str]:
+        """Returns pod phases by UID; with ``gang`` only of one JobSet, with ``execution`` only of one start of it.
 
         Raises:
             KubeError: Unreadable now.
         """
-        return self._loop_thread.look(lambda kube: self._pods(kube, selector, gang))
+        return self._loop_thread.look(lambda kube: self._pods(kube, selector, gang, execution))
 
     def hold(self, *, suspend: bool) -> bool:
         """Suspends or releases the workload; False if it does not exist.
@@ -278,9 +278,12 @@ class Workload:
                 return found
         return None
 
-    async def _pods(self, kube: Kube, selector: str, gang: str) -> dict[str, str]:
+    async def _pods(self, kube: Kube, selector: str, gang: str, execution: int | None) -> dict[str, str]:
         found = await kube.list(PODS, namespace=self._place.namespace, labels=selector)
-        items = await pods_of_gang(kube, found.items, gang, self._place.object, namespace=self._place.namespace)
+        place = self._place
+        items = await pods_of_gang(
+            kube, found.items, gang, place.object, namespace=place.namespace, execution=execution
+        )
         return {uid_of(item): str(item.get("status", {}).get("phase")) for item in items}
 
     async def _hold(self, kube: Kube, *, suspend: bool) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from rankfall.kube.object_fields import COMPLETION_INDEX, MAX_TEXT, mapping, mappings, number, text, word
+from rankfall.kube.object_fields import COMPLETION_INDEX, MAX_TEXT, execution_of, mapping, mappings, number, text, word
 from rankfall.rundir.cluster.manifest_ranks import Launch, launch_of
 from rankfall.rundir.cluster.pod_source import PodSource
 
@@ -73,6 +73,7 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ranks: Local rank -> rank, by a foreign manifest.
         prefixes: Roles in torchrun's prefixes; empty without prefix.
         role: By another tool's labels, or None.
+        execution: Of its JobSet, or None.
         main, last: Training container, and its previous instance.
         log: ``open``, ``complete``, ``lost`` (incomplete), ``none`` (never existed).
         others: Containers that block the pod, as ``name: reason: message``.
@@ -95,6 +96,7 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     overdue: bool = False
     container: str = ""
     role: str | None = None
+    execution: int | None = None
     ranks: dict[int, int] = {}
     prefixes: tuple[str, ...] | None = None
     conditions: tuple[Condition, ...] = ()
@@ -159,6 +161,7 @@ def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: b
         grace_s=number(meta.get("deletionGracePeriodSeconds")),
         container=container,
         role=role if source.marks is not None else None,
+        execution=execution_of(pod),
         ranks=launch.ranks,
         prefixes=launch.roles,
         # First the conditions that a verdict may need.
