@@ -11,7 +11,7 @@ from typing import Final
 
 from rankfall.evidence.cluster.event_evidence import made_events, pod_events, work_evidence
 from rankfall.evidence.cluster.node_evidence import SlotFailure, node_evidence, unheard_evidence
-from rankfall.evidence.cluster.pod_evidence import PodView
+from rankfall.evidence.cluster.pod_evidence import LastWords, PodView
 from rankfall.evidence.facts import Facts
 from rankfall.model import Evidence, RankFacts, SlotFacts
 from rankfall.rundir.cluster.clock_bounds import ClockView, ProofView
@@ -124,6 +124,7 @@ class PlatformView:
         self._cluster_context = ContextView(run, attempt=attempt, catalogue=catalogue, path=context_path)
         self._clocks = ClockView(run, attempt=attempt)
         self._proofs = ProofView(run, attempt=attempt)
+        self._last_words = LastWords(run, attempt=attempt, catalogue=catalogue)
 
     @property
     def problems(self) -> list[str]:
@@ -136,6 +137,8 @@ class PlatformView:
         for slot, delay in self._clocks.poll().items():
             clocks.came(slot, delay)
         changed, found = self.pods.poll()
+        if changed:
+            found += self._last_words.new(self.pods.counting())
         proved = self._proofs.poll()
         if changed or proved:
             self._prove(facts)

@@ -5,19 +5,25 @@ A slot has ended when its container has and its log is stored completely.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from rankfall.evidence.cluster.reasons import NOT_FOUND, end_evidence, waiting_evidence
-from rankfall.model import Evidence, SlotFacts
+from rankfall.evidence import builders
+from rankfall.evidence.cluster.reasons import NEVER_BEGAN, NOT_FOUND, end_evidence, waiting_evidence
+from rankfall.evidence.readers.prefixes import parse_prefix
+from rankfall.evidence.readers.scan import scan
+from rankfall.model import Evidence, Record, SlotFacts, decoding
 from rankfall.model.timestamps import Bound
 from rankfall.rundir.cluster.clock_bounds import of_pod
 from rankfall.rundir.cluster.journal import JournalReader, journal_path
-from rankfall.rundir.cluster.marks import Stop, StopMark, abandoned
+from rankfall.rundir.cluster.log_routes import RECORD_MARK
+from rankfall.rundir.cluster.marks import OWNER_NAME, Identity, Stop, StopMark, abandoned, identity_of
 from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact, stamp_ns
+from rankfall.rundir.streams.content import open_content
+from rankfall.verdict.signatures.catalogue import Catalogue
 
 # Exit codes above this are 128 + signal of process 1.
 _SIGNAL_BASE: Final = 128
@@ -224,3 +230,77 @@ class PodView:
         if stop is None or fact.slot in stop.after or self._end_seen.get(fact.uid, fact.seen_ns) < stop.at_ns:
             return False
         return at is None or at + _NS + late_ns >= stop.at_ns
+
+
+# Bytes at the end of a stream that may repeat a message of at most 4 KiB.
+_TAIL: Final = 64 << 10
+
+
+class LastWords:
+    """Text in the status of ended containers, where their log was not read to its end."""
+
+    def __init__(self, run: Path, *, attempt: int, catalogue: Catalogue) -> None:
+        self._logs = run / "logs" / f"attempt-{attempt}"
+        self._attempt = attempt
+        self._catalogue = catalogue
+        self._decoder = decoding.decoder(Record)
+        self._read: set[tuple[str, int]] = set()
+
+    def new(self, pods: Iterable[PodFact]) -> list[Evidence]:
+        """Returns the evidence of messages since the last call, without lines that the log already gave."""
+        found: list[Evidence] = []
+        for fact in pods:
+            for end in (fact.last, fact.main) if fact.log == "lost" and fact.slot is not None else ():
+                key = (fact.uid, end.restarts) if end is not None else None
+                if end is None or key is None or end.state != "terminated" or not end.message or key in self._read:
+                    continue
+                self._read.add(key)
+                if end.reason not in NEVER_BEGAN:
+                    found += self._of(fact, end, end.message)
+        return found
+
+    def _of(self, fact: PodFact, end: ContainerFact, message: str) -> Iterator[Evidence]:
+        data = b"\n".join(line for line in message.encode(errors="replace").split(b"\n") if not self._is_record(line))
+        stored = self._stored(fact, end)
+        only = next(iter(fact.ranks.values())) if len(fact.ranks) == 1 else None
+        for finding in scan(data, self._catalogue).found:
+            if _words(data[finding.start : finding.end]) not in stored:
+                piece = builders.of_finding(
+                    finding,
+                    stream=f"pod/{fact.name}/{end.restarts}",
+                    byte=finding.start,
+                    where=f"pod/{fact.name}: termination message",
+                    when=None,
+                    rank=only,
+                    slot=fact.slot,
+                    node=fact.node,
+                    attempt=self._attempt,
+                )
+                # A local rank here may be of any process.
+                yield msgspec.structs.replace(piece, local_rank=None)
+
+    def _is_record(self, line: bytes) -> bool:
+        """True for a record of the wrapper, which is read elsewhere."""
+        try:
+            self._decoder.decode(line)
+        except ValueError:
+            return line.startswith(RECORD_MARK)
+        return True
+
+    def _stored(self, fact: PodFact, end: ContainerFact) -> set[bytes]:
+        """Returns the last stored lines of this instance, without prefixes."""
+        mine = Identity(uid=fact.uid, number=end.restarts)
+        found: set[bytes] = set()
+        for owner in self._logs.glob(f"*-{fact.slot}/*/{OWNER_NAME}"):
+            for index in owner.parent.glob("*.idx") if identity_of(owner.parent) == mine else ():
+                try:
+                    with open_content(index.with_suffix(".log")) as content:
+                        data = content.read(max(0, content.size - _TAIL), _TAIL)
+                except OSError:
+                    continue
+                found |= {_words(line) for line in data.split(b"\n")}
+        return found
+
+
+def _words(line: bytes) -> bytes:
+    return line[parse_prefix(line).length :].strip()

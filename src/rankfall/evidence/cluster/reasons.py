@@ -58,7 +58,7 @@ NOT_FOUND: Final = "ContainerStatusUnknown"
 # Seconds after the deadline in which a live node reports a container's end.
 _ANSWERS_S: Final = 30
 _NS: Final = 1_000_000_000
-_NEVER_BEGAN: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
+NEVER_BEGAN: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 _REFUSED: Final = "admission_rejected"
 _REJECTED: Final = "Pod was rejected: "
 _ANY: Final = "*"
@@ -241,7 +241,7 @@ def _when(fact: PodFact, at: int | None, *, node: bool) -> tuple[int, float]:
 def _end_text(end: ContainerFact) -> str:
     """Returns the exit code; for a container that never began, also the runtime's message, which is not the job's."""
     code = f"exit code {end.exit_code}"
-    return f"{code}: {end.message}" if end.reason in _NEVER_BEGAN and end.message else code
+    return f"{code}: {end.message}" if end.reason in NEVER_BEGAN and end.message else code
 
 
 def _words(where: Place, reason: str) -> str:
