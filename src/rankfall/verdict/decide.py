@@ -123,8 +123,7 @@ USER: Final = "user"
 DECLARED: Final = "user_retryable"
 
 
-# Name of the rule for a pod that the platform removed, and its causes and sources. A slot that restarts alone is
-# counted by Kubernetes.
+# Name of the rule for a removed pod, its causes and sources. Kubernetes counts slots that restart alone.
 TAKEN: Final = "taken_away"
 _TAKEN_CAUSES: Final = frozenset({"preempted", "pod_evicted"})
 _PLATFORM: Final = frozenset({"pod", "event", "node"})
@@ -318,7 +317,7 @@ class _Case:
         if spent is not None:
             return self._stop("cause_budget", self._budgets.exhausted(spent), budget=spent.name)
         if self._taken(declared=declared):
-            # Removals repeat without the job's fault, but node pressure may be the job's.
+            # Node pressure may be the job's fault.
             stop = self._repeated() if cause.slug == "pod_evicted" else None
             why = f"the platform removed the pod ({cause.slug}), which does not count in max_restarts"
             return stop or self._retry(TAKEN, why, drawn=drawn, elsewhere=verdict.retry == "elsewhere")

@@ -211,7 +211,7 @@ class Instances:
         self._open: dict[tuple[int, str, int], InstanceLog] = {}
 
     def open(self, slot: int, *, uid: str, number: int) -> InstanceLog:
-        """Returns the log of an instance; creates its folder if missing.
+        """Log of an instance; creates its folder if missing.
 
         Raises:
             OSError: The folder cannot be created or read.
@@ -350,7 +350,7 @@ class Instances:
         )
 
     def folder(self, slot: int, *, uid: str, number: int) -> Path:
-        """Returns the stream folder of an instance, created if missing.
+        """Stream folder of an instance, created if missing.
 
         Raises:
             OSError: The folder cannot be created or read.

@@ -42,7 +42,7 @@ _WATCHED: Final[Mapping[str, tuple[Resource, ...]]] = {
 
 
 async def sets_of_jobs(kube: Kube, name: str, *, namespace: str) -> dict[str, str]:
-    """Returns the owning JobSet's UID by Job UID.
+    """Owning JobSet's UID by Job UID.
 
     Raises:
         KubeError: The Jobs cannot be listed.
@@ -52,7 +52,7 @@ async def sets_of_jobs(kube: Kube, name: str, *, namespace: str) -> dict[str, st
 
 
 def set_of(pod: Mapping[str, Any], sets: Mapping[str, str]) -> str | None:
-    """Returns the UID of a pod's JobSet, or None; ``sets`` is by Job UID."""
+    """UID of a pod's JobSet, or None; ``sets`` is by Job UID."""
     labels = mapping(mapping(pod, "metadata"), "labels")
     return word(labels.get(JOBSET_UID)) or sets.get(word(labels.get(JOB_UID)) or "")
 
@@ -66,7 +66,7 @@ async def pods_of_gang(
     namespace: str,
     execution: int | None = None,
 ) -> Sequence[dict[str, Any]]:
-    """Returns the pods of one JobSet of a TrainJob, and of one ``execution``; an empty ``gang`` and None select all.
+    """Pods of one JobSet of a TrainJob, and of one ``execution``; an empty ``gang`` and None select all.
 
     Raises:
         KubeError: Their Jobs cannot be listed.

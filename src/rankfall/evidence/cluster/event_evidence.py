@@ -41,7 +41,7 @@ _MOST_SLOTS: Final = 256
 def pod_events(
     events: Iterable[EventFact], pods: Mapping[str, PodFact], *, before: Mapping[str, PodFact], attempt: int
 ) -> list[Evidence]:
-    """Returns the evidence of the Events of pods.
+    """Evidence of the Events of pods.
 
     ``before``: last snapshot of each pod before its deletion request.
     """
@@ -68,7 +68,7 @@ def pod_events(
 def made_events(
     events: Iterable[EventFact], slots: Mapping[int, SlotFacts], pods: Mapping[str, PodFact], *, attempt: int
 ) -> list[Evidence]:
-    """Returns the evidence of the Events of objects that create pods.
+    """Evidence of the Events of objects that create pods.
 
     These report uncreated pods and ends of deleted ones.
     """
@@ -101,7 +101,7 @@ def made_events(
 
 
 def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> list[Evidence]:
-    """Returns the evidence of objects that create pods: failed, suspended or being deleted.
+    """Evidence of objects that create pods: failed, suspended or being deleted.
 
     ``ours``: Rankfall had begun to stop the attempt.
     """
@@ -159,7 +159,7 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
 
 
 def _killed_by_probe(said: Iterable[EventFact], pod: PodFact) -> EventFact | None:
-    """Returns the failed probe after which the kubelet stopped a container without a restart, or None.
+    """Failed probe after which the kubelet stopped a container without a restart, or None.
 
     Its message gives no reason, as for a deleted pod.
     """
@@ -215,7 +215,7 @@ def _of_pod(event: EventFact, row: Reason, pod: PodFact, *, attempt: int) -> Evi
 def _exited(
     event: EventFact, code: int, pod: PodFact | None, slots: Mapping[int, SlotFacts], *, attempt: int
 ) -> Evidence:
-    """Returns evidence of a removed pod's exit code, as its Event reports it; counts only without other evidence."""
+    """Evidence of a removed pod's exit code, as its Event reports it; counts only without other evidence."""
     slot = pod.slot if pod is not None else None
     facts = slots.get(slot) if slot is not None else None
     known = facts is not None and (facts.exit_code is not None or facts.signal is not None)

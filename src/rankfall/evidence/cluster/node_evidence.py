@@ -44,7 +44,7 @@ _SLUGS: Final = MappingProxyType(
 )
 # Taints of an unreachable node.
 _AWAY: Final = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready", "node.kubernetes.io/out-of-service")
-# Ends of pods whose node is gone.
+# Reasons of pods whose node vanished.
 _BY_CONTROLLER: Final = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 # Reasons of a container whose node returned without it: its end is invented.
 _MADE_UP: Final = frozenset({"Unknown", "ContainerStatusUnknown"})
@@ -82,7 +82,7 @@ class SlotFailure:
         return running and (self.slot.state == "lost" or self._failed)
 
     def rank(self, *, killed: bool = False) -> int | None:
-        """Returns the only rank of the slot that failed by itself (``killed``: by a SIGKILL); None otherwise."""
+        """Only rank of the slot that failed by itself (``killed``: by a SIGKILL); None otherwise."""
         fell = [r for r in self.ranks if _fell(r) and (not killed or r.signal == _SIGKILL)]
         return fell[0].rank if len(fell) == 1 else None
 
@@ -95,7 +95,7 @@ def node_evidence(
     catalogue: Catalogue,
     attempt: int,
 ) -> list[Evidence]:
-    """Returns the evidence of all nodes; ``falls`` maps a node to its slots' failures."""
+    """Evidence of all nodes; ``falls`` maps a node to its slots' failures."""
     said: dict[str, list[EventFact]] = {}
     for event in events:
         said.setdefault(event.name, []).append(event)
@@ -120,7 +120,7 @@ def node_evidence(
 
 
 def unheard_evidence(fall: SlotFailure, *, attempt: int) -> Evidence | None:
-    """Returns the evidence, by the pod's conditions, that its node stopped reporting, or None.
+    """Evidence, by the pod's conditions, that its node stopped reporting, or None.
 
     This requires no permission to read nodes.
     """
@@ -222,14 +222,14 @@ def _words(spell: Spell, node: NodeFact) -> str:
 
 
 def _row(spell: Spell) -> Reason | None:
-    """Returns the table's row of a platform's notice that it will take the node; None for other spells."""
+    """Table's row of a platform's notice that it will take the node; None for other spells."""
     if spell.type == "taint":
         return row_of("taint", spell.reason or "", None)
     return row_of("node", spell.type, f"{spell.reason} {spell.message}")
 
 
 def _notice(node: NodeFact, fall: SlotFailure) -> tuple[Spell, str] | None:
-    """Returns the first notice, with its text, before the node was silent; a later one may follow from the loss."""
+    """First notice, with its text, before the node was silent; a later one may follow from the loss."""
     made = stamp_ns(fall.pod.created) or 0
     left = stamp_ns(fall.pod.deleting) or fall.pod.seen_ns
     there = [spell for spell in node.spells if spell.over_ns is None or spell.over_ns >= made]
@@ -250,7 +250,7 @@ def _begun(spell: Spell) -> int:
 
 
 def _reclaimed(piece: Evidence, notice: tuple[Spell, str]) -> Evidence:
-    """Returns a lost node's evidence as that of a node taken by its platform; other evidence as is."""
+    """Lost node's evidence as that of a node taken by its platform; other evidence as is."""
     row = _row(notice[0])
     if piece.slug != "node_lost" or piece.role != "primary" or row is None:
         return piece
@@ -264,7 +264,7 @@ def _reclaimed(piece: Evidence, notice: tuple[Spell, str]) -> Evidence:
 
 
 def _of_boots(node: NodeFact, fall: SlotFailure, *, attempt: int) -> list[Evidence]:
-    """Returns evidence of a reboot while the pod was on the node."""
+    """Evidence of a reboot while the pod was on the node."""
     made = stamp_ns(fall.pod.created)
     pairs: list[tuple[Boot, Boot]] = list(zip(node.boots, node.boots[1:], strict=False))
     return [
@@ -295,7 +295,7 @@ def _of_boots(node: NodeFact, fall: SlotFailure, *, attempt: int) -> list[Eviden
 def _of_fault(
     fault: Fault, node: NodeFact, fall: SlotFailure, *, catalogue: Catalogue, attempt: int
 ) -> Evidence | None:
-    """Returns the evidence of a fault that the health agent recorded on the node near the failure; else None."""
+    """Evidence of a fault that the health agent recorded on the node near the failure; else None."""
     near = _near(fault.times, fall.at)
     hit = best(catalogue.match_line(fault.text.encode(), where="kernel"))
     if near is None or fall.at is None or hit is None:
@@ -331,7 +331,7 @@ def _of_fault(
 def _of_event(
     event: EventFact, node: NodeFact, fall: SlotFailure, *, catalogue: Catalogue, attempt: int
 ) -> Evidence | None:
-    """Returns the evidence of a node's Event near the failure, or None."""
+    """Evidence of a node's Event near the failure, or None."""
     at = stamp_ns(event.last) or stamp_ns(event.first)
     near = _near(() if at is None else (at,), fall.at)
     if near is None or fall.at is None:
@@ -366,7 +366,7 @@ def _of_event(
 
 
 def _near(times: Iterable[int], fall: int | None) -> int | None:
-    """Returns the time nearest to the failure; None if none is within the window."""
+    """Time nearest to the failure; None if none is within the window."""
     if fall is None:
         return None
     inside = [at for at in times if fall - BEFORE_S * _NS <= at <= fall + AFTER_S * _NS]

@@ -65,7 +65,7 @@ class PodView:
             self._moved = True
 
     def number_of(self, slot: int, uid: str | None) -> int | None:
-        """Returns the number of this pod among the slot's pods; None if the journal does not contain it."""
+        """Number of this pod among the slot's pods; None if the journal does not contain it."""
         place = self._numbers.get(uid or "")
         return place[1] if place is not None and place[0] == slot else None
 
@@ -80,7 +80,7 @@ class PodView:
         return self._journal.problems
 
     def poll(self) -> tuple[bool, list[Evidence]]:
-        """Returns True if the journal has new data, and evidence of ends, each piece once and as first seen."""
+        """True if the journal has new data, and evidence of ends, each piece once and as first seen."""
         found: list[Evidence] = []
         self._stop = self._mark.read()
         self._given_up = abandoned(self._run, self._attempt) if self._stop is not None else frozenset()
@@ -103,11 +103,11 @@ class PodView:
         return bool(facts) or moved, found
 
     def counting(self) -> list[PodFact]:
-        """Returns all pods of the slots, except those of starts that are not observed."""
+        """All pods of the slots, except those of starts that are not observed."""
         return [fact for fact in self._journal.pods.values() if self._counts(fact)]
 
     def before(self) -> dict[str, PodFact]:
-        """Returns the last snapshot of each pod before its deletion was requested, by UID."""
+        """Last snapshot of each pod before its deletion was requested, by UID."""
         return self._before
 
     def _counts(self, fact: PodFact) -> bool:
@@ -131,12 +131,12 @@ class PodView:
                 self._by_slot.pop(slot, None)
 
     def waiting(self) -> list[Evidence]:
-        """Returns why slots do not start; for a deleted pod, its earlier reasons."""
+        """Reasons against starts of slots; for a deleted pod, its earlier ones."""
         snapshots = (self._before.get(fact.uid, fact) for fact in self._by_slot.values())
         return [piece for fact in snapshots for piece in waiting_evidence(fact, attempt=self._attempt)]
 
     def pods(self) -> dict[int, PodFact]:
-        """Returns the pod of each slot: the newest one, or the observed one."""
+        """Pod of each slot: the newest one, or the observed one."""
         return self._by_slot
 
     def clock_bounds(self, *, server: Bound) -> Iterator[tuple[int, Bound]]:
@@ -145,7 +145,7 @@ class PodView:
             yield slot, of_pod(fact, server=server)
 
     def merged(self, held: SlotFacts, *, late_ns: int = 0) -> SlotFacts:
-        """Returns a slot's facts with its pod's; the wrapper's recorded end has precedence.
+        """Slot's facts with its pod's; the wrapper's recorded end has precedence.
 
         ``late_ns``: nanoseconds by which an event may be later than its timestamp.
         """
@@ -206,7 +206,7 @@ class PodView:
         return msgspec.structs.replace(held, killed_by="wrapper") if after else held
 
     def _ended(self, held: SlotFacts, fact: PodFact, end: ContainerFact, *, late_ns: int) -> SlotFacts:
-        """Returns the container's end, if the wrapper recorded none."""
+        """Container's end, if the wrapper recorded none."""
         code, signal = end.exit_code, end.signal
         if signal is None and code is not None and _SIGNAL_BASE < code <= _SIGNAL_BASE + _HIGHEST_SIGNAL:
             signal = code - _SIGNAL_BASE
@@ -247,7 +247,7 @@ class LastWords:
         self._read: set[tuple[str, int]] = set()
 
     def new(self, pods: Iterable[PodFact]) -> list[Evidence]:
-        """Returns the evidence of messages since the last call, without lines that the log already gave."""
+        """Evidence of new messages, without lines that the log gave."""
         found: list[Evidence] = []
         for fact in pods:
             for end in (fact.last, fact.main) if fact.log == "lost" and fact.slot is not None else ():
@@ -288,7 +288,7 @@ class LastWords:
         return True
 
     def _stored(self, fact: PodFact, end: ContainerFact) -> set[bytes]:
-        """Returns the last stored lines of this instance, without prefixes."""
+        """Last stored lines of this instance, without prefixes."""
         mine = Identity(uid=fact.uid, number=end.restarts)
         found: set[bytes] = set()
         for owner in self._logs.glob(f"*-{fact.slot}/*/{OWNER_NAME}"):

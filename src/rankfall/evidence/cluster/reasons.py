@@ -22,8 +22,8 @@ from rankfall.model.patterns import Bounded, bounded
 from rankfall.rundir.cluster.clock_bounds import by_server
 from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact, stamp_ns
 
-# Location of a reason; ``made``, ``work``, ``suspended``: Event, condition, suspender of an object that creates pods.
-# ``taint``, ``node``: marks of a node that its platform will take.
+# Location of a reason; ``made``, ``work``, ``suspended``: of an object that creates pods; ``taint``, ``node``: of a node
+# that its platform will take.
 Place = Literal[
     "waiting",
     "terminated",
@@ -39,7 +39,7 @@ Place = Literal[
     "taint",
     "node",
 ]
-# Conditions of a pod that is taken away: location in the table, and status.
+# Conditions of a removed pod: location in the table, and status.
 _TAKEN: Final[Mapping[str, tuple[Place, str]]] = MappingProxyType(
     {
         "DisruptionTarget": ("disruption", "True"),
@@ -85,7 +85,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def rows() -> tuple[Reason, ...]:
-    """Returns all rows, in order."""
+    """All rows, in order."""
     text = resources.files(__package__).joinpath("reasons.csv").read_text(encoding="utf-8")
     return tuple(decoding.convert(list(csv.DictReader(text.splitlines())), list[Reason], strict=False))
 
@@ -100,7 +100,7 @@ def _by_place() -> dict[tuple[str, str], tuple[tuple[Bounded[str], Reason], ...]
 
 
 def row_of(where: Place, reason: str, message: str | None) -> Reason | None:
-    """Returns the row of a reason; None if the table has none."""
+    """Row of a reason; None if the table has none."""
     table = _by_place()
     found = table.get((where, reason))
     if found is None:
@@ -111,7 +111,7 @@ def row_of(where: Place, reason: str, message: str | None) -> Reason | None:
 
 
 def end_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
-    """Returns the evidence why a pod ended; remains valid once seen."""
+    """Evidence why a pod ended; remains valid once seen."""
     found = []
     if fact.reason is not None:
         found.append(_of_pod(fact, fact.reason, attempt=attempt))
@@ -136,7 +136,7 @@ def end_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
 
 
 def waiting_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
-    """Returns why a pod does not start; valid only while it waits."""
+    """Reasons against a pod's start; valid only while it waits."""
     if fact.phase != "Pending":
         return []
     found = []
@@ -150,7 +150,7 @@ def waiting_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
 
 
 def _of_pod(fact: PodFact, reason: str, *, attempt: int) -> Evidence | None:
-    """Returns the evidence of a pod's reason, or None.
+    """Evidence of a pod's reason, or None.
 
     The pod's ``startTime`` dates the evidence only if the node refused the pod.
     """
@@ -164,7 +164,7 @@ def _of_pod(fact: PodFact, reason: str, *, attempt: int) -> Evidence | None:
 
 
 def _answered(piece: Evidence | None, fact: PodFact, *, at: int | None) -> Evidence | None:
-    """Returns evidence that a tainted node is alive: it reported the pod's end in time. None if it did not."""
+    """Evidence that a tainted node is alive: it reported the pod's end in time. None if it did not."""
     ended = stamp_ns(fact.main.finished) if fact.main is not None and fact.main.state == "terminated" else None
     if piece is None or piece.slug != "node_lost" or fact.main is None or ended is None or at is None:
         return None
@@ -183,7 +183,7 @@ def _answered(piece: Evidence | None, fact: PodFact, *, at: int | None) -> Evide
 
 
 def _weighed(piece: Evidence | None, end: ContainerFact) -> Evidence | None:
-    """Returns the evidence as is, as context, or None.
+    """Evidence as is, as context, or None.
 
     ``OOMKilled`` means that some process of the container was killed for memory at some time. Code 137 means the whole
     container; for another code the cgroup's counter decides; 143 is another sender's stop.
@@ -239,13 +239,13 @@ def _when(fact: PodFact, at: int | None, *, node: bool) -> tuple[int, float]:
 
 
 def _end_text(end: ContainerFact) -> str:
-    """Returns the exit code; for a container that never began, also the runtime's message, which is not the job's."""
+    """Exit code; for a container that never began, also the runtime's message, which is not the job's."""
     code = f"exit code {end.exit_code}"
     return f"{code}: {end.message}" if end.reason in NEVER_BEGAN and end.message else code
 
 
 def _words(where: Place, reason: str) -> str:
-    """Returns the text that failure rules match: ``reason=...``, ``condition=...``."""
+    """Text that failure rules match: ``reason=...``, ``condition=...``."""
     conditions = {"scheduled": "PodScheduled", **{place: kind for kind, (place, _) in _TAKEN.items()}}
     condition = conditions.get(where)
     return f"condition={condition} reason={reason}" if condition else f"reason={reason}"

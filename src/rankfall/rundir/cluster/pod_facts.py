@@ -122,12 +122,12 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return running and ready is not None and ready.status == "False" and not ready.reason
 
     def condition(self, kind: str) -> Condition | None:
-        """Returns the condition of this type; None if absent."""
+        """Condition of this type; None if absent."""
         return next((one for one in self.conditions if one.type == kind), None)
 
 
 def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: bool = False) -> PodFact:
-    """Returns a pod object's facts; missing or mistyped parts are unknown.
+    """Pod object's facts; missing or mistyped parts are unknown.
 
     ``seen_ns`` in nanoseconds since the epoch; ``gone``: deleted.
     """
@@ -175,7 +175,7 @@ def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: b
 
 
 def later(held: PodFact, fact: PodFact) -> PodFact:
-    """Returns the facts of a pod after one more snapshot; facts that the new snapshot lacks stay.
+    """Facts of a pod after one more snapshot; facts that the new snapshot lacks stay.
 
     Snapshots may overtake each other; a deleted pod's last event may be only a name.
     """

@@ -50,7 +50,7 @@ class NativeState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def native_state(workload: Mapping[str, Any], *, inner: Mapping[str, Any] | None = None) -> NativeState:
-    """Returns the state of a workload by its own conditions.
+    """State of a workload by its own conditions.
 
     ``inner`` is a TrainJob's JobSet with more detail, or None.
     """
@@ -112,7 +112,7 @@ def with_job_of_set(state: NativeState, jobs: Iterable[Mapping[str, Any]]) -> Na
 
 
 def of_restart(selector: str, restart: int | None) -> str:
-    """Returns a selector of pods with this JobSet restart number; None = all."""
+    """Selector of pods with this JobSet restart number; None = all."""
     kept = [part for part in selector.split(",") if not part.startswith(f"{JOBSET_RESTART}=")]
     return ",".join([*kept, *([] if restart is None else [f"{JOBSET_RESTART}={restart}"])])
 
@@ -137,7 +137,7 @@ _JOBSET: Final = "JobSet"
 
 
 def workload_path(run: Path, attempt: int) -> Path:
-    """Returns the path of the journal of an attempt's workload states."""
+    """Path of the journal of an attempt's workload states."""
     return pods_folder(run, attempt) / "workload.jsonl"
 
 
@@ -163,21 +163,21 @@ class WorkloadFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def workload_facts(run: Path, attempt: int) -> dict[str, WorkloadFact]:
-    """Returns the newest facts of an attempt's workloads by UID, in order of first appearance."""
+    """Newest facts of an attempt's workloads by UID, in order of first appearance."""
     reader: SnapshotReader[WorkloadFact] = SnapshotReader(workload_path(run, attempt), WorkloadFact)
     reader.poll()
     return reader.newest
 
 
 def first_gang(facts: Mapping[str, WorkloadFact]) -> str:
-    """Returns the UID of the first JobSet that Rankfall saw of a TrainJob; empty if none."""
+    """UID of the first JobSet that Rankfall saw of a TrainJob; empty if none."""
     if not any(fact.kind == _TRAINJOB for fact in facts.values()):
         return ""
     return next((uid for uid, fact in facts.items() if fact.kind == _JOBSET), "")
 
 
 def end_of(facts: Mapping[str, WorkloadFact], uid: str) -> NativeState | None:
-    """Returns a workload's observed end, or None."""
+    """Workload's observed end, or None."""
     fact = facts.get(uid)
     if fact is None or not fact.state.over:
         return None

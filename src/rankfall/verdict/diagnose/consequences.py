@@ -257,7 +257,7 @@ def only_text(chosen: Candidate, subjects: Subjects) -> bool:
 
 
 def only_silent_rank(case: Case, subjects: Subjects) -> Candidate | None:
-    """Returns the only rank without a complaint when all others timed out in a collective, else None."""
+    """Only rank without a complaint when all others timed out in a collective, else None."""
     words = {
         subject.rank_number: {(e.slug, e.at) for e in subject.complaints}
         for subject in subjects.all.values()
@@ -299,7 +299,7 @@ def only_silent_rank(case: Case, subjects: Subjects) -> Candidate | None:
 
 
 def left_early(case: Case, subjects: Subjects) -> Candidate | None:
-    """Returns a rank that exited with 0 while others lost a peer (uneven data), or None."""
+    """Rank that exited with 0 while others lost a peer (uneven data), or None."""
     left = [r for r in subjects.ranks.values() if r.state == "ended" and r.exit_code == 0]
     failed = [
         s

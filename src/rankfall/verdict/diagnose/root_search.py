@@ -51,7 +51,7 @@ MISMATCH: Final = "collective_mismatch"
 
 
 def find_root(case: Case, subjects: Subjects) -> Root:
-    """Returns the root of this case."""
+    """Root of this case."""
     root = Root()
     candidates = [c for s in subjects.all.values() if (c := candidate_of(s)) is not None]
     candidates = without_ends_by_launcher(without_stopped_from_outside(candidates, subjects), subjects)
@@ -262,7 +262,7 @@ _Call = tuple[str, str]
 
 
 def differing_calls(subjects: Subjects) -> list[Candidate]:
-    """Returns the rank whose call differs from that of most others; all ranks if no call has a majority.
+    """Rank whose call differs from that of most others; all ranks if no call has a majority.
 
     Calls with one number in a watchdog's line, else the calls in which all ranks with a traceback timed out.
     """
@@ -317,7 +317,7 @@ def _differs(subject: Subject, piece: Evidence, *, others: tuple[int, ...]) -> C
 
 
 def most_named_peer(candidates: list[Candidate], subjects: Subjects) -> tuple[Candidate | None, list[Candidate]]:
-    """Returns the peer that most others of a mismatch name, and the reports that name a peer.
+    """Peer that most others of a mismatch name, and the reports that name a peer.
 
     The peer is None unless at least two name it, and no other equally often.
     """
@@ -344,7 +344,7 @@ def _failed_alone(subjects: Subjects) -> bool:
 
 
 def only_consequences(case: Case, subjects: Subjects) -> Root:
-    """Returns a root without a cause: the consequence nearest the origin, and its peers."""
+    """Root without a cause: the consequence nearest the origin, and its peers."""
     spoken: list[tuple[int, bool, int, str, Subject, Evidence]] = []
     named: set[int] = set()
     complained: set[int] = set()
