@@ -382,6 +382,14 @@ def test_i32_a_pod_group_that_kueue_takes_whole_is_one_fact_of_all(world):
     assert verdict.node_action == "none"
 
 
+def test_i32_a_pod_that_had_ended_when_it_was_removed_keeps_its_own_end(world):
+    """Kueue marks finished pods too when their Workload is deleted."""
+    world.pod(0, {}, code=143, gone=False)
+    world.pod(1, kueue("WorkloadDeleted", "Workload is deleted"), code=3, finished=NOTICED)
+    verdict = world.diagnosis().verdict
+    assert (verdict.cause.slug, verdict.slot) == ("user_exit", 1)
+
+
 def test_i32_the_workloads_own_time_limit_is_no_preemption(world):
     reason = "WorkloadEvictedDueToDeactivatedDueToMaximumExecutionTimeExceeded"
     happen(world, Row(("", ""), "", kueue(reason, "The workload is deactivated due to exceeding the maximum")))

@@ -57,6 +57,7 @@ _TERMINATED: Final = 128 + 15
 NOT_FOUND: Final = "ContainerStatusUnknown"
 # Seconds after the deadline in which a live node reports a container's end.
 _ANSWERS_S: Final = 30
+_MARGIN_S: Final = 30
 _NS: Final = 1_000_000_000
 NEVER_BEGAN: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 _REFUSED: Final = "admission_rejected"
@@ -120,6 +121,8 @@ def end_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
         if taken is not None and taken.status == status and taken.reason:
             at = stamp_ns(taken.at)
             piece = _evidence(fact, where, taken.reason, taken.message, at=at, attempt=attempt)
+            if piece is not None and piece.slug != "node_lost" and _ended_before(fact, at):
+                piece = msgspec.structs.replace(piece, role="context")
             found += [piece, _answered(piece, fact, at=at)]
     for end in (fact.last, fact.main):
         if end is not None and end.state == "terminated" and end.reason and end.exit_code != 0:
@@ -161,6 +164,12 @@ def _of_pod(fact: PodFact, reason: str, *, attempt: int) -> Evidence | None:
     refused = row is not None and row.slug == _REFUSED and never_ran
     at = stamp_ns(fact.accepted) if refused else None
     return _evidence(fact, "pod", reason, fact.message, at=at, attempt=attempt, row=row)
+
+
+def _ended_before(fact: PodFact, at: int | None) -> bool:
+    """True if the container had ended: controllers also remove finished pods."""
+    ended = stamp_ns(fact.main.finished) if fact.main is not None and fact.main.state == "terminated" else None
+    return ended is not None and at is not None and by_server(fact, ended) + _MARGIN_S * _NS < at
 
 
 def _answered(piece: Evidence | None, fact: PodFact, *, at: int | None) -> Evidence | None:
