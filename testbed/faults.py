@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from testbed import cgroups, network, process
@@ -130,6 +131,15 @@ def evict(kubectl: Kubectl, namespace: str, pod: str) -> None:
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
     kubectl("create", "--raw", path, "-f", "-", text=json.dumps(body))
+
+
+def take_away(kubectl: Kubectl, namespace: str, pod: str, *, condition: str, reason: str, message: str) -> None:
+    """Mark a pod in its status and delete it, as controllers do that take pods: Kueue, the device taint manager."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    mark = {"type": condition, "status": "True", "reason": reason, "message": message, "lastTransitionTime": now}
+    patch = json.dumps({"status": {"conditions": [mark]}})
+    kubectl("patch", "pod", "-n", namespace, pod, "--subresource=status", "--patch", patch)
+    kubectl("delete", "pod", "-n", namespace, pod, "--wait=false")
 
 
 def kill_container(bed: Bed, namespace: str, pod: str, *, container: str | None = None) -> list[int]:

@@ -45,10 +45,19 @@ class Foreigners:
     def drop(self, path: str) -> None:
         self.do(lambda made: made.objects.pop(path))
 
-    def pod(self, number: int, *, name: str | None = None, labels: dict[str, str] | None = None) -> Pod:
+    def pod(
+        self,
+        number: int,
+        *,
+        name: str | None = None,
+        labels: dict[str, str] | None = None,
+        annotations: dict[str, str] | None = None,
+    ) -> Pod:
         """A pod that runs, of an Indexed Job unless its labels say otherwise."""
         own = {INDEX: str(number)} if labels is None else labels
-        return self.do(lambda made: made.add(number, name=name or f"plain-{number}", labels=own))
+        return self.do(
+            lambda made: made.add(number, name=name or f"plain-{number}", labels=own, annotations=annotations)
+        )
 
     def write(self, pod: Pod, *texts: str) -> None:
         self.do(lambda made: made.write(pod, *(text.encode() for text in texts)))

@@ -11,6 +11,7 @@ import pytest
 from cli.foreign_world import INDEX, UID, Foreigners, conditions, foreigners, meta
 from rankfall.cli import app
 from rankfall.rundir import RunDir, default_home, list_runs
+from rankfall.rundir.cluster.journal import JournalReader, journal_path
 from rankfall.supervisor.unattended import driver, monitor, workload_poller
 from support.feeding import quicken
 from support.helpers import wait_until
@@ -363,6 +364,57 @@ def test_i19_p11_a_gang_that_was_started_again_and_the_end_of_the_job_are_told_b
         "[slot 0] of the second gang\n",
         True,
     )
+
+
+def test_i32_a_gang_that_is_suspended_and_resumed_has_a_number_and_lines_of_its_own(cluster, capsys):
+    """JobSet counts no restart for it; its next pods come before its own status says so."""
+    path = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/here/jobsets/two"
+
+    def shown(execution: int, *, ended: str = "") -> dict:
+        item = jobset(ended=ended)
+        return item | {"status": item["status"] | {"executionAttempts": execution}}
+
+    def gang(execution: int) -> list:
+        marks = {"jobset.sigs.k8s.io/execution-attempt": str(execution)}
+        return [cluster.pod(n, name=f"two-{execution}-{n}", labels=of_gang(n, 0), annotations=marks) for n in range(2)]
+
+    cluster.put(path, shown(0))
+    first = gang(0)
+    cluster.write(first[1], "of the first gang")
+
+    def story() -> None:
+        run = wait_until(
+            lambda: [one for one in list_runs(default_home()) if one.lease_holder()], timeout=20, what="run"
+        )
+        begun = run[0].path / "kube" / "attempt-1" / "start.json"
+        wait_until(begun.exists, timeout=20, what="the first start")
+        logs = run[0].path / "logs" / "attempt-1"
+        wait_until(
+            lambda: any(b"of the first gang" in path.read_bytes() for path in logs.rglob("*.log")),
+            timeout=20,
+            what="the first gang's line",
+        )
+        second = gang(1)
+        cluster.write(second[0], "of the second gang")
+        for pod in first:
+            cluster.end(pod, 143)
+            cluster.do(lambda made, pod=pod: made.delete(pod))
+        cluster.put(path, shown(1))
+        wait_until(lambda: newest(run[0]) == 2, timeout=20, what="the second start")
+        for pod in second:
+            cluster.end(pod)
+        cluster.put(path, shown(1, ended="Completed"))
+
+    teller = threading.Thread(target=story)
+    teller.start()
+    assert app.run(["logs", "-f", "jobset/two", "--no-exec"]) == 0
+    teller.join()
+    out, err = capsys.readouterr()
+    assert out.splitlines() == ["[slot 1] of the first gang", "[slot 0] of the second gang"]
+    assert "rankfall: attempt 2: 2 slots" in err
+    (run,) = list_runs(default_home())
+    pods = [sorted(pod.name for pod in JournalReader.read(journal_path(run.path, n)).values()) for n in (1, 2)]
+    assert pods == [["two-0-0", "two-0-1"], ["two-1-0", "two-1-1"]]
 
 
 def gang_home():

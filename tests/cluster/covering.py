@@ -43,6 +43,7 @@ COVERING = {
     "a job that Rankfall did not start": (
         "test_i19_p11_only_torchruns_own_prefixes_prove_ranks[manifest-without-tee]",
     ),
+    "what a platform takes": ("test_errors_s41_a_fault_on_the_cluster[job-kueue-preempts]",),
     "two faults at once": (
         "test_i19_pairs_of_faults[sigkill-survived]",
         "test_i19_p1_the_pod_that_failed_first_is_named_by_lines_read_later[afterwards]",

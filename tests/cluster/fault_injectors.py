@@ -158,6 +158,10 @@ def _taint(stage: Stage) -> None:
     stage.meanwhile(taint)
 
 
+def _take_away(stage: Stage) -> None:
+    stage.meanwhile(lambda: faults.take_away(stage.kubectl, stage.namespace, _pod_name(stage), **stage.arguments))
+
+
 def _preempt(stage: Stage) -> None:
     """One seat on each node; slot 1's is wanted by a pod that counts more."""
     high, low = f"{stage.case}-high", f"{stage.case}-low"
@@ -414,5 +418,6 @@ INJECTORS: Final[dict[str, Callable[[Stage], None]]] = {
     "small_shm": lambda stage: _small(stage, "/dev/shm", size="2Mi"),
     "suspend": _suspend,
     "taint": _taint,
+    "take_away": _take_away,
     "tmpfs": _tmpfs,
 }

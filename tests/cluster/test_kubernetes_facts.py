@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.run_world import RULES, World
+from faults.cluster_table import SOON
 from rankfall.model.node_health.records import ANNOTATION, NodeHealth, OpenCause, encode_health
 from support.helpers import wait_until
 from testbed import accounts, faults
@@ -290,3 +291,38 @@ def test_health_s31_what_was_recorded_on_the_node_seconds_before_names_node_gpu_
     assert (found["rank"], found["gpu"]) == (1, "0000:4e:00")
     assert re.search(r"xid/79 on gpu 0000:4e:00, \d+\.\d s before rank 1 failed", found["decisive"]["line"])
     assert not any("nodes" in text for text in found["missing"])
+
+
+def test_i32_a_node_that_its_cloud_reclaims_is_taken_away_and_no_fault_of_the_node(world, bed, kubectl, namespace):
+    """The mark of a reclaim first, then the power cut."""
+    may = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}
+    accounts.create(bed.control, kubectl, "rankfall", namespace=namespace, rules=RULES, cluster_rules=[may])
+    run, pods = begun(world, job(namespace, tolerations=SOON))
+    node = pods[1]["spec"]["nodeName"]
+    key = "aws-node-termination-handler/spot-itn"
+    with faults.tainted(kubectl, node, key=key):
+
+        def noticed() -> bool:
+            return any(key in path.read_text() for path in world.only_run().glob("kube/attempt-1/*.jsonl"))
+
+        wait_until(noticed, timeout=60, what="the mark in the run's directory")
+        with faults.node_down(bed, int(node.removeprefix("n"))):
+            world.cli("wait", run, timeout=330)
+            found = ended(world, run)
+    assert said(found) == ("preempted", 1, node, "yes", "none"), found
+    assert key in found["decisive"]["line"]
+
+
+def test_i32_what_a_container_printed_last_stays_in_its_status(world):
+    """Nobody follows: its process is killed, and with it what would have written a message."""
+    run, pods = begun(world, job(world.namespace))
+    name = pods[1]["metadata"]["name"]
+    world.kubectl("exec", name, "-n", world.namespace, "--", "sh", "-c", "kill -KILL -1")
+
+    def last() -> str:
+        (state,) = [one["state"] for one in pods_of(world)[1]["status"]["containerStatuses"] if one["name"] == "main"]
+        return str(state.get("terminated", {}).get("message", ""))
+
+    wait_until(last, timeout=60, what="an end with words")
+    assert "slot 1 begins" in last() or "slot_end" in last()
+    ended(world, run)

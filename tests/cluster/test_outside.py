@@ -98,6 +98,6 @@ def test_jobapi_s18_an_evicted_pod_restarts_the_gang_and_uses_no_budget_of_the_j
     verdict = world.document("why", run, "--attempt", "1")
     assert (verdict["cause"]["slug"], verdict["cause"]["confidence"]) == ("preempted", "proven")
     assert verdict["pod"] == name
-    assert verdict["decision"]["budget"] not in {"app", "user"}
+    assert (verdict["decision"]["rule"], verdict["decision"]["budget"]) == ("taken_away", None)
     go(world, attempt=2)
     assert world.cli("wait", run).returncode == 0

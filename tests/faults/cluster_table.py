@@ -35,6 +35,37 @@ def _slot(
     )
 
 
+# As their controllers write them: Kueue's pkg/controller/jobs/pod and Kubernetes' device taint manager.
+CONDITIONS = (
+    (
+        "kueue-preempts",
+        "TerminationTarget",
+        "WorkloadEvictedDueToPreempted",
+        "Preempted to accommodate a higher priority Workload",
+    ),
+    (
+        "kueue-times-out",
+        "TerminationTarget",
+        "WorkloadEvictedDueToPodsReadyTimeout",
+        "Workload evicted due to a PodsReady timeout",
+    ),
+    ("kueue-has-no-workload", "TerminationTarget", "NoMatchingWorkload", "missing workload"),
+    ("kueue-workload-deleted", "TerminationTarget", "WorkloadDeleted", "Workload is deleted"),
+    (
+        "device-taint",
+        "DisruptionTarget",
+        "DeletionByDeviceTaintManager",
+        "Device Taint manager: deleting due to NoExecute taint",
+    ),
+)
+
+
+def _taken(name: str, condition: str, reason: str, message: str) -> Fault:
+    """A controller marks the pod of slot 1 and deletes it."""
+    arguments = {"condition": condition, "reason": reason, "message": message}
+    return _slot(name, ("preempted",), "take_away", arguments=arguments)
+
+
 def _start(
     name: str, slugs: tuple[str, ...], inject: ClusterInject | None = None, *, retry: frozenset[str], **more: Any
 ) -> Fault:
@@ -78,6 +109,15 @@ TAKEN_AWAY = (
     _slot("preempted", ("preempted",), "preempt"),
     _slot("drained", ("preempted",), "drain"),
     _slot("no-execute-taint", ("preempted",), "taint", weak=("node_lost",)),
+    *(_taken(name, condition, reason, message) for name, condition, reason, message in CONDITIONS),
+    # Two at once: no eviction raises a KeyError.
+    Fault(
+        "evicted-while-a-rank-raises",
+        (*HERE, raising("KeyError", when=11, text="token_type_ids")),
+        ("user_code_exception",),
+        inject="evict",
+        victims=False,
+    ),
     Fault(
         "over-its-disk-limit",
         (at(10, "fill"),),
@@ -87,7 +127,8 @@ TAKEN_AWAY = (
         victims=False,
         inject="disk_limit",
         plan=LONG,
-        retry=ELSEWHERE,
+        # The limit is the job's own.
+        retry=CRASH,
     ),
     _slot("pod-deleted", ("cancelled", "external_signal"), "delete_pod", retry=AGAIN | USER),
     _slot("probe-fails", ("probe_killed",), "probe", retry=CRASH, weak=("external_signal", "killed_unknown")),

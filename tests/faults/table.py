@@ -35,6 +35,7 @@ ClusterInject = Literal[
     "refuse_pods",
     "suspend",
     "taint",
+    "take_away",
 ]
 Outcome = Literal["failed", "succeeded", "deleted", "cancelled"]
 USER = frozenset({"no"})

@@ -51,7 +51,7 @@ class Workload:
             raise found
         return found() if callable(found) else found
 
-    def pods(self, selector: str, *, gang: str = "") -> dict[str, str]:
+    def pods(self, selector: str, *, gang: str = "", execution: int | None = None) -> dict[str, str]:
         assert selector.startswith("a=b")
         return dict(self.there)
 

@@ -539,7 +539,7 @@ def test_a_pod_that_the_journal_does_not_have_yet_is_waited_for(home):
     bench.workload.there = {"u10": "Running"}
     asked = []
 
-    def pods(selector, *, gang=""):
+    def pods(selector, *, gang="", execution=None):
         asked.append(selector)
         if len(asked) == 3:
             bench.pod(0, code=0)

@@ -72,6 +72,7 @@ class Pod:
     deleting: bool = False
     # In the place of those of Rankfall's own pods.
     labels: dict[str, str] | None = None
+    annotations: dict[str, str] = field(default_factory=dict)
     # What its container's manifest says beside the name.
     manifest: dict[str, Any] = field(default_factory=dict)
 
@@ -116,9 +117,12 @@ class World:
         uid: str | None = None,
         start: bool = True,
         labels: dict[str, str] | None = None,
+        annotations: dict[str, str] | None = None,
     ) -> Pod:
         name = name or f"job-{slot}-x{len(self.events)}"
-        pod = self.pods[name] = Pod(name=name, uid=uid or f"uid-{name}", slot=slot, labels=labels)
+        pod = self.pods[name] = Pod(
+            name=name, uid=uid or f"uid-{name}", slot=slot, labels=labels, annotations=annotations or {}
+        )
         self.tell("ADDED", pod)
         if start:
             self.start(pod)
@@ -205,6 +209,7 @@ class World:
                 "labels": {COMPLETION_INDEX: str(pod.slot), "rankfall.dev/attempt": "1"}
                 if pod.labels is None
                 else pod.labels,
+                **({"annotations": pod.annotations} if pod.annotations else {}),
             },
             "spec": {"nodeName": f"n{pod.slot}", "containers": [{"name": "main"} | pod.manifest]},
             "status": shown | pod.status,

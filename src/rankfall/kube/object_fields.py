@@ -22,6 +22,8 @@ JOBSET_UID: Final = "jobset.sigs.k8s.io/jobset-uid"
 JOBSET_ROLE: Final = "jobset.sigs.k8s.io/replicatedjob-name"
 JOBSET_JOB: Final = "jobset.sigs.k8s.io/job-index"
 JOBSET_RESTART: Final = "jobset.sigs.k8s.io/restart-attempt"
+# Annotation; also counts suspensions. KEP-1282, after JobSet 0.12.
+JOBSET_EXECUTION: Final = "jobset.sigs.k8s.io/execution-attempt"
 
 TRAINING_JOB: Final = "training.kubeflow.org/job-name"
 TRAINING_TYPE: Final = "training.kubeflow.org/replica-type"
@@ -62,6 +64,13 @@ def number(value: Any) -> int | None:
     if isinstance(value, str):
         value = numbers.whole(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST else None
+
+
+def execution_of(pod: Mapping[str, Any]) -> int | None:
+    """Returns the execution of its JobSet that a pod belongs to; None if unknown."""
+    meta = mapping(pod, "metadata")
+    said = (mapping(meta, "annotations"), mapping(meta, "labels"))
+    return next((found for one in said if (found := number(one.get(JOBSET_EXECUTION))) is not None), None)
 
 
 def condition(item: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

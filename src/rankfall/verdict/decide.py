@@ -9,6 +9,7 @@ Rules, first match wins (the decision contains the name):
 - ``exit_code``: a bare permanent exit code: stop.
 - ``cause_no``: the verdict advises no retry (by the catalogue, for a cause at least likely): stop.
 - ``cause_budget``: the spec's budget for this cause is spent: stop.
+- ``taken_away``: the platform removed the pod: retry outside ``total``.
 - ``restarts_spent``: max_restarts restarts are used: stop.
 - ``user_retryable``: marked retryable, or exit code 138: retry, budget user.
 - ``repeated``: the same fingerprint failed before without progress: stop.
@@ -122,6 +123,12 @@ USER: Final = "user"
 DECLARED: Final = "user_retryable"
 
 
+# Name of the rule for a removed pod, its causes and sources. Kubernetes counts slots that restart alone.
+TAKEN: Final = "taken_away"
+_TAKEN_CAUSES: Final = frozenset({"preempted", "pod_evicted"})
+_PLATFORM: Final = frozenset({"pod", "event", "node"})
+
+
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """One budget: number of new attempts that it allows, and number already used."""
 
@@ -187,7 +194,7 @@ def _drawn(past: PastAttempt, spec: JobSpec) -> set[str]:
     rule: FailureRule | None = rule_named(past.rule, spec)
     if rule is not None and rule.budget is not None:
         return {rule.budget} if rule.action == "ignore" else {rule.budget, TOTAL}
-    names = {past.slug, past.family, TOTAL}
+    names = {past.slug, past.family} | (set() if past.rule == TAKEN else {TOTAL})
     # A restart declared by the user also counts under that name, for a cause of any family.
     return names | {USER} if past.rule == DECLARED else names
 
@@ -309,6 +316,11 @@ class _Case:
         spent = _spent(drawn)
         if spent is not None:
             return self._stop("cause_budget", self._budgets.exhausted(spent), budget=spent.name)
+        if self._taken(declared=declared):
+            # Node pressure may be the job's fault.
+            stop = self._repeated() if cause.slug == "pod_evicted" else None
+            why = f"the platform removed the pod ({cause.slug}), which does not count in max_restarts"
+            return stop or self._retry(TAKEN, why, drawn=drawn, elsewhere=verdict.retry == "elsewhere")
         total = self._budgets.total
         if not total.left:
             return self._stop("restarts_spent", self._budgets.exhausted(total), budget=TOTAL)
@@ -327,6 +339,12 @@ class _Case:
         if verdict.retry == "once":
             return self._retry("cause_once", f"one restart to confirm the cause ({cause.slug})", drawn=drawn)
         return self._retry("cause_yes", f"the cause may be temporary ({cause.slug})", drawn=drawn)
+
+    def _taken(self, *, declared: bool) -> bool:
+        verdict = self._verdict
+        platform = verdict.decisive is not None and verdict.decisive.source in _PLATFORM
+        taken = platform and verdict.cause.slug in _TAKEN_CAUSES and verdict.retry in {"yes", "elsewhere"}
+        return taken and self._slot is None and not declared
 
     def _repeated(self) -> Decision | None:
         """Returns a stop if the same fault occurred before without progress in between, else None."""
@@ -356,8 +374,8 @@ class _Case:
             action=action,
             rule=rule,
             because=because,
-            budget=named[0].name if named else TOTAL,
-            left=min(budget.left for budget in drawn) - 1,
+            budget=named[0].name if named else TOTAL if drawn else None,
+            left=min(budget.left for budget in drawn) - 1 if drawn else self._budgets.total.left,
             delay_s=self._delay,
         )
 

@@ -277,3 +277,11 @@ def test_launch_s16_a_named_python_starts_the_wrapper_without_a_shell():
     # Where it is only preferred, or nobody named one, a shell looks for it.
     for fields in ({"inside": "require"}, {"python": "/opt/python3"}):
         assert container(compiled(spec(**fields)))["command"][0] == "sh"
+
+
+def test_i32_the_end_of_a_log_that_nobody_followed_stays_in_the_pods_status():
+    assert container(compiled(spec()))["terminationMessagePolicy"] == "FallbackToLogsOnError"
+    assert container(compiled(spec(inside="off")))["terminationMessagePolicy"] == "FallbackToLogsOnError"
+    name = container(compiled(spec()))["name"]
+    own = {"spec": {"containers": [{"name": name, "terminationMessagePolicy": "File"}]}}
+    assert container(compiled(spec(kubernetes={"pod": own})))["terminationMessagePolicy"] == "File"

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from backends.kubernetes.launch_server import Api, Refusal
@@ -14,7 +15,9 @@ from backends.kubernetes.launch_stories import tell
 from rankfall.collect.pods import cluster_context, workload_states
 from rankfall.collect.pods.cluster_context import ContextCollector
 from rankfall.collect.pods.workload_states import WorkloadStates, pods_of_gang
-from rankfall.kube.object_fields import JOB_UID, JOBSET_NAME, JOBSET_UID
+from rankfall.kube.object_fields import JOB_UID, JOBSET_EXECUTION, JOBSET_NAME, JOBSET_RESTART, JOBSET_UID
+from rankfall.rundir.cluster.journal import JournalWriter, journal_path
+from rankfall.rundir.cluster.pod_facts import PodFact
 from rankfall.rundir.cluster.pod_source import PodSource
 from rankfall.rundir.cluster.workload_state import end_of, first_gang, workload_facts
 from rankfall.rundir.layout import context_path
@@ -155,6 +158,74 @@ def test_i19_p6_of_what_went_while_nobody_watched_the_last_state_is_not_known(tm
             assert end_of(facts(tmp_path), uid) is None
 
     tell(first)
+
+
+def of(execution: int | None, *, restart: int = 0, uid: str = "s") -> dict[str, Any]:
+    """A pod of a JobSet's start."""
+    made = pod(None, **{JOBSET_RESTART: str(restart), JOBSET_UID: uid})
+    marks = {} if execution is None else {JOBSET_EXECUTION: str(execution)}
+    return {"metadata": made["metadata"] | {"annotations": marks}}
+
+
+def stored(run: Path, attempt: int, execution: int) -> None:
+    writer = JournalWriter(journal_path(run, attempt))
+    writer.add(PodFact(seen_ns=1, name="p", uid=f"u{attempt}", execution=execution))
+    writer.close()
+
+
+def test_i32_the_first_pod_of_an_attempt_fixes_its_execution(tmp_path):
+    async def story(api: Api, watch: WorkloadStates) -> None:
+        uid = made(api, "jobsets")["metadata"]["uid"]
+        await api.wake()
+        await until(lambda: watch._facts)
+        seen = [await watch.mine(of(n, uid=uid)) for n in (None, 4, 4, 3, 5, None)]
+        assert seen == [True, True, True, False, False, True]
+
+    run_with(tmp_path, story, backend="jobset")
+
+
+@pytest.mark.parametrize(("stored_in", "taken"), [(None, [True, True]), (1, [True, False]), (7, [False, True])])
+def test_i32_pods_of_an_earlier_attempt_and_of_another_supervisors_choice_stay_apart(tmp_path, stored_in, taken):
+    if stored_in is not None:
+        # This attempt is number 1; attempt 7 stands for an earlier one.
+        stored(tmp_path, stored_in, 2)
+
+    async def story(api: Api) -> None:
+        async with api.kube() as kube:
+            found = []
+            for execution in (2, 3):
+                place = msgspec.structs.replace(source("jobset"), apart=(7,))
+                watch = WorkloadStates(kube, run=tmp_path, attempt=1, source=place, full=pytest.fail)
+                found.append(await watch.mine(of(execution)))
+                watch.close()
+            assert found == taken
+
+    tell(story)
+
+
+def test_i32_a_pod_that_outlives_a_suspension_is_not_of_the_present_start(tmp_path):
+    async def story(api: Api, watch: WorkloadStates) -> None:
+        one = made(api, "jobsets")
+        one["status"] = {"restarts": 1, "executionAttempts": 5}
+        await api.wake()
+        await until(lambda: any(fact.state.execution == 5 for fact in watch._facts.values()))
+        uid = one["metadata"]["uid"]
+        assert not await watch.mine(of(4, restart=1, uid=uid))
+        # Of a restart that nobody saw: its own attempt takes it.
+        assert await watch.mine(of(3, restart=0, uid=uid))
+
+    run_with(tmp_path, story, backend="jobset")
+
+
+def test_i32_pods_of_one_execution_are_listed_where_it_is_known(tmp_path):
+    async def story(api: Api) -> None:
+        async with api.kube() as kube:
+            pods = [of(1), of(2), of(None)]
+            found = await pods_of_gang(kube, pods, "", NAME, namespace="here", execution=2)
+            assert found == pods[1:]
+            assert await pods_of_gang(kube, pods, "", NAME, namespace="here") == pods
+
+    tell(story)
 
 
 def test_i19_p10_the_first_jobset_is_the_gang_and_pods_of_another_one_are_not_its_own(tmp_path):

@@ -25,20 +25,30 @@ def ended(reason: str, *, code: int | None = 137) -> ContainerFact:
     return ContainerFact(state="terminated", exit_code=code, reason=reason, finished=DAY)
 
 
+CONDITIONS = {
+    "disruption": ("DisruptionTarget", "True"),
+    "termination": ("TerminationTarget", "True"),
+    "ready": ("Ready", "False"),
+}
+# What is about a node or a job; test_taken_away.py has those of nodes.
+NOT_OF_PODS = {"event", "made", "work", "suspended", "taint", "node"}
+
+
 def shown(row: Reason) -> PodFact:
     """A pod that bears this reason in its place."""
     if row.where == "pod":
         return pod(reason=row.reason, message="words")
     if row.where == "terminated":
         return pod(main=ended(row.reason))
-    if row.where == "disruption":
-        return pod(conditions=(Condition(type="DisruptionTarget", status="True", reason=row.reason, at=DAY),))
+    if row.where in CONDITIONS:
+        kind, status = CONDITIONS[row.where]
+        return pod(conditions=(Condition(type=kind, status=status, reason=row.reason, at=DAY),))
     if row.where == "waiting":
         return pod(phase="Pending", main=ContainerFact(state="waiting", reason=row.reason, message="words"))
     return pod(phase="Pending", conditions=(Condition(type="PodScheduled", status="False", reason=row.reason, at=DAY),))
 
 
-OF_PODS = [row for row in rows() if row.where not in {"event", "made", "work"} and not row.text]
+OF_PODS = [row for row in rows() if row.where not in NOT_OF_PODS and not row.text]
 
 
 @pytest.mark.parametrize("row", OF_PODS, ids=lambda row: f"{row.where}-{row.reason}")
@@ -54,7 +64,7 @@ def test_every_row_makes_evidence_of_the_platform(row):
     assert (piece.source, piece.slot, piece.node, piece.attempt, piece.rank) == ("pod", 3, "n3", 2, None)
     assert piece.where == "pod/job-3-x"
     assert piece.line.startswith(row.reason)
-    timed = row.where in {"terminated", "disruption", "scheduled"}
+    timed = row.where in {"terminated", "scheduled", *CONDITIONS}
     assert (piece.at, piece.uncertainty) == ((DAY_NS, 1.0) if timed else (SEEN, 5.0))
     assert row.slug in catalogue()
     # The other question is not answered by it.
@@ -88,8 +98,10 @@ def test_errors_k2_k5_what_a_kubelet_takes_away_itself_is_preempted_and_started_
     assert verdict.decisive.line == ("TerminationByKubelet" if reason == "Terminated" else f"{reason}: {message}")
 
 
-def test_the_table_holds_the_five_disruptions_of_the_platform():
+def test_the_table_holds_the_disruptions_of_the_platform_and_any_other():
     assert {row.reason for row in rows() if row.where == "disruption"} == {
+        "*",
+        "DeletionByDeviceTaintManager",
         "PreemptionByScheduler",
         "DeletionByTaintManager",
         "EvictionByEvictionAPI",
@@ -154,11 +166,12 @@ def test_errors_k9_a_start_that_failed_is_told_by_the_words_of_the_runtime(messa
 
 def test_the_patterns_of_the_table_are_followed_by_a_row_for_any_text():
     for row in rows():
-        if row.text and (row.where, row.reason) != ("event", "BackOff") and row.reason != "Killing":
+        some = row.where == "node" or (row.where, row.reason) in {("event", "BackOff"), ("event", "Evict")}
+        if row.text and not some and row.reason != "Killing":
             assert row_of(row.where, row.reason, "words") is not None, row
 
 
-@pytest.mark.parametrize("where", ["waiting", "terminated", "pod", "disruption", "scheduled"])
+@pytest.mark.parametrize("where", ["waiting", "terminated", "pod", "ready", "scheduled"])
 @pytest.mark.parametrize("reason", ["Error", "Completed", "CrashLoopBackOff", "PodInitializing", "Xid 79", ""])
 def test_a_reason_that_is_not_in_the_table_makes_nothing(where, reason):
     made = shown(Reason(where=where, reason=reason, slug="unknown", specificity=1))

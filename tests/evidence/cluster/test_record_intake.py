@@ -175,6 +175,15 @@ def test_a_message_holds_an_error_and_an_end_and_no_more(scene):
     assert [(item.record.kind, item.mtime) for item in found] == [("error", AT), ("slot_end", AT)]
 
 
+def test_i32_the_end_of_a_log_in_a_status_holds_records_as_the_log_does(scene):
+    """Nothing wrote a message: the kubelet took the last lines, text and records as they were printed."""
+    own = {"run": "job-1", "attempt": 1, "slot": 0, "at_ns": AT, "kind": "error", "id": "00000001"}
+    line = scene.intake._head + base64.urlsafe_b64encode(json.dumps(own).encode())
+    text = f"t of a line\nKeyError: 'x'\n{line.decode()}\n"
+    assert scene.intake.take_message(text) == 1
+    assert scene.intake.take_message("KeyError: 'x'\n") == 0
+
+
 def test_the_same_gap_is_one_record():
     log = LogOf(run="job-1", attempt=1, role="worker", slot=4, uid="u", number=2)
     one, again = (gap_record(log, after=AT, before=None) for _ in range(2))

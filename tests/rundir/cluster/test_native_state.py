@@ -61,6 +61,20 @@ def test_a_start_is_told_by_restarts_and_by_the_end_of_a_suspension():
     assert {(held.phase, held.start), (asked.phase, asked.start)} == {("suspended", "")}
 
 
+def test_i32_a_start_is_told_by_the_executions_of_its_set_where_it_counts_them():
+    first = native_state(workload("JobSet", restarts=1, executionAttempts=2))
+    assert (first.start, first.restarts, first.execution) == ("1:2/", 1, 2)
+    # A suspension later, which its condition does not show yet.
+    assert not same_start(first.start, native_state(workload("JobSet", restarts=1, executionAttempts=3)).start)
+    settled = native_state(workload("JobSet", condition("Suspended", "False"), restarts=1, executionAttempts=2))
+    assert same_start(first.start, settled.start)
+    assert dated(first.start)
+    # A controller that was upgraded meanwhile, or whose gate is off.
+    assert same_start(first.start, "1/")
+    assert not same_start(first.start, "2:2/")
+    assert native_state(workload("Job", executionAttempts="x")).start == "0/"
+
+
 def test_a_condition_that_is_behind_a_release_is_no_suspension():
     released = native_state(workload("Job", condition("Suspended")))
     assert (released.phase, released.start) == ("going", "0/")

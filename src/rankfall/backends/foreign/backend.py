@@ -37,20 +37,20 @@ class ForeignWorkload:
         self.label = f"{foreign.kind} {foreign.name}"
 
     def look(self) -> NativeState | None:
-        """Returns the object's state; None if the object does not exist.
+        """Object's state; None if the object does not exist.
 
         Raises:
             KubeError: The object is unreadable now.
         """
         return self._loop_thread.look(self._look)
 
-    def pods(self, selector: str, *, gang: str = "") -> dict[str, str]:
-        """Returns pod phases by UID; with ``gang``, the UID of a JobSet, only of its pods.
+    def pods(self, selector: str, *, gang: str = "", execution: int | None = None) -> dict[str, str]:
+        """Pod phases by UID; with ``gang`` only of one JobSet, with ``execution`` only of one start of it.
 
         Raises:
             KubeError: The pods are unreadable now.
         """
-        return self._loop_thread.look(lambda kube: self._pods(kube, selector, gang))
+        return self._loop_thread.look(lambda kube: self._pods(kube, selector, gang, execution))
 
     async def _look(self, kube: Kube) -> NativeState | None:
         foreign = self._foreign
@@ -65,14 +65,16 @@ class ForeignWorkload:
         # An object read by name lacks its kind.
         return state_of(foreign.kind, {**found, "kind": resource.kind}, inner=inner)
 
-    async def _pods(self, kube: Kube, selector: str, gang: str) -> dict[str, str]:
+    async def _pods(self, kube: Kube, selector: str, gang: str, execution: int | None) -> dict[str, str]:
         foreign = self._foreign
         found = await kube.list(
             PODS, namespace=foreign.namespace, labels=selector or None, fields=foreign.fields or None
         )
         mine = [
             item
-            for item in await pods_of_gang(kube, found.items, gang, foreign.name, namespace=foreign.namespace)
+            for item in await pods_of_gang(
+                kube, found.items, gang, foreign.name, namespace=foreign.namespace, execution=execution
+            )
             if gang
             or foreign.marks.mine(item["metadata"].get("labels") or {}, item["metadata"].get("creationTimestamp"))
         ]
@@ -97,7 +99,7 @@ class ForeignBackend:
         nnodes: int | None = None,
         exclude: Collection[str] = (),
     ) -> Plan:
-        """Returns the location of the job's pods without any request."""
+        """Location of the job's pods without any request."""
         del nnodes, exclude
         foreign = _foreign(run_dir)
         firsts = [0, *accumulate(foreign.slots.values())]
@@ -136,14 +138,14 @@ class ForeignBackend:
         )
 
     def workload(self, plan: Plan) -> ForeignWorkload:
-        """Returns the job's object."""
+        """Job's object."""
         foreign = _foreign(run_of(plan))
         if self._loop_thread is None:
             self._loop_thread = EventLoopThread(lambda: Kube(access_of(foreign)))
         return ForeignWorkload(self._loop_thread, foreign=foreign)
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
-        """Returns the job's pods as the only source."""
+        """Job's pods as the only source."""
         run_dir = run_of(plan)
         pods = msgspec.structs.replace(cluster_of(plan), look_inside=may_exec(run_dir))
         return (Source(kind="pods", path=str(run_dir.path), pods=pods),)

@@ -159,7 +159,7 @@ def _of_replicas(base: Foreign, item: Mapping[str, Any]) -> Foreign:
 
 
 def _containers(templates: Mapping[str, Mapping[str, Any]], *, usual: str | None = None) -> dict[str, str]:
-    """Returns the training container by role: kubectl's default, else the one named ``usual``, else the first."""
+    """Training container by role: kubectl's default, else the one named ``usual``, else the first."""
     found = {}
     for role, template in templates.items():
         names = [str(one.get("name")) for one in mappings(mapping(template, "spec"), "containers")]
@@ -204,7 +204,7 @@ _ENDS: Final = (("Failed", "failed"), ("Succeeded", "succeeded"))
 
 
 def state_of(kind: str, item: Mapping[str, Any], *, inner: Mapping[str, Any] | None) -> NativeState:
-    """Returns the state of an object with its ``kind``; ``inner`` is a TrainJob's JobSet."""
+    """State of an object with its ``kind``; ``inner`` is a TrainJob's JobSet."""
     if kind in _OWN:
         return native_state(item, inner=inner)
     meta = item.get("metadata") or {}

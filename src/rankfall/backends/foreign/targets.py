@@ -70,7 +70,7 @@ async def locate(kube: Kube, target: Target, *, kubeconfig: str | None) -> Locat
 
 
 async def made_set(kube: Kube, item: Mapping[str, Any], *, namespace: str) -> dict[str, Any] | None:
-    """Returns the JobSet of the TrainJob ``item``, its owner, under the same name; None if there is none.
+    """JobSet of the TrainJob ``item``, its owner, under the same name; None if there is none.
 
     Raises:
         Forbidden: The account may not read JobSets; names the missing right.
@@ -114,7 +114,7 @@ _NO_EXEC: Final = "no-exec"
 
 
 def spec_of(foreign: Foreign) -> JobSpec:
-    """Returns a spec with slots and location; omits command and variables, which may hold secrets."""
+    """Spec with slots and location; omits command and variables, which may hold secrets."""
     roles = tuple(Role(name=name, nnodes=count) for name, count in foreign.slots.items())
     one = roles[0] if len(roles) == 1 else None
     return JobSpec(
@@ -131,7 +131,7 @@ def spec_of(foreign: Foreign) -> JobSpec:
 
 
 def record_of(foreign: Foreign, *, home: Path) -> RunDir:
-    """Returns the existing or a new run directory of this object.
+    """Existing or a new run directory of this object.
 
     Raises:
         StoreError: Cannot be created.
@@ -176,7 +176,7 @@ def open_target(
     kubeconfig: str | None = None,
     look_inside: bool = True,
 ) -> Opened:
-    """Returns the record of a target; ``look_inside`` permits exec if nothing else proves ranks.
+    """Record of a target; ``look_inside`` permits exec if nothing else proves ranks.
 
     Raises:
         NotFound: Neither object nor record exists.
@@ -216,7 +216,7 @@ def _located(access: Access, target: Target, kubeconfig: str | None) -> Located:
 
 
 def _recorded(home: Path, target: Target, access: Access) -> RunDir | None:
-    """Returns the newest record with this name, context and namespace; None without one."""
+    """Newest record with this name, context and namespace; None without one."""
     for run in list_runs(home):
         foreign = run.foreign if run.id.startswith(f"{target.kind}-") else None
         place = (access.context, access.namespace)

@@ -22,7 +22,7 @@ from rankfall.rundir.lease import make_folder, write_file
 
 
 def cluster_of(plan: Plan) -> ClusterPlan:
-    """Returns the attempt's place in a cluster.
+    """Attempt's place in a cluster.
 
     Raises:
         InfrastructureError: The plan names no cluster.
@@ -36,7 +36,7 @@ def cluster_of(plan: Plan) -> ClusterPlan:
 
 
 def run_of(plan: Plan) -> RunDir:
-    """Returns the run of the attempt."""
+    """Run of the attempt."""
     return RunDir(Path(plan.slots[0].slot_dir).parents[2])
 
 
@@ -46,7 +46,7 @@ def is_submitted(run_dir: RunDir, attempt: int) -> bool:
 
 
 def submitted_uid(run_dir: RunDir, attempt: int) -> str | None:
-    """Returns the workload's UID; None if not launched or unreadable."""
+    """Workload's UID; None if not launched or unreadable."""
     try:
         found = decoding.decode(_mark(run_dir, attempt).read_bytes())
     except (OSError, msgspec.DecodeError):
@@ -99,7 +99,7 @@ class SlotPods:
         self._read_at: dict[int, float] = {}
 
     def of(self, plan: Plan, slot: int) -> PodFact | None:
-        """Returns the pod of this start of the slot, or None.
+        """Pod of this start of the slot, or None.
 
         Raises:
             KeyError: No such slot.
@@ -127,7 +127,7 @@ class SlotPods:
 
 
 def life_of(fact: PodFact | None) -> Life:
-    """Returns a slot's state from its pod; None = no pod yet."""
+    """Slot's state from its pod; None = no pod yet."""
     if fact is None:
         return "absent"
     if fact.main is not None and fact.main.state == "terminated":

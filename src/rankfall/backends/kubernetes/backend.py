@@ -89,7 +89,7 @@ async def report_to_node(kube: Kube, node: str, verdict: RunVerdict) -> str | No
 
 
 async def node_report_answer(kube: Kube, node: str, verdict: RunVerdict, *, namespace: str) -> NodeAnswer:
-    """Returns the answer of the controller in ``namespace`` to a verdict.
+    """Answer of the controller in ``namespace`` to a verdict.
 
     Raises:
         KubeError: The server does not answer now.
@@ -230,7 +230,7 @@ class ClusterBackend:
         """Does nothing: the platform replaces the pod."""
 
     def life(self, plan: Plan, slot: int) -> Life:
-        """Returns the slot's state; dead if abandoned without a pod."""
+        """Slot's state; dead if abandoned without a pod."""
         fact = self._pods.of(plan, slot)
         if fact is None and slot in abandoned(run_of(plan).path, plan.attempt):
             return "dead"
@@ -307,17 +307,17 @@ class ClusterBackend:
         return True
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
-        """Returns the attempt's pods as the only source."""
+        """Attempt's pods as the only source."""
         return (Source(kind="pods", path=str(run_of(plan).path), pods=cluster_of(plan)),)
 
     def workload(self, plan: Plan) -> Workload | None:
-        """Returns the launched object that Kubernetes controls, or None."""
+        """Launched object that Kubernetes controls, or None."""
         place = cluster_of(plan)
         uid = submitted_uid(run_of(plan), place.named or plan.attempt)
         return None if uid is None else Workload(self._connected(place), place=place, uid=uid)
 
     def deleted_externally(self, plan: Plan, *, surely: bool = False) -> str | None:
-        """Returns a message if another user deleted the workload, else None.
+        """Message if another user deleted the workload, else None.
 
         Rankfall itself deletes a workload only after the attempt's end.
         """
@@ -357,7 +357,7 @@ class ClusterBackend:
             return f"cannot report node {node} as the cause of this run's failure: {error.message}"
 
     def answered(self, plan: Plan, node: str, verdict: RunVerdict) -> NodeAnswer:
-        """Returns the answer of the node health controller.
+        """Answer of the node health controller.
 
         Raises:
             KubeError: The cluster does not answer.
@@ -366,7 +366,7 @@ class ClusterBackend:
         return self._call(plan, lambda kube: node_report_answer(kube, node, verdict, namespace=namespace))
 
     def suspension_state(self, plan: Plan) -> SuspensionState | None:
-        """Returns the workload's suspension; None if not launched or unreadable."""
+        """Workload's suspension; None if not launched or unreadable."""
         place = cluster_of(plan)
         uid = submitted_uid(run_of(plan), plan.attempt)
         if uid is None:

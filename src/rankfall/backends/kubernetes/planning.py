@@ -110,7 +110,7 @@ def pinned(spec: JobSpec) -> JobSpec:
 
 
 def place_for(spec: JobSpec, access: Access, *, exclude: Collection[str]) -> ClusterPlan:
-    """Returns a new attempt's place with a new token; compiling adds names."""
+    """New attempt's place with a new token; compiling adds names."""
     return ClusterPlan(
         backend=spec.backend,
         namespace=access.namespace,
@@ -126,7 +126,7 @@ def place_for(spec: JobSpec, access: Access, *, exclude: Collection[str]) -> Clu
 
 
 def offer_to(loop_thread: EventLoopThread, spec: JobSpec, run_dir: RunDir) -> Served:
-    """Returns the server's capabilities, cached next to the runs if that folder exists.
+    """Server's capabilities, cached next to the runs if that folder exists.
 
     Raises:
         KubeError: The query failed.
@@ -147,7 +147,7 @@ def compiled_for(
     left_out: Collection[str],
     strategy: str,
 ) -> Compiled:
-    """Returns the manifests of an attempt; ``nnodes``: initial ``MIN:MAX`` nodes, None = maximum.
+    """Manifests of an attempt; ``nnodes``: initial ``MIN:MAX`` nodes, None = maximum.
 
     Raises:
         Refused: Backend or server cannot run this job.
@@ -177,7 +177,7 @@ def _verdict_notes(spec: JobSpec, name: str) -> tuple[str, ...]:
 def planned(
     spec: JobSpec, run_dir: RunDir, attempt: int, *, place: ClusterPlan, compiled: Compiled, strategy: str
 ) -> Plan:
-    """Returns the plan of a compiled attempt; the job's strategy has priority."""
+    """Plan of a compiled attempt; the job's strategy has priority."""
     names = [item["metadata"]["name"] for item in compiled.workloads]
     cluster = msgspec.structs.replace(
         place,

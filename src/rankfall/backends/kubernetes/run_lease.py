@@ -181,7 +181,7 @@ class RunLease:
 
 
 def place_of(path: Path) -> str:
-    """Returns a digest of boot id, device and inode of the directory; a random one if any is unknown."""
+    """Digest of boot id, device and inode of the directory; a random one if any is unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         status = path.stat()

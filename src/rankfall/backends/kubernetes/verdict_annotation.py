@@ -47,7 +47,7 @@ def annotation_of(verdict: Verdict) -> str:
 
 
 def message_of(verdict: Verdict) -> str:
-    """Returns the Event's sentence: rank, cause, place and proof."""
+    """Event's sentence: rank, cause, place and proof."""
     who = "all ranks" if verdict.scope == "all" else "no rank" if verdict.rank is None else f"rank {verdict.rank}"
     pod, node = _word(verdict.pod), _word(verdict.node)
     place = (f", pod {pod}" if pod else "") + (f", node {node}" if node else "")
@@ -97,7 +97,7 @@ async def annotate(kube: Kube, place: ClusterPlan, *, uid: str, verdict: Verdict
 
 
 def event_of(place: ClusterPlan, *, uid: str, verdict: Verdict, at: int) -> dict[str, Any]:
-    """Returns a verdict's Event, named by its version, so it is created once."""
+    """Verdict's Event, named by its version, so it is created once."""
     resource = WORKLOADS[place.backend]
     # Events have whole seconds.
     stamp = (rfc3339(at) or "").partition(".")[0] + "Z"

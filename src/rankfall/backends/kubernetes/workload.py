@@ -40,7 +40,7 @@ from rankfall.rundir.cluster.workload_state import (
 
 
 def suspension_state(item: dict[str, Any], *, uid: str | None) -> SuspensionState:
-    """Returns the suspension of an object; another ``uid`` means deleted, None = unknown."""
+    """Suspension of an object; another ``uid`` means deleted, None = unknown."""
     if uid not in {None, uid_of(item)} or deleting(item):
         return SuspensionState(state="gone")
     queue = excerpt(label(item, QUEUE_LABEL))
@@ -81,7 +81,7 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def deleted_workload(kube: Kube, place: ClusterPlan, *, uid: str, gang: str, expires: bool) -> Deleted | None:
-    """Returns a deleted or terminating workload; None if all exist.
+    """Deleted or terminating workload; None if all exist.
 
     ``gang`` is the UID of a TrainJob's JobSet, ``expires`` True with a time to live.
 
@@ -106,12 +106,12 @@ async def deleted_workload(kube: Kube, place: ClusterPlan, *, uid: str, gang: st
 
 
 def gang_of(run_dir: RunDir, attempt: int) -> str:
-    """Returns the UID of a TrainJob's JobSet with this attempt's pods, or empty."""
+    """UID of a TrainJob's JobSet with this attempt's pods, or empty."""
     return first_gang(workload_facts(run_dir.path, attempt))
 
 
 def how_expired(run_dir: RunDir, attempt: int, *, uid: str, label: str, surely: bool) -> str | None:
-    """Returns a message about a workload that no longer exists; None if its time to live removed it.
+    """Message about a workload that no longer exists; None if its time to live removed it.
 
     ``surely``: None also if the time to live may have removed it. The watch recorded the workload's last state.
     """
@@ -136,7 +136,7 @@ def how_expired(run_dir: RunDir, attempt: int, *, uid: str, label: str, surely: 
 
 
 async def attempt_suspension(kube: Kube, place: ClusterPlan, *, uid: str) -> SuspensionState:
-    """Returns the suspension of the workloads; one suspended role suspends the gang.
+    """Suspension of the workloads; one suspended role suspends the gang.
 
     Raises:
         KubeError: Unreadable now.
@@ -207,20 +207,20 @@ class Workload:
         self.selector = of_restart(place.selector, None)
 
     def look(self) -> NativeState | None:
-        """Returns the state; None if the workload does not exist.
+        """State; None if the workload does not exist.
 
         Raises:
             KubeError: The workload is unreadable now.
         """
         return self._loop_thread.look(self._look)
 
-    def pods(self, selector: str, *, gang: str = "") -> dict[str, str]:
-        """Returns pod phases by UID; with ``gang`` only of one JobSet.
+    def pods(self, selector: str, *, gang: str = "", execution: int | None = None) -> dict[str, str]:
+        """Pod phases by UID; with ``gang`` only of one JobSet, with ``execution`` only of one start of it.
 
         Raises:
             KubeError: Unreadable now.
         """
-        return self._loop_thread.look(lambda kube: self._pods(kube, selector, gang))
+        return self._loop_thread.look(lambda kube: self._pods(kube, selector, gang, execution))
 
     def hold(self, *, suspend: bool) -> bool:
         """Suspends or releases the workload; False if it does not exist.
@@ -268,7 +268,7 @@ class Workload:
         )
 
     async def _inner(self, kube: Kube) -> dict[str, Any] | None:
-        """Returns the TrainJob's JobSet, or None; lists JobSets, because a removal needs that right too."""
+        """TrainJob's JobSet, or None; lists JobSets, because a removal needs that right too."""
         place = self._place
         for found in (
             await kube.list(JOBSETS, namespace=place.namespace, fields=f"metadata.name={place.object}")
@@ -278,9 +278,12 @@ class Workload:
                 return found
         return None
 
-    async def _pods(self, kube: Kube, selector: str, gang: str) -> dict[str, str]:
+    async def _pods(self, kube: Kube, selector: str, gang: str, execution: int | None) -> dict[str, str]:
         found = await kube.list(PODS, namespace=self._place.namespace, labels=selector)
-        items = await pods_of_gang(kube, found.items, gang, self._place.object, namespace=self._place.namespace)
+        place = self._place
+        items = await pods_of_gang(
+            kube, found.items, gang, place.object, namespace=place.namespace, execution=execution
+        )
         return {uid_of(item): str(item.get("status", {}).get("phase")) for item in items}
 
     async def _hold(self, kube: Kube, *, suspend: bool) -> bool:

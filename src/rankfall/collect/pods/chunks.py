@@ -190,7 +190,7 @@ class Splitter:
         return self._heads
 
     def _heads_of(self, tag: bytes) -> Bounded[bytes]:
-        """Returns the pattern of a rank's head; a fixed first byte is fastest."""
+        """Pattern of a rank's head; a fixed first byte is fastest."""
         found = self._of_rank.get(tag)
         if found is None:
             if len(self._of_rank) >= _MOST:
@@ -209,7 +209,7 @@ class Splitter:
 
 
 def rank_of(digits: bytes | None) -> int | None:
-    """Returns the rank in a prefix; None for no rank."""
+    """Rank in a prefix; None for no rank."""
     return None if not digits or digits == b"?" else numbers.matched(digits)
 
 
@@ -237,7 +237,7 @@ def marks_of(texts: Sequence[bytes], stamps: list[int], after: int | None) -> li
 
 
 def _end_of_tenth(data: bytes, at: int) -> int:
-    """Returns the offset after the lines in the tenth of a second that begins at ``at``.
+    """Offset after the lines in the tenth of a second that begins at ``at``.
 
     Timestamps must not decrease.
     """

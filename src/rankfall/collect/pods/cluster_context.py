@@ -150,7 +150,7 @@ class ContextCollector:
         self._settle()
 
     def statements(self) -> dict[str, EventFact | NodeFact]:
-        """Returns the file's facts about nodes and their Events, without the times of observation."""
+        """File's facts about nodes and their Events, without the times of observation."""
         return {
             uid: msgspec.structs.replace(fact, seen_ns=0)
             for uid, fact in self._file.newest.items()
@@ -344,6 +344,6 @@ def _given(selectors: Mapping[str, str]) -> dict[str, Any]:
 
 
 def name_only(item: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part of an object that a watch remembers in case it vanishes unobserved."""
+    """Part of an object that a watch remembers in case it vanishes unobserved."""
     meta = item["metadata"]
     return {"metadata": {name: meta.get(name) for name in ("name", "uid")}}

@@ -117,12 +117,14 @@ class RecordIntake:
             del self._progress[ordinal]
 
     def take_message(self, text: str) -> int:
-        """Stores a termination message's records and returns their number.
+        """Stores a termination message's records, or those in the end of a log, and returns their number.
 
         Raises:
             OSError: A record could not be written.
         """
-        found = [record for line in text.encode().split(b"\n") if (record := self._read(line)) is not None]
+        lines = text.encode().split(b"\n")
+        read = (self._decode(line) if line.startswith(self._head) else self._read(line) for line in lines)
+        found = [record for record in read if record is not None]
         found = [record for record in found if record.kind in _LAST_WORDS][: len(_LAST_WORDS)]
         for record in found:
             self.keep(record, record.at_ns)
@@ -209,7 +211,7 @@ class Instances:
         self._open: dict[tuple[int, str, int], InstanceLog] = {}
 
     def open(self, slot: int, *, uid: str, number: int) -> InstanceLog:
-        """Returns the log of an instance; creates its folder if missing.
+        """Log of an instance; creates its folder if missing.
 
         Raises:
             OSError: The folder cannot be created or read.
@@ -348,7 +350,7 @@ class Instances:
         )
 
     def folder(self, slot: int, *, uid: str, number: int) -> Path:
-        """Returns the stream folder of an instance, created if missing.
+        """Stream folder of an instance, created if missing.
 
         Raises:
             OSError: The folder cannot be created or read.

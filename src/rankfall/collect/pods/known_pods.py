@@ -63,7 +63,7 @@ class Followed:
 
 
 def instance_state(fact: PodFact, number: int) -> State:
-    """Returns the state of one instance of a pod's training container by the newest snapshot."""
+    """State of one instance of a pod's training container by the newest snapshot."""
     main = fact.main
     if fact.gone or (main is not None and main.restarts > number + 1):
         return "gone"
@@ -78,7 +78,7 @@ def instance_state(fact: PodFact, number: int) -> State:
 
 
 def instances_of(fact: PodFact) -> tuple[int, ...]:
-    """Returns the instances that have a log in this snapshot."""
+    """Instances that have a log in this snapshot."""
     return tuple(sorted({one.restarts for one in (fact.last, fact.main) if one is not None and _ran(one)}))
 
 
@@ -120,11 +120,11 @@ class KnownPods:
         self.by_uid = {uid: Followed(fact) for uid, fact in self._journal.pods.items()}
 
     def facts(self) -> list[PodFact]:
-        """Returns the newest snapshot of each pod."""
+        """Newest snapshot of each pod."""
         return [pod.fact for pod in self.by_uid.values()]
 
     def there(self) -> set[str]:
-        """Returns the UIDs of pods that existed when last observed."""
+        """UIDs of pods that existed when last observed."""
         return {uid for uid, pod in self.by_uid.items() if not pod.fact.gone}
 
     def take(self, fact: PodFact) -> Followed:

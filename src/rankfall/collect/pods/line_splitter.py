@@ -27,7 +27,7 @@ class StampParser:
         self._epoch = 0
 
     def split(self, line: bytes) -> tuple[int | None, int]:
-        """Returns nanoseconds since the epoch and the text's begin; (None, 0) without timestamp."""
+        """Nanoseconds since the epoch and the text's begin; (None, 0) without timestamp."""
         if line[_UTC_LENGTH - 1 : _UTC_LENGTH + 1] == b"Z " and line[_DATE_LENGTH : _DATE_LENGTH + 1] == b".":
             second, fraction = line[:_DATE_LENGTH], line[_DATE_LENGTH + 1 : _UTC_LENGTH - 1]
             if fraction.isdigit():
@@ -42,7 +42,7 @@ class StampParser:
 
 
 def stamp_text(ns: int, *, east_s: int = 0) -> str:
-    """Returns a timestamp in the API's form; ``east_s`` is the zone in seconds."""
+    """Timestamp in the API's form; ``east_s`` is the zone in seconds."""
     zone = timezone(timedelta(seconds=east_s))
     moment = datetime.fromtimestamp(ns // _NS, zone).strftime("%Y-%m-%dT%H:%M:%S")
     sign, minutes = ("-" if east_s < 0 else "+"), abs(east_s) // 60

@@ -52,7 +52,7 @@ class LogOf(NamedTuple):
 
 
 def gap_record(log: LogOf, *, after: int | None, before: int | None, why: str | None = None) -> Record:
-    """Returns a gap's record; ``after`` and ``before`` are the neighbors' timestamps, None at the log's ends."""
+    """Gap's record; ``after`` and ``before`` are the neighbors' timestamps, None at the log's ends."""
     since = "its beginning" if after is None else stamp_text(after)
     until = "its end" if before is None else stamp_text(before)
     note = f"lines of slot {log.slot}{log.restart} may be missing: between {since} and {until} of its log"
@@ -61,7 +61,7 @@ def gap_record(log: LogOf, *, after: int | None, before: int | None, why: str | 
 
 
 def short_record(log: LogOf, *, stream: str, lines: int, size: int) -> Record:
-    """Returns the record of lines that a stream lacks; ``stream`` is ``r<rank>``, ``slot`` or ``all``."""
+    """Record of lines that a stream lacks; ``stream`` is ``r<rank>``, ``slot`` or ``all``."""
     rank = numbers.whole(stream[1:])
     whose = {"slot": f"slot {log.slot} (lines of no rank)", "all": f"slot {log.slot} and its ranks"}.get(
         stream, f"rank {rank}"
@@ -144,7 +144,7 @@ def compare(
 
 
 def returns_of(folder: Path, streams: Mapping[str, object]) -> dict[str, int]:
-    """Returns the number of carriage returns right before line feeds in each stream of an instance."""
+    """Number of carriage returns right before line feeds in each stream of an instance."""
     return {stream: _returns(folder / f"{stream}.out.log") for stream in streams}
 
 
@@ -169,7 +169,7 @@ def write_down(
 
 
 def clean(printed: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]] | None:
-    """Returns the wrapper's counts unchanged; None if they are invalid."""
+    """Wrapper's counts unchanged; None if they are invalid."""
     good = len(printed) <= _MAX_STREAMS and all(
         min(counts) >= 0 and _STREAM.fullmatch(stream) for stream, counts in printed.items()
     )

@@ -86,7 +86,7 @@ class _Process(msgspec.Struct, kw_only=True):
 
 
 def read_ranks(text: str) -> dict[int, Seen]:
-    """Returns the ranks by local rank; empty if the answer is incomplete."""
+    """Ranks by local rank; empty if the answer is incomplete."""
     if not text.endswith(f"\n{END}"):
         return {}
     now = uptime = None
@@ -228,7 +228,7 @@ def _settle(rank_map: RankMap, *, log: InstanceLog, folder: Path) -> None:
 
 
 def update_rank_map(rank_map: RankMap, seen: Mapping[int, Seen], *, sizes: Mapping[str, int], folder: Path) -> RankMap:
-    """Returns the proofs after one more probe; ``sizes``: bytes by stream file, stored before the probe."""
+    """Proofs after one more probe; ``sizes``: bytes by stream file, stored before the probe."""
     now = {local: (one.pid, one.ticks) for local, one in seen.items()}
     base = rank_map.base
     # The round continues if ranks only ended.
@@ -249,7 +249,7 @@ def update_rank_map(rank_map: RankMap, seen: Mapping[int, Seen], *, sizes: Mappi
 
 
 def _of_process(process: Seen, stream: Path) -> RankMapEntry:
-    """Returns the rank of a stream, from the first piece after its process started."""
+    """Rank of a stream, from the first piece after its process started."""
     since = 0
     if stream.exists():
         found = IndexReader(stream).offset_since(process.started - _SLACK_NS)

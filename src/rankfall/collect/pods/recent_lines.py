@@ -79,7 +79,7 @@ class Overlap:
         self._newest = ""
 
     def held(self) -> Sequence[Run | Chunk]:
-        """Returns all remembered lines, in order."""
+        """All remembered lines, in order."""
         return self._held
 
     def add(self, one: Run | Chunk) -> None:

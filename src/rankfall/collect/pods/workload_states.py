@@ -16,9 +16,19 @@ import msgspec
 
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import Forbidden, ObjectNotFound
-from rankfall.kube.object_fields import JOB_UID, JOBSET_NAME, JOBSET_UID, mapping, mappings, word
+from rankfall.kube.object_fields import (
+    JOB_UID,
+    JOBSET_NAME,
+    JOBSET_RESTART,
+    JOBSET_UID,
+    execution_of,
+    mapping,
+    mappings,
+    number,
+    word,
+)
 from rankfall.kube.resources import JOBS, JOBSETS, TRAINJOBS, Resource
-from rankfall.rundir.cluster.journal import SnapshotWriter
+from rankfall.rundir.cluster.journal import JournalReader, SnapshotWriter, journal_path
 from rankfall.rundir.cluster.pod_source import PodSource
 from rankfall.rundir.cluster.workload_state import WorkloadFact, first_gang, native_state, workload_path
 
@@ -32,7 +42,7 @@ _WATCHED: Final[Mapping[str, tuple[Resource, ...]]] = {
 
 
 async def sets_of_jobs(kube: Kube, name: str, *, namespace: str) -> dict[str, str]:
-    """Returns the owning JobSet's UID by Job UID.
+    """Owning JobSet's UID by Job UID.
 
     Raises:
         KubeError: The Jobs cannot be listed.
@@ -42,19 +52,27 @@ async def sets_of_jobs(kube: Kube, name: str, *, namespace: str) -> dict[str, st
 
 
 def set_of(pod: Mapping[str, Any], sets: Mapping[str, str]) -> str | None:
-    """Returns the UID of a pod's JobSet, or None; ``sets`` is by Job UID."""
+    """UID of a pod's JobSet, or None; ``sets`` is by Job UID."""
     labels = mapping(mapping(pod, "metadata"), "labels")
     return word(labels.get(JOBSET_UID)) or sets.get(word(labels.get(JOB_UID)) or "")
 
 
 async def pods_of_gang(
-    kube: Kube, pods: Sequence[dict[str, Any]], gang: str, name: str, *, namespace: str
+    kube: Kube,
+    pods: Sequence[dict[str, Any]],
+    gang: str,
+    name: str,
+    *,
+    namespace: str,
+    execution: int | None = None,
 ) -> Sequence[dict[str, Any]]:
-    """Returns the pods of one JobSet of a TrainJob; an empty ``gang`` selects all.
+    """Pods of one JobSet of a TrainJob, and of one ``execution``; an empty ``gang`` and None select all.
 
     Raises:
         KubeError: Their Jobs cannot be listed.
     """
+    if execution is not None:
+        pods = [pod for pod in pods if execution_of(pod) in {None, execution}]
     if not gang or not pods:
         return pods
     sets = await sets_of_jobs(kube, name, namespace=namespace)
@@ -85,6 +103,10 @@ class WorkloadStates:
         self._late: set[str] = set()
         self._denied = JOBSETS not in self._resources
         self._listed = asyncio.Event()
+        # Execution of this attempt, by its first pod, and the newest of earlier attempts.
+        self._execution = max(_executions(run, attempt), default=None)
+        past = (one for other in source.apart for one in _executions(run, other))
+        self._past = max(past, default=-1) if source.backend == "jobset" else -1
 
     @property
     def gang(self) -> str:
@@ -147,6 +169,22 @@ class WorkloadStates:
         Raises:
             KubeError: Its Job cannot be queried.
         """
+        execution = execution_of(pod)
+        if not await self._of_gang(pod) or (execution is not None and not self._fits(pod, execution)):
+            return False
+        self._execution = execution if self._execution is None else self._execution
+        return True
+
+    def _fits(self, pod: Mapping[str, Any], execution: int) -> bool:
+        """True if a pod's execution is this attempt's; an old pod may outlive a suspension."""
+        if self._execution is not None:
+            return execution == self._execution
+        states = [fact.state for fact in self._facts.values() if fact.kind == JOBSETS.kind and not fact.gone]
+        restart = number(mapping(mapping(pod, "metadata"), "labels").get(JOBSET_RESTART))
+        old = any(restart == state.restarts and execution < (state.execution or 0) for state in states)
+        return not old and execution > self._past
+
+    async def _of_gang(self, pod: Mapping[str, Any]) -> bool:
         if self._denied:
             return True
         with contextlib.suppress(TimeoutError):
@@ -208,6 +246,11 @@ class WorkloadStates:
         except OSError as error:
             self._unwritten.add(fact.uid)
             self._full(error)
+
+
+def _executions(run: Path, attempt: int) -> set[int]:
+    pods = JournalReader.read(journal_path(run, attempt)).values()
+    return {fact.execution for fact in pods if fact.execution is not None}
 
 
 def _uid(item: Mapping[str, Any]) -> str:

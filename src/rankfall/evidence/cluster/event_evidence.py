@@ -41,7 +41,7 @@ _MOST_SLOTS: Final = 256
 def pod_events(
     events: Iterable[EventFact], pods: Mapping[str, PodFact], *, before: Mapping[str, PodFact], attempt: int
 ) -> list[Evidence]:
-    """Returns the evidence of the Events of pods.
+    """Evidence of the Events of pods.
 
     ``before``: last snapshot of each pod before its deletion request.
     """
@@ -68,7 +68,7 @@ def pod_events(
 def made_events(
     events: Iterable[EventFact], slots: Mapping[int, SlotFacts], pods: Mapping[str, PodFact], *, attempt: int
 ) -> list[Evidence]:
-    """Returns the evidence of the Events of objects that create pods.
+    """Evidence of the Events of objects that create pods.
 
     These report uncreated pods and ends of deleted ones.
     """
@@ -101,7 +101,7 @@ def made_events(
 
 
 def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> list[Evidence]:
-    """Returns the evidence of objects that create pods: failed, suspended or being deleted.
+    """Evidence of objects that create pods: failed, suspended or being deleted.
 
     ``ours``: Rankfall had begun to stop the attempt.
     """
@@ -130,25 +130,28 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
                     attempt=attempt,
                 )
             )
-        request = f"{work.kind} {work.name} is being deleted by a request" if work.deleting else None
+        request, row = (f"{work.kind} {work.name} is being deleted by a request" if work.deleting else None), None
+        at = stamp_ns(work.deleting)
         if request is None and work.suspend:
             by = f", last by {work.held_by}" if work.held_by else ""
             request = f"{work.kind} {work.name} is suspended{by}"
+            row = row_of("suspended", work.held_by or "", None)
+            at = next((stamp_ns(one.at) for one in work.conditions if one.type == "Suspended"), None)
         if request is not None and not ours:
             found.append(
                 Evidence(
                     id=digest("wish", attempt, work.uid, bool(work.deleting)),
                     source="event",
-                    slug="cancelled",
-                    role="context",
+                    slug=row.slug if row is not None else "cancelled",
+                    role=row.role if row is not None else "context",
                     trust="platform",
-                    at=stamp_ns(work.deleting),
+                    at=at,
                     uncertainty=1.0,
                     stamped="server",
                     where=where,
                     line=request,
-                    specificity=50,
-                    fingerprint="cancelled:object",
+                    specificity=row.specificity if row is not None else 50,
+                    fingerprint=f"{row.slug if row is not None else 'cancelled'}:object",
                     attempt=attempt,
                 )
             )
@@ -156,7 +159,7 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
 
 
 def _killed_by_probe(said: Iterable[EventFact], pod: PodFact) -> EventFact | None:
-    """Returns the failed probe after which the kubelet stopped a container without a restart, or None.
+    """Failed probe after which the kubelet stopped a container without a restart, or None.
 
     Its message gives no reason, as for a deleted pod.
     """
@@ -167,8 +170,8 @@ def _killed_by_probe(said: Iterable[EventFact], pod: PodFact) -> EventFact | Non
     ]
     deleted_ns = stamp_ns(pod.deleting)
     asked = deleted_ns - (pod.grace_s or 0) * _NS if deleted_ns is not None else None
-    disruption = pod.condition("DisruptionTarget")
-    if disruption is not None and disruption.status == "True":
+    taken = (pod.condition("DisruptionTarget"), pod.condition("TerminationTarget"))
+    if any(one is not None and one.status == "True" for one in taken):
         return None
     for probe in failed:
         at = stamp_ns(probe.last or probe.first)
@@ -212,7 +215,7 @@ def _of_pod(event: EventFact, row: Reason, pod: PodFact, *, attempt: int) -> Evi
 def _exited(
     event: EventFact, code: int, pod: PodFact | None, slots: Mapping[int, SlotFacts], *, attempt: int
 ) -> Evidence:
-    """Returns evidence of a removed pod's exit code, as its Event reports it; counts only without other evidence."""
+    """Evidence of a removed pod's exit code, as its Event reports it; counts only without other evidence."""
     slot = pod.slot if pod is not None else None
     facts = slots.get(slot) if slot is not None else None
     known = facts is not None and (facts.exit_code is not None or facts.signal is not None)

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+
+from rankfall.evidence.cluster.reasons import Reason, row_of
 from rankfall.model import Evidence, RankFacts, SlotFacts
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored
@@ -41,6 +44,8 @@ _SLUGS: Final = MappingProxyType(
 )
 # Taints of an unreachable node.
 _AWAY: Final = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready", "node.kubernetes.io/out-of-service")
+# Reasons of pods whose node vanished.
+_BY_CONTROLLER: Final = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 # Reasons of a container whose node returned without it: its end is invented.
 _MADE_UP: Final = frozenset({"Unknown", "ContainerStatusUnknown"})
 # As "System OOM encountered, victim process: python, pid: 4711".
@@ -77,7 +82,7 @@ class SlotFailure:
         return running and (self.slot.state == "lost" or self._failed)
 
     def rank(self, *, killed: bool = False) -> int | None:
-        """Returns the only rank of the slot that failed by itself (``killed``: by a SIGKILL); None otherwise."""
+        """Only rank of the slot that failed by itself (``killed``: by a SIGKILL); None otherwise."""
         fell = [r for r in self.ranks if _fell(r) and (not killed or r.signal == _SIGKILL)]
         return fell[0].rank if len(fell) == 1 else None
 
@@ -90,15 +95,17 @@ def node_evidence(
     catalogue: Catalogue,
     attempt: int,
 ) -> list[Evidence]:
-    """Returns the evidence of all nodes; ``falls`` maps a node to its slots' failures."""
+    """Evidence of all nodes; ``falls`` maps a node to its slots' failures."""
     said: dict[str, list[EventFact]] = {}
     for event in events:
         said.setdefault(event.name, []).append(event)
     found: list[Evidence] = []
     for node in nodes:
         for fall in falls.get(node.name, ()):
-            found += [piece for spell in node.spells if (piece := _of_spell(spell, node, fall, attempt=attempt))]
-            found += _of_boots(node, fall, attempt=attempt)
+            own = [piece for spell in node.spells if (piece := _of_spell(spell, node, fall, attempt=attempt))]
+            own += _of_boots(node, fall, attempt=attempt)
+            notice = _notice(node, fall)
+            found += [_reclaimed(piece, notice) for piece in own] if notice is not None else own
             found += [
                 piece
                 for fault in node.faults
@@ -113,7 +120,7 @@ def node_evidence(
 
 
 def unheard_evidence(fall: SlotFailure, *, attempt: int) -> Evidence | None:
-    """Returns the evidence, by the pod's conditions, that its node stopped reporting, or None.
+    """Evidence, by the pod's conditions, that its node stopped reporting, or None.
 
     This requires no permission to read nodes.
     """
@@ -151,29 +158,32 @@ def _silent_since(said: int) -> tuple[int, float]:
 
 
 def _of_spell(spell: Spell, node: NodeFact, fall: SlotFailure, *, attempt: int) -> Evidence | None:
-    since = stamp_ns(spell.since)
-    begun = since if since is not None else spell.seen_ns
+    since, begun = stamp_ns(spell.since), _begun(spell)
     made = stamp_ns(fall.pod.created)
     # A period before the pod existed, or after its deletion request or failure, is unrelated.
     if spell.over_ns is not None and made is not None and spell.over_ns < made:
         return None
     role = "context"
     drained = False
+    row = _row(spell)
+    disruption = fall.pod.condition("DisruptionTarget")
+    by = disruption.reason if disruption is not None and disruption.status == "True" else None
     if spell.type == "taint":
-        if spell.message != "NoExecute":
+        if row is None and spell.message != "NoExecute":
             return None
         slug = "node_lost"
         if spell.reason not in _AWAY:
             # A user drains the node: the taint manager's reason alone would mean a lost node.
-            disruption = fall.pod.condition("DisruptionTarget")
-            drained = disruption is not None and disruption.reason == "DeletionByTaintManager"
-            slug = "preempted"
-        said = f"node {node.name} has the taint {spell.reason}:{spell.message}"
-    elif spell.type in _SLUGS:
-        slug = _SLUGS[spell.type]
-        said = f"node {node.name}: {spell.type} is {spell.status}: {spell.reason or ''} {spell.message or ''}".rstrip()
+            drained = by == "DeletionByTaintManager" and spell.message == "NoExecute"
+            slug = row.slug if row is not None else "preempted"
+    elif row is not None or spell.type in _SLUGS:
+        slug = row.slug if row is not None else _SLUGS[spell.type]
     else:
         return None
+    said = _words(spell, node)
+    if row is not None and not drained:
+        notice = _notice(node, fall)
+        drained = by in _BY_CONTROLLER and notice is not None and notice[0] is spell
     left = stamp_ns(fall.pod.deleting) or fall.pod.seen_ns
     still = spell.over_ns is None or spell.over_ns + _NS >= left
     at, uncertainty = begun, 1.0 if since is not None else 5.0
@@ -205,8 +215,56 @@ def _of_spell(spell: Spell, node: NodeFact, fall: SlotFailure, *, attempt: int) 
     )
 
 
+def _words(spell: Spell, node: NodeFact) -> str:
+    if spell.type == "taint":
+        return f"node {node.name} has the taint {spell.reason}:{spell.message}"
+    return f"node {node.name}: {spell.type} is {spell.status}: {spell.reason or ''} {spell.message or ''}".rstrip()
+
+
+def _row(spell: Spell) -> Reason | None:
+    """Table's row of a platform's notice that it will take the node; None for other spells."""
+    if spell.type == "taint":
+        return row_of("taint", spell.reason or "", None)
+    return row_of("node", spell.type, f"{spell.reason} {spell.message}")
+
+
+def _notice(node: NodeFact, fall: SlotFailure) -> tuple[Spell, str] | None:
+    """First notice, with its text, before the node was silent; a later one may follow from the loss."""
+    made = stamp_ns(fall.pod.created) or 0
+    left = stamp_ns(fall.pod.deleting) or fall.pod.seen_ns
+    there = [spell for spell in node.spells if spell.over_ns is None or spell.over_ns >= made]
+    lost = [_begun(spell) for spell in there if spell.type == "Ready" and _row(spell) is None]
+    until = max(lost, default=max(left, fall.pod.seen_ns))
+    found = [
+        spell
+        for spell in there
+        if _row(spell) is not None and _begun(spell) <= until and (spell.over_ns is None or spell.over_ns + _NS >= left)
+    ]
+    first = min(found, key=_begun, default=None)
+    return (first, _words(first, node)) if first is not None else None
+
+
+def _begun(spell: Spell) -> int:
+    since = stamp_ns(spell.since)
+    return since if since is not None else spell.seen_ns
+
+
+def _reclaimed(piece: Evidence, notice: tuple[Spell, str]) -> Evidence:
+    """Lost node's evidence as that of a node taken by its platform; other evidence as is."""
+    row = _row(notice[0])
+    if piece.slug != "node_lost" or piece.role != "primary" or row is None:
+        return piece
+    return msgspec.structs.replace(
+        piece,
+        slug=row.slug,
+        line=f"{notice[1]}; then {piece.line}"[:_LINE],
+        specificity=row.specificity,
+        fingerprint=f"{row.slug}:notice",
+    )
+
+
 def _of_boots(node: NodeFact, fall: SlotFailure, *, attempt: int) -> list[Evidence]:
-    """Returns evidence of a reboot while the pod was on the node."""
+    """Evidence of a reboot while the pod was on the node."""
     made = stamp_ns(fall.pod.created)
     pairs: list[tuple[Boot, Boot]] = list(zip(node.boots, node.boots[1:], strict=False))
     return [
@@ -237,7 +295,7 @@ def _of_boots(node: NodeFact, fall: SlotFailure, *, attempt: int) -> list[Eviden
 def _of_fault(
     fault: Fault, node: NodeFact, fall: SlotFailure, *, catalogue: Catalogue, attempt: int
 ) -> Evidence | None:
-    """Returns the evidence of a fault that the health agent recorded on the node near the failure; else None."""
+    """Evidence of a fault that the health agent recorded on the node near the failure; else None."""
     near = _near(fault.times, fall.at)
     hit = best(catalogue.match_line(fault.text.encode(), where="kernel"))
     if near is None or fall.at is None or hit is None:
@@ -273,7 +331,7 @@ def _of_fault(
 def _of_event(
     event: EventFact, node: NodeFact, fall: SlotFailure, *, catalogue: Catalogue, attempt: int
 ) -> Evidence | None:
-    """Returns the evidence of a node's Event near the failure, or None."""
+    """Evidence of a node's Event near the failure, or None."""
     at = stamp_ns(event.last) or stamp_ns(event.first)
     near = _near(() if at is None else (at,), fall.at)
     if near is None or fall.at is None:
@@ -308,7 +366,7 @@ def _of_event(
 
 
 def _near(times: Iterable[int], fall: int | None) -> int | None:
-    """Returns the time nearest to the failure; None if none is within the window."""
+    """Time nearest to the failure; None if none is within the window."""
     if fall is None:
         return None
     inside = [at for at in times if fall - BEFORE_S * _NS <= at <= fall + AFTER_S * _NS]

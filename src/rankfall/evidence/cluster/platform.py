@@ -11,7 +11,7 @@ from typing import Final
 
 from rankfall.evidence.cluster.event_evidence import made_events, pod_events, work_evidence
 from rankfall.evidence.cluster.node_evidence import SlotFailure, node_evidence, unheard_evidence
-from rankfall.evidence.cluster.pod_evidence import PodView
+from rankfall.evidence.cluster.pod_evidence import LastWords, PodView
 from rankfall.evidence.facts import Facts
 from rankfall.model import Evidence, RankFacts, SlotFacts
 from rankfall.rundir.cluster.clock_bounds import ClockView, ProofView
@@ -53,7 +53,7 @@ class ContextView:
         before: Mapping[str, PodFact],
         stopped: bool,
     ) -> list[Evidence]:
-        """Returns all current evidence about this attempt.
+        """All current evidence about this attempt.
 
         ``before``: last snapshots of pods before deletion requests, by UID. ``stopped``: Rankfall stopped the attempt.
         """
@@ -89,7 +89,7 @@ class ContextView:
         ]
 
     def missing(self, pods: Collection[PodFact]) -> list[str]:
-        """Returns messages about missing evidence, and advice how to get the evidence next time."""
+        """Messages about missing evidence, and advice how to get the evidence next time."""
         snapshots = list(self._file.newest.values())
         found = [fact.text for fact in snapshots if isinstance(fact, Unseen) and not fact.over]
         first = min((fact.seen_ns for fact in snapshots), default=None)
@@ -124,6 +124,7 @@ class PlatformView:
         self._cluster_context = ContextView(run, attempt=attempt, catalogue=catalogue, path=context_path)
         self._clocks = ClockView(run, attempt=attempt)
         self._proofs = ProofView(run, attempt=attempt)
+        self._last_words = LastWords(run, attempt=attempt, catalogue=catalogue)
 
     @property
     def problems(self) -> list[str]:
@@ -136,6 +137,8 @@ class PlatformView:
         for slot, delay in self._clocks.poll().items():
             clocks.came(slot, delay)
         changed, found = self.pods.poll()
+        if changed:
+            found += self._last_words.new(self.pods.counting())
         proved = self._proofs.poll()
         if changed or proved:
             self._prove(facts)
@@ -150,11 +153,11 @@ class PlatformView:
         return changed or context, found
 
     def waiting(self) -> list[Evidence]:
-        """Returns why slots do not start; valid only now, so never stored."""
+        """Reasons why slots do not start; valid only now, so never stored."""
         return self.pods.waiting()
 
     def context_evidence(self, facts: Facts) -> list[Evidence]:
-        """Returns the current evidence of Events, nodes and the objects that create the pods."""
+        """Current evidence of Events, nodes and the objects that create the pods."""
         return self._cluster_context.evidence(
             self.pods.counting(),
             tuple(facts.slots.values()),
@@ -164,7 +167,7 @@ class PlatformView:
         )
 
     def waits(self, facts: Facts) -> str | None:
-        """Returns the platform's reason why slots do not start; None if there is none."""
+        """Platform's reason why slots do not start; None if there is none."""
         pieces = [*self.waiting(), *self.context_evidence(facts)]
         pieces = [piece for piece in pieces if piece.slug in _WAITS_FOR and piece.slot is not None]
         if not pieces:
@@ -175,7 +178,7 @@ class PlatformView:
         return f"slot {first.slot}{more} waits: {first.line}"[:_MAX_WORDS]
 
     def missing(self) -> list[str]:
-        """Returns messages about missing evidence, and advice how to get the evidence next time."""
+        """Messages about missing evidence, and advice how to get the evidence next time."""
         return self._cluster_context.missing(self.pods.counting())
 
     def _prove(self, facts: Facts) -> None:

@@ -5,19 +5,25 @@ A slot has ended when its container has and its log is stored completely.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from rankfall.evidence.cluster.reasons import NOT_FOUND, end_evidence, waiting_evidence
-from rankfall.model import Evidence, SlotFacts
+from rankfall.evidence import builders
+from rankfall.evidence.cluster.reasons import NEVER_BEGAN, NOT_FOUND, end_evidence, waiting_evidence
+from rankfall.evidence.readers.prefixes import parse_prefix
+from rankfall.evidence.readers.scan import scan
+from rankfall.model import Evidence, Record, SlotFacts, decoding
 from rankfall.model.timestamps import Bound
 from rankfall.rundir.cluster.clock_bounds import of_pod
 from rankfall.rundir.cluster.journal import JournalReader, journal_path
-from rankfall.rundir.cluster.marks import Stop, StopMark, abandoned
+from rankfall.rundir.cluster.log_routes import RECORD_MARK
+from rankfall.rundir.cluster.marks import OWNER_NAME, Identity, Stop, StopMark, abandoned, identity_of
 from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact, stamp_ns
+from rankfall.rundir.streams.content import open_content
+from rankfall.verdict.signatures.catalogue import Catalogue
 
 # Exit codes above this are 128 + signal of process 1.
 _SIGNAL_BASE: Final = 128
@@ -59,7 +65,7 @@ class PodView:
             self._moved = True
 
     def number_of(self, slot: int, uid: str | None) -> int | None:
-        """Returns the number of this pod among the slot's pods; None if the journal does not contain it."""
+        """Number of this pod among the slot's pods; None if the journal does not contain it."""
         place = self._numbers.get(uid or "")
         return place[1] if place is not None and place[0] == slot else None
 
@@ -74,7 +80,7 @@ class PodView:
         return self._journal.problems
 
     def poll(self) -> tuple[bool, list[Evidence]]:
-        """Returns True if the journal has new data, and evidence of ends, each piece once and as first seen."""
+        """True if the journal has new data, and evidence of ends, each piece once and as first seen."""
         found: list[Evidence] = []
         self._stop = self._mark.read()
         self._given_up = abandoned(self._run, self._attempt) if self._stop is not None else frozenset()
@@ -97,11 +103,11 @@ class PodView:
         return bool(facts) or moved, found
 
     def counting(self) -> list[PodFact]:
-        """Returns all pods of the slots, except those of starts that are not observed."""
+        """All pods of the slots, except those of starts that are not observed."""
         return [fact for fact in self._journal.pods.values() if self._counts(fact)]
 
     def before(self) -> dict[str, PodFact]:
-        """Returns the last snapshot of each pod before its deletion was requested, by UID."""
+        """Last snapshot of each pod before its deletion was requested, by UID."""
         return self._before
 
     def _counts(self, fact: PodFact) -> bool:
@@ -125,12 +131,12 @@ class PodView:
                 self._by_slot.pop(slot, None)
 
     def waiting(self) -> list[Evidence]:
-        """Returns why slots do not start; for a deleted pod, its earlier reasons."""
+        """Reasons against starts of slots; for a deleted pod, its earlier ones."""
         snapshots = (self._before.get(fact.uid, fact) for fact in self._by_slot.values())
         return [piece for fact in snapshots for piece in waiting_evidence(fact, attempt=self._attempt)]
 
     def pods(self) -> dict[int, PodFact]:
-        """Returns the pod of each slot: the newest one, or the observed one."""
+        """Pod of each slot: the newest one, or the observed one."""
         return self._by_slot
 
     def clock_bounds(self, *, server: Bound) -> Iterator[tuple[int, Bound]]:
@@ -139,7 +145,7 @@ class PodView:
             yield slot, of_pod(fact, server=server)
 
     def merged(self, held: SlotFacts, *, late_ns: int = 0) -> SlotFacts:
-        """Returns a slot's facts with its pod's; the wrapper's recorded end has precedence.
+        """Slot's facts with its pod's; the wrapper's recorded end has precedence.
 
         ``late_ns``: nanoseconds by which an event may be later than its timestamp.
         """
@@ -200,7 +206,7 @@ class PodView:
         return msgspec.structs.replace(held, killed_by="wrapper") if after else held
 
     def _ended(self, held: SlotFacts, fact: PodFact, end: ContainerFact, *, late_ns: int) -> SlotFacts:
-        """Returns the container's end, if the wrapper recorded none."""
+        """Container's end, if the wrapper recorded none."""
         code, signal = end.exit_code, end.signal
         if signal is None and code is not None and _SIGNAL_BASE < code <= _SIGNAL_BASE + _HIGHEST_SIGNAL:
             signal = code - _SIGNAL_BASE
@@ -224,3 +230,77 @@ class PodView:
         if stop is None or fact.slot in stop.after or self._end_seen.get(fact.uid, fact.seen_ns) < stop.at_ns:
             return False
         return at is None or at + _NS + late_ns >= stop.at_ns
+
+
+# Bytes at the end of a stream that may repeat a message of at most 4 KiB.
+_TAIL: Final = 64 << 10
+
+
+class LastWords:
+    """Text in the status of ended containers, where their log was not read to its end."""
+
+    def __init__(self, run: Path, *, attempt: int, catalogue: Catalogue) -> None:
+        self._logs = run / "logs" / f"attempt-{attempt}"
+        self._attempt = attempt
+        self._catalogue = catalogue
+        self._decoder = decoding.decoder(Record)
+        self._read: set[tuple[str, int]] = set()
+
+    def new(self, pods: Iterable[PodFact]) -> list[Evidence]:
+        """Evidence of new messages, without lines that the log gave."""
+        found: list[Evidence] = []
+        for fact in pods:
+            for end in (fact.last, fact.main) if fact.log == "lost" and fact.slot is not None else ():
+                key = (fact.uid, end.restarts) if end is not None else None
+                if end is None or key is None or end.state != "terminated" or not end.message or key in self._read:
+                    continue
+                self._read.add(key)
+                if end.reason not in NEVER_BEGAN:
+                    found += self._of(fact, end, end.message)
+        return found
+
+    def _of(self, fact: PodFact, end: ContainerFact, message: str) -> Iterator[Evidence]:
+        data = b"\n".join(line for line in message.encode(errors="replace").split(b"\n") if not self._is_record(line))
+        stored = self._stored(fact, end)
+        only = next(iter(fact.ranks.values())) if len(fact.ranks) == 1 else None
+        for finding in scan(data, self._catalogue).found:
+            if _words(data[finding.start : finding.end]) not in stored:
+                piece = builders.of_finding(
+                    finding,
+                    stream=f"pod/{fact.name}/{end.restarts}",
+                    byte=finding.start,
+                    where=f"pod/{fact.name}: termination message",
+                    when=None,
+                    rank=only,
+                    slot=fact.slot,
+                    node=fact.node,
+                    attempt=self._attempt,
+                )
+                # A local rank here may be of any process.
+                yield msgspec.structs.replace(piece, local_rank=None)
+
+    def _is_record(self, line: bytes) -> bool:
+        """True for a record of the wrapper, which is read elsewhere."""
+        try:
+            self._decoder.decode(line)
+        except ValueError:
+            return line.startswith(RECORD_MARK)
+        return True
+
+    def _stored(self, fact: PodFact, end: ContainerFact) -> set[bytes]:
+        """Last stored lines of this instance, without prefixes."""
+        mine = Identity(uid=fact.uid, number=end.restarts)
+        found: set[bytes] = set()
+        for owner in self._logs.glob(f"*-{fact.slot}/*/{OWNER_NAME}"):
+            for index in owner.parent.glob("*.idx") if identity_of(owner.parent) == mine else ():
+                try:
+                    with open_content(index.with_suffix(".log")) as content:
+                        data = content.read(max(0, content.size - _TAIL), _TAIL)
+                except OSError:
+                    continue
+                found |= {_words(line) for line in data.split(b"\n")}
+        return found
+
+
+def _words(line: bytes) -> bytes:
+    return line[parse_prefix(line).length :].strip()

@@ -8,7 +8,9 @@ from __future__ import annotations
 import csv
 import functools
 import re
+from collections.abc import Mapping
 from importlib import resources
+from types import MappingProxyType
 from typing import Final, Literal
 
 import msgspec
@@ -20,8 +22,33 @@ from rankfall.model.patterns import Bounded, bounded
 from rankfall.rundir.cluster.clock_bounds import by_server
 from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact, stamp_ns
 
-# Location of a reason; ``made`` and ``work``: Event or condition of an object that creates pods.
-Place = Literal["waiting", "terminated", "pod", "disruption", "scheduled", "event", "made", "work"]
+# Location of a reason; ``made``, ``work``, ``suspended``: of an object that creates pods; ``taint``, ``node``: of a node
+# that its platform will take.
+Place = Literal[
+    "waiting",
+    "terminated",
+    "pod",
+    "disruption",
+    "termination",
+    "ready",
+    "scheduled",
+    "event",
+    "made",
+    "work",
+    "suspended",
+    "taint",
+    "node",
+]
+# Conditions of a removed pod: location in the table, and status.
+_TAKEN: Final[Mapping[str, tuple[Place, str]]] = MappingProxyType(
+    {
+        "DisruptionTarget": ("disruption", "True"),
+        # Kueue's.
+        "TerminationTarget": ("termination", "True"),
+        # Volcano's.
+        "Ready": ("ready", "False"),
+    }
+)
 
 _LINE: Final = 1000
 _KILLED: Final = 128 + 9
@@ -30,8 +57,9 @@ _TERMINATED: Final = 128 + 15
 NOT_FOUND: Final = "ContainerStatusUnknown"
 # Seconds after the deadline in which a live node reports a container's end.
 _ANSWERS_S: Final = 30
+_MARGIN_S: Final = 30
 _NS: Final = 1_000_000_000
-_NEVER_BEGAN: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
+NEVER_BEGAN: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 _REFUSED: Final = "admission_rejected"
 _REJECTED: Final = "Pod was rejected: "
 _ANY: Final = "*"
@@ -58,7 +86,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def rows() -> tuple[Reason, ...]:
-    """Returns all rows, in order."""
+    """All rows, in order."""
     text = resources.files(__package__).joinpath("reasons.csv").read_text(encoding="utf-8")
     return tuple(decoding.convert(list(csv.DictReader(text.splitlines())), list[Reason], strict=False))
 
@@ -73,7 +101,7 @@ def _by_place() -> dict[tuple[str, str], tuple[tuple[Bounded[str], Reason], ...]
 
 
 def row_of(where: Place, reason: str, message: str | None) -> Reason | None:
-    """Returns the row of a reason; None if the table has none."""
+    """Row of a reason; None if the table has none."""
     table = _by_place()
     found = table.get((where, reason))
     if found is None:
@@ -84,15 +112,18 @@ def row_of(where: Place, reason: str, message: str | None) -> Reason | None:
 
 
 def end_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
-    """Returns the evidence why a pod ended; remains valid once seen."""
+    """Evidence why a pod ended; remains valid once seen."""
     found = []
     if fact.reason is not None:
         found.append(_of_pod(fact, fact.reason, attempt=attempt))
-    disruption = fact.condition("DisruptionTarget")
-    if disruption is not None and disruption.status == "True" and disruption.reason:
-        at = stamp_ns(disruption.at)
-        piece = _evidence(fact, "disruption", disruption.reason, disruption.message, at=at, attempt=attempt)
-        found += [piece, _answered(piece, fact, at=at)]
+    for kind, (where, status) in _TAKEN.items():
+        taken = fact.condition(kind)
+        if taken is not None and taken.status == status and taken.reason:
+            at = stamp_ns(taken.at)
+            piece = _evidence(fact, where, taken.reason, taken.message, at=at, attempt=attempt)
+            if piece is not None and piece.slug != "node_lost" and _ended_before(fact, at):
+                piece = msgspec.structs.replace(piece, role="context")
+            found += [piece, _answered(piece, fact, at=at)]
     for end in (fact.last, fact.main):
         if end is not None and end.state == "terminated" and end.reason and end.exit_code != 0:
             piece = _evidence(
@@ -108,7 +139,7 @@ def end_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
 
 
 def waiting_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
-    """Returns why a pod does not start; valid only while it waits."""
+    """Reasons against a pod's start; valid only while it waits."""
     if fact.phase != "Pending":
         return []
     found = []
@@ -122,7 +153,7 @@ def waiting_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
 
 
 def _of_pod(fact: PodFact, reason: str, *, attempt: int) -> Evidence | None:
-    """Returns the evidence of a pod's reason, or None.
+    """Evidence of a pod's reason, or None.
 
     The pod's ``startTime`` dates the evidence only if the node refused the pod.
     """
@@ -135,8 +166,14 @@ def _of_pod(fact: PodFact, reason: str, *, attempt: int) -> Evidence | None:
     return _evidence(fact, "pod", reason, fact.message, at=at, attempt=attempt, row=row)
 
 
+def _ended_before(fact: PodFact, at: int | None) -> bool:
+    """True if the container had ended: controllers also remove finished pods."""
+    ended = stamp_ns(fact.main.finished) if fact.main is not None and fact.main.state == "terminated" else None
+    return ended is not None and at is not None and by_server(fact, ended) + _MARGIN_S * _NS < at
+
+
 def _answered(piece: Evidence | None, fact: PodFact, *, at: int | None) -> Evidence | None:
-    """Returns evidence that a tainted node is alive: it reported the pod's end in time. None if it did not."""
+    """Evidence that a tainted node is alive: it reported the pod's end in time. None if it did not."""
     ended = stamp_ns(fact.main.finished) if fact.main is not None and fact.main.state == "terminated" else None
     if piece is None or piece.slug != "node_lost" or fact.main is None or ended is None or at is None:
         return None
@@ -155,7 +192,7 @@ def _answered(piece: Evidence | None, fact: PodFact, *, at: int | None) -> Evide
 
 
 def _weighed(piece: Evidence | None, end: ContainerFact) -> Evidence | None:
-    """Returns the evidence as is, as context, or None.
+    """Evidence as is, as context, or None.
 
     ``OOMKilled`` means that some process of the container was killed for memory at some time. Code 137 means the whole
     container; for another code the cgroup's counter decides; 143 is another sender's stop.
@@ -211,12 +248,13 @@ def _when(fact: PodFact, at: int | None, *, node: bool) -> tuple[int, float]:
 
 
 def _end_text(end: ContainerFact) -> str:
-    """Returns the exit code; for a container that never began, also the runtime's message, which is not the job's."""
+    """Exit code; for a container that never began, also the runtime's message, which is not the job's."""
     code = f"exit code {end.exit_code}"
-    return f"{code}: {end.message}" if end.reason in _NEVER_BEGAN and end.message else code
+    return f"{code}: {end.message}" if end.reason in NEVER_BEGAN and end.message else code
 
 
 def _words(where: Place, reason: str) -> str:
-    """Returns the text that failure rules match: ``reason=...``, ``condition=...``."""
-    condition = {"disruption": "condition=DisruptionTarget ", "scheduled": "condition=PodScheduled "}.get(where, "")
-    return f"{condition}reason={reason}"
+    """Text that failure rules match: ``reason=...``, ``condition=...``."""
+    conditions = {"scheduled": "PodScheduled", **{place: kind for kind, (place, _) in _TAKEN.items()}}
+    condition = conditions.get(where)
+    return f"condition={condition} reason={reason}" if condition else f"reason={reason}"

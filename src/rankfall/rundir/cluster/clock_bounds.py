@@ -36,7 +36,7 @@ _TAKEN_WITHIN_S: Final = 10
 
 
 def of_pod(fact: PodFact, *, server: Bound) -> Bound:
-    """Returns the bounds of a node's clock offset, from its pod's timestamps.
+    """Bounds of a node's clock offset, from its pod's timestamps.
 
     ``server`` is the API server's offset.
     """
@@ -57,7 +57,7 @@ def _stamps(fact: PodFact) -> list[int]:
 
 
 def _most_after_binding(fact: PodFact) -> int | None:
-    """Returns the upper bound of a node's offset, as the kubelet acts after the server's binding; None if unknown."""
+    """Upper bound of a node's offset, as the kubelet acts after the server's binding; None if unknown."""
     stamps, binding = _stamps(fact), fact.condition("PodScheduled")
     after = stamp_ns(binding.at) if binding is not None and binding.status == "True" else None
     return None if after is None or not stamps else min(stamps) + _NS - after
@@ -90,7 +90,7 @@ class LeaseSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 def lease_snapshot(item: Mapping[str, Any], *, seen_ns: int) -> LeaseSnapshot | None:
-    """Returns the snapshot of a kubelet's Lease; None without renewal time."""
+    """Snapshot of a kubelet's Lease; None without renewal time."""
     meta, spec = mapping(item, "metadata"), mapping(item, "spec")
     renewed = nanoseconds(word(spec.get("renewTime")) or "")
     if renewed is None:
@@ -106,7 +106,7 @@ def lease_snapshot(item: Mapping[str, Any], *, seen_ns: int) -> LeaseSnapshot | 
 
 
 def of_lease(look: LeaseSnapshot, before: LeaseSnapshot | None, *, server: Bound) -> Bound:
-    """Returns the bounds of how far a node's clock is ahead of this machine's, by two snapshots of its Lease.
+    """Bounds of how far a node's clock is ahead of this machine's, by two snapshots of its Lease.
 
     A renewal uses the server's earlier answer, so it follows that timestamp.
     """
@@ -126,12 +126,12 @@ _STEP: Final = 10_000_000
 
 
 def clock_path(run: Path, attempt: int) -> Path:
-    """Returns the path of an attempt's file of clocks."""
+    """Path of an attempt's file of clocks."""
     return pods_folder(run, attempt) / "clocks.json"
 
 
 def read_clocks(run: Path, attempt: int) -> dict[int, int]:
-    """Returns the least delay of each slot's lines in nanoseconds: minus the clock's lead."""
+    """Least delay of each slot's lines in nanoseconds: minus the clock's lead."""
     try:
         return decoding.decode(clock_path(run, attempt).read_bytes(), kind=dict[int, int])
     except (OSError, msgspec.DecodeError):
@@ -139,7 +139,7 @@ def read_clocks(run: Path, attempt: int) -> dict[int, int]:
 
 
 def proofs_path(run: Path, attempt: int) -> Path:
-    """Returns the path of the file of bounds that API objects prove."""
+    """Path of the file of bounds that API objects prove."""
     return pods_folder(run, attempt) / "clock-proofs.json"
 
 

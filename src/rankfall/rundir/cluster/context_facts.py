@@ -33,6 +33,13 @@ TROUBLE: Final = MappingProxyType(
         "NetworkUnavailable": ("True",),
         "KernelDeadlock": ("True",),
         "ReadonlyFilesystem": ("True",),
+        # The platform will take the node (reasons.csv).
+        "PreemptionScheduled": ("True",),
+        "PreemptScheduled": ("True",),
+        "TerminateScheduled": ("True",),
+        "RedeployScheduled": ("True",),
+        "VMEventScheduled": ("True",),
+        "InstanceExpired": ("True",),
     }
 )
 
@@ -161,7 +168,7 @@ ContextFact = EventFact | NodeFact | WorkFact | Unseen
 
 
 def event_fact(item: Mapping[str, Any], *, seen_ns: int) -> EventFact:
-    """Returns the facts of an Event of the core API."""
+    """Facts of an Event of the core API."""
     meta, about = mapping(item, "metadata"), mapping(item, "involvedObject")
     series = mapping(item, "series")
     path = word(about.get("fieldPath")) or ""
@@ -184,7 +191,7 @@ def event_fact(item: Mapping[str, Any], *, seen_ns: int) -> EventFact:
 
 
 def node_fact(item: Mapping[str, Any], *, seen_ns: int, gone: bool = False) -> NodeFact:
-    """Returns a Node's facts without history; :func:`later_node` adds it."""
+    """Node's facts without history; :func:`later_node` adds it."""
     meta, spec, status = mapping(item, "metadata"), mapping(item, "spec"), mapping(item, "status")
     boot = word(mapping(status, "nodeInfo").get("bootID"))
     health, faults = _health(mapping(meta, "annotations").get(ANNOTATION))
@@ -204,7 +211,7 @@ def node_fact(item: Mapping[str, Any], *, seen_ns: int, gone: bool = False) -> N
 
 
 def later_node(held: NodeFact, fact: NodeFact) -> NodeFact:
-    """Returns the stored facts ``held`` of a node after one more snapshot."""
+    """Stored facts ``held`` of a node after one more snapshot."""
     if fact.gone:
         return msgspec.structs.replace(held, seen_ns=fact.seen_ns, gone=True)
     boots = held.boots
@@ -224,7 +231,7 @@ def later_node(held: NodeFact, fact: NodeFact) -> NodeFact:
 
 
 def work_fact(item: Mapping[str, Any], *, kind: str, seen_ns: int, gone: bool = False) -> WorkFact:
-    """Returns the facts of a Job, JobSet, TrainJob, or a job of the training operator."""
+    """Facts of a Job, JobSet, TrainJob, or a job of the training operator."""
     meta, spec = mapping(item, "metadata"), mapping(item, "spec")
     suspend = (spec if "suspend" in spec else mapping(spec, "runPolicy")).get("suspend") is True
     true = [one for one in mappings(mapping(item, "status"), "conditions") if one.get("status") == "True"]
@@ -288,7 +295,7 @@ def _what(spell: Spell) -> tuple[str, str, str | None]:
 
 
 def _health(text: Any) -> tuple[str | None, tuple[Fault, ...]]:
-    """Returns the state and the causes of a node's health record; (None, ()) if the record is invalid."""
+    """State and the causes of a node's health record; (None, ()) if the record is invalid."""
     if not isinstance(text, str):
         return None, ()
     try:
@@ -310,7 +317,7 @@ def _health(text: Any) -> tuple[str | None, tuple[Fault, ...]]:
 
 
 def _writer_of_suspend(meta: Mapping[str, Any]) -> str | None:
-    """Returns the last writer of ``suspend`` by ``managedFields``; None if unknown."""
+    """Last writer of ``suspend`` by ``managedFields``; None if unknown."""
     found: list[tuple[str, str]] = []
     for one in mappings(meta, "managedFields"):
         spec = mapping(mapping(one, "fieldsV1"), "f:spec")

@@ -69,7 +69,7 @@ class CursorRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def newest_of_log(folder: Path) -> int | None:
-    """Returns the timestamp of the newest stored line of this instance folder in nanoseconds; None if unknown."""
+    """Timestamp of the newest stored line of this instance folder in nanoseconds; None if unknown."""
     try:
         fd = open_regular(folder / CURSOR_NAME)
         try:

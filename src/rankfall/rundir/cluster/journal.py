@@ -164,7 +164,7 @@ NAME: Final = "pods.jsonl"
 
 
 def journal_path(run: Path, attempt: int) -> Path:
-    """Returns the path of an attempt's pod journal."""
+    """Path of an attempt's pod journal."""
     return pods_folder(run, attempt) / NAME
 
 
@@ -197,13 +197,13 @@ class JournalReader(SnapshotReader[PodFact]):
 
     @classmethod
     def read(cls, path: Path) -> dict[str, PodFact]:
-        """Returns the newest snapshot of each pod of a journal, read once."""
+        """Newest snapshot of each pod of a journal, read once."""
         reader = cls(path)
         reader.poll()
         return reader.pods
 
     def by_slot(self) -> dict[int, PodFact]:
-        """Returns the newest pod of each slot: existing, later created, later in the journal."""
+        """Newest pod of each slot: existing, later created, later in the journal."""
         found: dict[int, PodFact] = {}
         for fact in self.pods.values():
             if fact.slot is None:

@@ -54,7 +54,7 @@ class Routes:
         return self._foreign and "rank" not in self.roles and _TAG_WITHIN.search(data) is None
 
     def of(self, line: bytes, start: int, stamp: int | None) -> tuple[str, int] | None:
-        """Returns a line's stream and text offset; None for a record, which goes to ``on_record``.
+        """Line's stream and text offset; None for a record, which goes to ``on_record``.
 
         ``start`` follows its timestamp; ``stamp`` in nanoseconds since the epoch.
         """
@@ -75,7 +75,7 @@ class Routes:
         return SLOT_STREAM, start
 
     def _local(self, line: bytes, start: int) -> int | None:
-        """Returns the local rank in torchrun's prefix, or None."""
+        """Local rank in torchrun's prefix, or None."""
         if _TAG.match(line, start) is None:
             return None
         name = line[start + 1 : line.index(b"]:", start)]

@@ -73,7 +73,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def launch_of(pod: Mapping[str, Any], container: str) -> Launch:
-    """Returns the facts that a manifest proves about the torchrun of one container."""
+    """Facts that a manifest proves about the torchrun of one container."""
     spec, meta = pod.get("spec") or {}, pod.get("metadata") or {}
     own = next((one for one in spec.get("containers") or () if one.get("name") == container), None)
     # Variables from other objects may have any value.
@@ -98,7 +98,7 @@ _ABSENT: Final = "\0"
 
 
 def _given(name: str, options: Mapping[str, str], env: Mapping[str, str | None]) -> str | None:
-    """Returns a torchrun option's value; None if the manifest lacks it."""
+    """Torchrun option's value; None if the manifest lacks it."""
     variable = "PET_" + name.removeprefix("--").upper().replace("-", "_")
     return options[name] if name in options else env.get(variable, _ABSENT)
 
@@ -116,7 +116,7 @@ def _static_ranks(options: Mapping[str, str], env: Mapping[str, str | None]) -> 
 
 
 def _options(words: Sequence[Any]) -> dict[str, str] | None:
-    """Returns a container's torchrun options; None if a shell determines them."""
+    """Container's torchrun options; None if a shell determines them."""
     plain = _plain(words)
     if plain is None:
         return None
@@ -142,7 +142,7 @@ def _options(words: Sequence[Any]) -> dict[str, str] | None:
 
 
 def _plain(words: Sequence[Any]) -> list[str] | None:
-    """Returns the only command's words without its shell, or None."""
+    """Only command's words without its shell, or None."""
     if not words or not all(isinstance(word, str) for word in words):
         return None
     if not _SHELL.fullmatch(words[0].rpartition("/")[2]):
@@ -171,7 +171,7 @@ def _only_starts_python(words: Sequence[str]) -> bool:
 
 
 def _variables(container: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, str | None]:
-    """Returns a container's variables; a value is None if the manifest lacks it."""
+    """Container's variables; a value is None if the manifest lacks it."""
     found: dict[str, str | None] = {}
     for one in container.get("env") or ():
         name = one.get("name")

@@ -28,7 +28,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def identity_of(folder: Path) -> Identity | None:
-    """Returns the owner of a log folder; None if it cannot be read."""
+    """Owner of a log folder; None if it cannot be read."""
     try:
         return decoding.decode((folder / OWNER_NAME).read_bytes(), kind=Identity)
     except (OSError, msgspec.DecodeError):
@@ -93,7 +93,7 @@ class RankMap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_rank_map(folder: Path) -> RankMap:
-    """Returns an instance's rank map; empty if unreadable."""
+    """Instance's rank map; empty if unreadable."""
     try:
         return decoding.decode((folder / NAME).read_bytes(), kind=RankMap)
     except (OSError, msgspec.MsgspecError):
@@ -124,12 +124,12 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stop_path(run: Path, attempt: int) -> Path:
-    """Returns the path of an attempt's stop mark."""
+    """Path of an attempt's stop mark."""
     return pods_folder(run, attempt) / "stop.json"
 
 
 def read_stop(run: Path, attempt: int) -> Stop | None:
-    """Returns the stop mark; None if nothing was stopped."""
+    """Stop mark; None if nothing was stopped."""
     return _read(stop_path(run, attempt))
 
 
@@ -156,7 +156,7 @@ def abandon(run: Path, attempt: int, slots: Collection[int]) -> None:
 
 
 def abandoned(run: Path, attempt: int) -> frozenset[int]:
-    """Returns the slots for which Rankfall no longer waits."""
+    """Slots for which Rankfall no longer waits."""
     try:
         return frozenset(decoding.decode(_abandoned_path(run, attempt).read_bytes(), kind=list[int]))
     except (OSError, msgspec.DecodeError):
@@ -176,7 +176,7 @@ class StopMark:
         self._found: Stop | None = None
 
     def read(self) -> Stop | None:
-        """Returns the stop mark; None while nothing was stopped."""
+        """Stop mark; None while nothing was stopped."""
         if self._found is None and os.path.exists(self._text):  # noqa: PTH110 - called at each poll
             self._found = _read(self._path)
         return self._found

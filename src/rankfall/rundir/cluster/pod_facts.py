@@ -11,13 +11,15 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from rankfall.kube.object_fields import COMPLETION_INDEX, MAX_TEXT, mapping, mappings, number, text, word
+from rankfall.kube.object_fields import COMPLETION_INDEX, MAX_TEXT, execution_of, mapping, mappings, number, text, word
 from rankfall.rundir.cluster.manifest_ranks import Launch, launch_of
 from rankfall.rundir.cluster.pod_source import PodSource
 
 ROLE_LABEL: Final = "rankfall.dev/role"
 _MAX_CONDITIONS: Final = 16
-_KEPT_CONDITIONS: Final = frozenset({"PodScheduled", "DisruptionTarget", "PodReadyToStartContainers", "Ready"})
+_KEPT_CONDITIONS: Final = frozenset(
+    {"PodScheduled", "DisruptionTarget", "TerminationTarget", "PodReadyToStartContainers", "Ready"}
+)
 _OVER: Final = frozenset({"Succeeded", "Failed"})
 _STARTING: Final = frozenset({None, "PodInitializing", "ContainerCreating"})
 
@@ -71,6 +73,7 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ranks: Local rank -> rank, by a foreign manifest.
         prefixes: Roles in torchrun's prefixes; empty without prefix.
         role: By another tool's labels, or None.
+        execution: Of its JobSet, or None.
         main, last: Training container, and its previous instance.
         log: ``open``, ``complete``, ``lost`` (incomplete), ``none`` (never existed).
         others: Containers that block the pod, as ``name: reason: message``.
@@ -93,6 +96,7 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     overdue: bool = False
     container: str = ""
     role: str | None = None
+    execution: int | None = None
     ranks: dict[int, int] = {}
     prefixes: tuple[str, ...] | None = None
     conditions: tuple[Condition, ...] = ()
@@ -118,12 +122,12 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return running and ready is not None and ready.status == "False" and not ready.reason
 
     def condition(self, kind: str) -> Condition | None:
-        """Returns the condition of this type; None if absent."""
+        """Condition of this type; None if absent."""
         return next((one for one in self.conditions if one.type == kind), None)
 
 
 def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: bool = False) -> PodFact:
-    """Returns a pod object's facts; missing or mistyped parts are unknown.
+    """Pod object's facts; missing or mistyped parts are unknown.
 
     ``seen_ns`` in nanoseconds since the epoch; ``gone``: deleted.
     """
@@ -157,6 +161,7 @@ def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: b
         grace_s=number(meta.get("deletionGracePeriodSeconds")),
         container=container,
         role=role if source.marks is not None else None,
+        execution=execution_of(pod),
         ranks=launch.ranks,
         prefixes=launch.roles,
         # First the conditions that a verdict may need.
@@ -170,7 +175,7 @@ def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: b
 
 
 def later(held: PodFact, fact: PodFact) -> PodFact:
-    """Returns the facts of a pod after one more snapshot; facts that the new snapshot lacks stay.
+    """Facts of a pod after one more snapshot; facts that the new snapshot lacks stay.
 
     Snapshots may overtake each other; a deleted pod's last event may be only a name.
     """

@@ -62,12 +62,12 @@ class PodSource(msgspec.Struct, frozen=True, kw_only=True):
         return self.marks.mine(meta.get("labels") or {}, meta.get("creationTimestamp"))
 
     def container_of(self, role: str | None, first: str) -> str:
-        """Returns a pod's training container, by role or ``first``."""
+        """Pod's training container, by role or ``first``."""
         own = self.marks.containers.get(role or "") if self.marks is not None else None
         return self.container or own or first
 
     def slot_of(self, role: str | None, index: int | None) -> int | None:
-        """Returns a completion index's slot, or None."""
+        """Completion index's slot, or None."""
         if index is None:
             return None
         if len(self.bases) == 1:
@@ -77,5 +77,5 @@ class PodSource(msgspec.Struct, frozen=True, kw_only=True):
         return None if base is None else base + index
 
     def role_of(self, slot: int) -> str:
-        """Returns the role of a slot."""
+        """Role of a slot."""
         return max(self.bases, key=lambda role: (self.bases[role] <= slot, self.bases[role]))

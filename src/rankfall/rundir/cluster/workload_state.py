@@ -26,7 +26,7 @@ class NativeState(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         phase: ``succeeded`` and ``failed`` only by terminal condition.
         start: Gang's current start, empty if unknown; see :func:`same_start`.
-        restarts: Of the whole gang by its JobSet.
+        restarts, execution: Of the whole gang by its JobSet; ``execution`` also counts suspensions.
         gang: UID of a TrainJob's JobSet; empty without.
         reason, message: Of the terminal condition.
         at: Time of the terminal condition, RFC 3339.
@@ -36,6 +36,7 @@ class NativeState(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase
     start: str = ""
     restarts: int = 0
+    execution: int | None = None
     gang: str = ""
     reason: str | None = None
     message: str | None = None
@@ -49,7 +50,7 @@ class NativeState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def native_state(workload: Mapping[str, Any], *, inner: Mapping[str, Any] | None = None) -> NativeState:
-    """Returns the state of a workload by its own conditions.
+    """State of a workload by its own conditions.
 
     ``inner`` is a TrainJob's JobSet with more detail, or None.
     """
@@ -57,37 +58,41 @@ def native_state(workload: Mapping[str, Any], *, inner: Mapping[str, Any] | None
     deleting = bool(mapping(workload, "metadata").get("deletionTimestamp"))
     gang = inner if kind == "TrainJob" else workload
     restarts = (number(mapping(gang, "status").get("restarts")) or 0) if gang is not None else 0
+    execution = number(mapping(gang, "status").get("executionAttempts")) if gang is not None else None
     uid = (word(mapping(inner, "metadata").get("uid")) or "") if inner is not None else ""
+    common: dict[str, Any] = {"restarts": restarts, "execution": execution, "gang": uid, "deleting": deleting}
     # Kubernetes gives a failure precedence.
     for name, phase in (("Failed", "failed"), (_GOOD.get(kind, "Complete"), "succeeded")):
         end = condition(workload, name)
         if end.get("status") == "True":
             return NativeState(
                 phase="failed" if phase == "failed" else "succeeded",
-                start=_start(gang, restarts),
-                restarts=restarts,
-                gang=uid,
+                start=_start(gang, restarts, execution),
                 reason=word(end.get("reason")),
                 message=text(end.get("message")),
                 at=word(end.get("lastTransitionTime")),
-                deleting=deleting,
+                **common,
             )
     # The condition lags: right after a release it still reports a suspended workload.
     held = any(mapping(one, "spec").get("suspend") is True for one in (workload, gang) if one is not None)
     if held or gang is None:
-        return NativeState(phase="suspended" if held else "going", restarts=restarts, gang=uid, deleting=deleting)
-    return NativeState(phase="going", start=_start(gang, restarts), restarts=restarts, gang=uid, deleting=deleting)
+        return NativeState(phase="suspended" if held else "going", **common)
+    return NativeState(phase="going", start=_start(gang, restarts, execution), **common)
 
 
 def dated(start: str) -> bool:
-    """True if the controller has reported the time of this start."""
-    return not start.endswith("/")
+    """True if the controller has reported the time or number of this start."""
+    return ":" in start or not start.endswith("/")
 
 
 def same_start(one: str, other: str) -> bool:
-    """True if two snapshots may show one start; no time matches any."""
-    restart, _, since = one.partition("/")
-    restart_too, _, since_too = other.partition("/")
+    """True if two snapshots may show one start, by number, else by time; no time matches any."""
+    numbers, _, since = one.partition("/")
+    numbers_too, _, since_too = other.partition("/")
+    restart, _, execution = numbers.partition(":")
+    restart_too, _, execution_too = numbers_too.partition(":")
+    if restart == restart_too and execution and execution_too:
+        return execution == execution_too
     return restart == restart_too and (not since or not since_too or since == since_too)
 
 
@@ -107,7 +112,7 @@ def with_job_of_set(state: NativeState, jobs: Iterable[Mapping[str, Any]]) -> Na
 
 
 def of_restart(selector: str, restart: int | None) -> str:
-    """Returns a selector of pods with this JobSet restart number; None = all."""
+    """Selector of pods with this JobSet restart number; None = all."""
     kept = [part for part in selector.split(",") if not part.startswith(f"{JOBSET_RESTART}=")]
     return ",".join([*kept, *([] if restart is None else [f"{JOBSET_RESTART}={restart}"])])
 
@@ -117,13 +122,14 @@ def _restart_of(job: Mapping[str, Any]) -> int:
     return -1 if said is None else said
 
 
-def _start(gang: Mapping[str, Any] | None, restarts: int) -> str:
-    """Identifies a start by the restart count and the end time of the last suspension."""
+def _start(gang: Mapping[str, Any] | None, restarts: int, execution: int | None) -> str:
+    """Identifies a start by the restart count, the execution and the end time of the last suspension."""
     if gang is None:
         return ""
     resumed = condition(gang, "Suspended")
     since = resumed.get("lastTransitionTime") if resumed.get("status") == "False" else None
-    return f"{restarts}/{word(since) or ''}"
+    numbers = f"{restarts}" if execution is None else f"{restarts}:{execution}"
+    return f"{numbers}/{word(since) or ''}"
 
 
 _TRAINJOB: Final = "TrainJob"
@@ -131,7 +137,7 @@ _JOBSET: Final = "JobSet"
 
 
 def workload_path(run: Path, attempt: int) -> Path:
-    """Returns the path of the journal of an attempt's workload states."""
+    """Path of the journal of an attempt's workload states."""
     return pods_folder(run, attempt) / "workload.jsonl"
 
 
@@ -157,21 +163,21 @@ class WorkloadFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def workload_facts(run: Path, attempt: int) -> dict[str, WorkloadFact]:
-    """Returns the newest facts of an attempt's workloads by UID, in order of first appearance."""
+    """Newest facts of an attempt's workloads by UID, in order of first appearance."""
     reader: SnapshotReader[WorkloadFact] = SnapshotReader(workload_path(run, attempt), WorkloadFact)
     reader.poll()
     return reader.newest
 
 
 def first_gang(facts: Mapping[str, WorkloadFact]) -> str:
-    """Returns the UID of the first JobSet that Rankfall saw of a TrainJob; empty if none."""
+    """UID of the first JobSet that Rankfall saw of a TrainJob; empty if none."""
     if not any(fact.kind == _TRAINJOB for fact in facts.values()):
         return ""
     return next((uid for uid, fact in facts.items() if fact.kind == _JOBSET), "")
 
 
 def end_of(facts: Mapping[str, WorkloadFact], uid: str) -> NativeState | None:
-    """Returns a workload's observed end, or None."""
+    """Workload's observed end, or None."""
     fact = facts.get(uid)
     if fact is None or not fact.state.over:
         return None

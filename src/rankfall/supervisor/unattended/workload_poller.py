@@ -102,7 +102,9 @@ class StartPods:
         try:
             self._there = set()
             if place is not None:
-                self._there = self._workload.pods(place.selector, gang=self.gang).keys() - self._apart
+                number = next((fact.execution for fact in self.seen.values() if fact.execution is not None), None)
+                found = self._workload.pods(place.selector, gang=self.gang, execution=number)
+                self._there = found.keys() - self._apart
         except KubeError:
             # Waiting for an unreachable API loses nothing.
             self._there, self._until = None, None

@@ -25,7 +25,7 @@ __all__ = [
 
 
 def diagnose(case: Case, *, strategy: Strategy = CAUSAL) -> Diagnosis:
-    """Returns the verdict of a case; ``unknown`` is one and lists the missing evidence.
+    """Verdict of a case; ``unknown`` is one and lists the missing evidence.
 
     ``missing`` names a strategy other than ``causal``.
     """

@@ -122,7 +122,7 @@ class Candidate(msgspec.Struct, kw_only=True):
 
 
 def candidate_of(subject: Subject) -> Candidate | None:
-    """Returns the subject's best explanation; None for a bystander, a consequence, or success."""
+    """Subject's best explanation; None for a bystander, a consequence, or success."""
     own = [e for e in subject.evidence if e.role == "primary" and e.source != "exit" and e.slug not in NEVER_CAUSE]
     # Evidence from after the work counts only without other.
     pieces = without_outlived(subject, _terminal(subject, [e for e in own if not e.teardown] or own))
@@ -145,7 +145,7 @@ def candidate_of(subject: Subject) -> Candidate | None:
 
 
 def outlived_traceback(subjects: Subjects) -> Candidate | None:
-    """Returns the last whole traceback after which its process continued, as ``suspected``; None if there is none.
+    """Last whole traceback after which its process continued, as ``suspected``; None if there is none.
 
     For text without another sign of an end.
     """
@@ -309,7 +309,7 @@ def _fact(
 
 
 def _best(pieces: list[Evidence]) -> Evidence | None:
-    """Returns the best piece: unforgeable, more specific, more trusted, earlier; None without pieces."""
+    """Best piece: unforgeable, more specific, more trusted, earlier; None without pieces."""
     slugs = {e.slug for e in pieces}
 
     def yields(piece: Evidence) -> bool:
@@ -321,7 +321,7 @@ def _best(pieces: list[Evidence]) -> Evidence | None:
 
 
 def text_place(piece: Evidence) -> tuple[str, int]:
-    """Returns the sort key of a piece's place in its text; pieces without one are last."""
+    """Sort key of a piece's place in its text; pieces without one are last."""
     return piece.stream or "~", piece.order if piece.order is not None else 1 << 62
 
 

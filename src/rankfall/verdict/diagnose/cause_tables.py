@@ -179,10 +179,10 @@ TERMINAL_WINDOW_S: Final = 30.0
 
 
 def signal_slug(number: int) -> str:
-    """Returns the slug of a foreign signal."""
+    """Slug of a foreign signal."""
     return SIGNAL_SLUGS.get(number, "external_signal")
 
 
 def exit_slug(code: int) -> str:
-    """Returns the slug of a bare exit code other than 0."""
+    """Slug of a bare exit code other than 0."""
     return EXIT_SLUGS.get(code, "user_exit")

@@ -10,7 +10,13 @@ from typing import Final
 from rankfall.model import Case, RankFacts, cause_info
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import EXPLICIT, HANG, SILENT, Candidate, Root
-from rankfall.verdict.diagnose.cause_tables import ENDS_OF_THE_REST, NEVER_CAUSE, TAKEN_AWAY, TIMED_OUT
+from rankfall.verdict.diagnose.cause_tables import (
+    ENDS_OF_THE_REST,
+    NEVER_CAUSE,
+    NODE_SOURCES,
+    TAKEN_AWAY,
+    TIMED_OUT,
+)
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, own_failure, repeats, surely_after
 
 # An unknown exception may be about a lost peer.
@@ -67,17 +73,34 @@ def drop_generic_after_death(candidates: list[Candidate], root: Root) -> list[Ca
     return kept or candidates
 
 
-def drop_deleted_after_failure(candidates: list[Candidate], root: Root) -> list[Candidate]:
-    """Drops pods certainly removed after a rank had recorded a failure."""
+def drop_deleted_after_failure(candidates: list[Candidate], subjects: Subjects, root: Root) -> list[Candidate]:
+    """Drops pods removed certainly after a recorded failure, or perhaps after an exception that no removal explains."""
     own = [c for c in candidates if c.tier == EXPLICIT and c.confidence == "proven" and not c.weak]
+    raised = [c for c in own if of_own_code(c.best) and not _after_signal(c, subjects)]
     kept = []
     for candidate in candidates:
-        platform = candidate.best is not None and candidate.best.source in {"pod", "event"}
-        if platform and candidate.slug in TAKEN_AWAY and any(c.before(candidate) for c in own):
+        if candidate.slug not in TAKEN_AWAY or candidate.best is None or candidate.best.source not in NODE_SOURCES:
+            kept.append(candidate)
+        elif any(c.before(candidate) for c in own):
             root.rejected.append((candidate, "it came after a rank had failed by itself"))
+        elif any(order(candidate.moment, c.moment) != "before" for c in raised):
+            why = "the clocks do not show which came first, and no removal of a pod explains the exception of a rank"
+            root.rejected.append((candidate, why))
         else:
             kept.append(candidate)
     return kept
+
+
+def _after_signal(candidate: Candidate, subjects: Subjects) -> bool:
+    """True if the rank's slot had perhaps received a stop signal before: a handler may raise any exception."""
+    slot = candidate.subject.slot_number
+    signals = (
+        s.when(e)
+        for s in subjects.all.values()
+        for e in s.evidence
+        if e.slug == "external_signal" and e.source == "recorder" and e.slot == slot
+    )
+    return any(order(candidate.moment, at) != "before" for at in signals)
 
 
 def drop_ends_of_the_rest(candidates: list[Candidate], root: Root) -> list[Candidate]:
@@ -234,7 +257,7 @@ def only_text(chosen: Candidate, subjects: Subjects) -> bool:
 
 
 def only_silent_rank(case: Case, subjects: Subjects) -> Candidate | None:
-    """Returns the only rank without a complaint when all others timed out in a collective, else None."""
+    """Only rank without a complaint when all others timed out in a collective, else None."""
     words = {
         subject.rank_number: {(e.slug, e.at) for e in subject.complaints}
         for subject in subjects.all.values()
@@ -276,7 +299,7 @@ def only_silent_rank(case: Case, subjects: Subjects) -> Candidate | None:
 
 
 def left_early(case: Case, subjects: Subjects) -> Candidate | None:
-    """Returns a rank that exited with 0 while others lost a peer (uneven data), or None."""
+    """Rank that exited with 0 while others lost a peer (uneven data), or None."""
     left = [r for r in subjects.ranks.values() if r.state == "ended" and r.exit_code == 0]
     failed = [
         s

@@ -47,7 +47,7 @@ def _decisive(piece: Evidence | None) -> Decisive | None:
 
 
 def decisive_of(chosen: Candidate) -> Decisive | None:
-    """Returns the candidate's decisive evidence as a part of the document; None if only facts explain it."""
+    """Candidate's decisive evidence as a part of the document; None if only facts explain it."""
     if chosen.best is not None:
         return _decisive(chosen.best)
     facts = chosen.subject.rank or chosen.subject.slot
@@ -55,7 +55,7 @@ def decisive_of(chosen: Candidate) -> Decisive | None:
 
 
 def proof_of(subjects: Subjects, chosen: Candidate | None) -> tuple[Proof, ...]:
-    """Returns the chosen candidate's evidence, then that of other subjects; bounded."""
+    """Chosen candidate's evidence, then that of other subjects; bounded."""
     own = {s.key for s in (chosen.subject, *chosen.same[:8])} if chosen else set()
     role = {"primary": 0, "secondary": 1, "context": 2}
 
@@ -95,7 +95,7 @@ def _as_proof(subject: Subject, e: Evidence) -> Proof:
 def consequences_of(
     subjects: Subjects, struck: set[object], chosen: Candidate | None, *, independent: Collection[object] = ()
 ) -> tuple[Consequence, ...]:
-    """Returns the ranks that failed because of the root, with reasons.
+    """Ranks that failed because of the root, with reasons.
 
     Skips the keys in ``struck`` (subjects of the root failure) and ``independent`` (subjects that failed by
     themselves). ``chosen`` is the root; None if unknown.
@@ -132,7 +132,7 @@ def _why_consequence(subject: Subject, chosen: Candidate | None, *, stopper: str
 
 
 def alternatives_of(root: Root) -> tuple[Alternative, ...]:
-    """Returns the rejected candidates with reasons, the strongest first; bounded."""
+    """Rejected candidates with reasons, the strongest first; bounded."""
     rows = sorted(root.rejected, key=lambda row: (-row[0].tier, row[0].order))
     return tuple(
         Alternative(slug=c.slug, rank=c.subject.rank_number, rejected=reason) for c, reason in rows[:MAX_ALTERNATIVES]
@@ -160,7 +160,7 @@ def independent_of(root: Root) -> tuple[IndependentFault, ...]:
 
 
 def missing_of(case: Case, subjects: Subjects, chosen: Candidate | None) -> tuple[str, ...]:
-    """Returns messages about evidence that would have helped; bounded."""
+    """Messages about evidence that would have helped; bounded."""
     found = list(case.missing)
     if chosen is not None and chosen.slug in {"killed_unknown", "external_signal"}:
         found.append("the sender of the signal: the kernel does not record it, and Rankfall did not send it")
@@ -188,7 +188,7 @@ def numbered(word: str, numbers: tuple[int, ...]) -> str:
 
 
 def assemble(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
-    """Returns the diagnosis for a root."""
+    """Diagnosis for a root."""
     if root.chosen is not None:
         return _of_candidate(case, subjects, root, root.chosen)
     return _of_consequences(case, subjects, root)
@@ -256,7 +256,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
 
 
 def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
-    """Returns the diagnosis if no cause was found: named after a consequence, or ``unknown``."""
+    """Diagnosis if no cause was found: named after a consequence, or ``unknown``."""
     missing = list(missing_of(case, subjects, None))
     subject, piece = root.nearest or (None, None)
     slug = piece.slug if piece else "unknown"
@@ -327,13 +327,13 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
 
 
 def _nearest_line(subjects: Subjects) -> Evidence | None:
-    """Returns the line to show without a cause: the last error of a text, else the last report of a launcher."""
+    """Line to show without a cause: the last error of a text, else the last report of a launcher."""
     found = [e for s in subjects.all.values() for e in s.evidence if e.source == "log" and e.slug == "unknown"]
     return max(found, key=lambda e: (e.role == "context", e.stream or "", e.order or 0, e.id), default=None)
 
 
 def _role(case: Case, subjects: Subjects, named: Sequence[Subject]) -> str | None:
-    """Returns the common role of these subjects; without one the case's, which may be None."""
+    """Common role of these subjects; without one the case's, which may be None."""
     found = set()
     for subject in named:
         place = subjects.slots.get(subject.slot_number) if subject.slot_number is not None else None
@@ -367,13 +367,13 @@ def _tied(confidence: Confidence) -> Confidence:
 
 
 def _time(moment: Moment) -> Time:
-    """Returns the time by the common clock, as far as possible."""
+    """Time by the common clock, as far as possible."""
     at, uncertainty = moment.common
     return Time(at=rfc3339(at), uncertainty_s=uncertainty) if at is not None else Time()
 
 
 def _retry(default: Retry, chosen: Candidate, case: Case, *, one_node: bool, doubtful: bool) -> Retry:
-    """Returns the catalogue's retry advice, changed only by the evidence."""
+    """Catalogue's retry advice, changed only by the evidence."""
     found = _retry_of(default, chosen, case, one_node=one_node)
     return "once" if doubtful and found in {"yes", "elsewhere"} else found
 
@@ -408,7 +408,7 @@ def _one_node(subjects: Subjects, named: Sequence[Subject]) -> bool:
 
 
 def _node_action(most: NodeAction, chosen: Candidate, *, nowhere: bool) -> NodeAction:
-    """Returns the node action; only evidence that a job cannot forge marks a node.
+    """Node action; only evidence that a job cannot forge marks a node.
 
     ``most``: the catalogue's action. ``nowhere``: all ranks have the fault, so no node's action.
     """

@@ -8,7 +8,7 @@ from rankfall.model import Case, Cause, Confidence, Decision, Decisive, Diagnosi
 
 
 def no_failure(case: Case) -> Diagnosis:
-    """Returns the diagnosis: succeeded, cancelled, or still running."""
+    """Diagnosis: succeeded, cancelled, or still running."""
     state = state_of(case)
     slug = "cancelled" if case.cancelled else "unknown"
     confidence: Confidence = "proven" if case.cancelled else "unknown"
@@ -31,7 +31,7 @@ def no_failure(case: Case) -> Diagnosis:
 def stopped_on_request(
     by: str, *, how: Literal["suspended", "resized"], run: str | None, attempt: int | None, role: str | None
 ) -> Diagnosis:
-    """Returns the diagnosis of an attempt stopped for a suspension or resize."""
+    """Diagnosis of an attempt stopped for a suspension or resize."""
     suspended = how == "suspended"
     verdict = Verdict(
         run=run,
@@ -48,7 +48,7 @@ def stopped_on_request(
 
 
 def not_begun(text: str, *, run: str, state: RunState = "failed") -> Diagnosis:
-    """Returns the diagnosis of a run that ended before its first attempt."""
+    """Diagnosis of a run that ended before its first attempt."""
     failed = state == "failed"
     slug = "container_config" if failed else "cancelled"
     verdict = Verdict(
@@ -65,7 +65,7 @@ def not_begun(text: str, *, run: str, state: RunState = "failed") -> Diagnosis:
 
 
 def state_of(case: Case) -> RunState:
-    """Returns the state of this case's attempt."""
+    """State of this case's attempt."""
     if case.cancelled:
         return "cancelled"
     if case.succeeded:

@@ -90,7 +90,7 @@ def independent_faults(candidates: Iterable[Candidate], chosen: Candidate) -> li
 
 
 def _independent(fault: Candidate, fall: _Fall, others: list[tuple[Candidate, _Fall]]) -> str | None:
-    """Returns why this fault did not cause the failure; None if it may have."""
+    """Reason that this fault did not cause the failure; None if it may have."""
     real = [(other, its) for other, its in others if other.tier >= SILENT and its.failed is not False]
     if fall.failed is False:
         stuck = any(other.tier == HANG for other, _ in others)
@@ -108,7 +108,7 @@ def _independent(fault: Candidate, fall: _Fall, others: list[tuple[Candidate, _F
 def _confidence(
     fault: Candidate, fall: _Fall, others: list[tuple[Candidate, _Fall]], subjects: Subjects, *, case: Case
 ) -> Confidence:
-    """Returns the confidence that the fault ended the job."""
+    """Confidence that the fault ended the job."""
     if fall.failed:
         rivals = [its for other, its in others if other.tier >= SILENT and its.failed and not _perhaps_echo(other)]
         doubted = any(order(fall.until, its.since) != "before" for its in rivals)
@@ -124,7 +124,7 @@ def _perhaps_echo(candidate: Candidate) -> bool:
 
 
 def _fall_of(candidate: Candidate, subjects: Subjects, *, fault: bool) -> _Fall:
-    """Returns the state of the candidate's rank or slot, and its failure time."""
+    """State of the candidate's rank or slot, and its failure time."""
     subject = candidate.subject
     place = subjects.slots.get(subject.slot_number) if subject.slot_number is not None else None
     there = [s for s in subjects.all.values() if s.rank is not None and s.rank.slot == subject.slot_number]
@@ -152,7 +152,7 @@ def _fall_of(candidate: Candidate, subjects: Subjects, *, fault: bool) -> _Fall:
 
 
 def _without_faults(subject: Subject) -> Candidate | None:
-    """Returns the explanation of the subject's end without node faults, or None."""
+    """Explanation of the subject's end without node faults, or None."""
     return candidate_of(msgspec.structs.replace(subject, evidence=[e for e in subject.evidence if not of_node(e)]))
 
 

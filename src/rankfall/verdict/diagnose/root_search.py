@@ -26,7 +26,13 @@ from rankfall.verdict.diagnose.candidates import (
     outlived_traceback,
     text_place,
 )
-from rankfall.verdict.diagnose.cause_tables import LOST_PEER_SLUGS, NEAREST, NEVER_CAUSE, NEVER_STARTED
+from rankfall.verdict.diagnose.cause_tables import (
+    LOST_PEER_SLUGS,
+    NEAREST,
+    NEVER_CAUSE,
+    NEVER_STARTED,
+    TAKEN_AWAY,
+)
 from rankfall.verdict.diagnose.consequences import (
     drop_deleted_after_failure,
     drop_ends_of_the_rest,
@@ -46,7 +52,7 @@ MISMATCH: Final = "collective_mismatch"
 
 
 def find_root(case: Case, subjects: Subjects) -> Root:
-    """Returns the root of this case."""
+    """Root of this case."""
     root = Root()
     candidates = [c for s in subjects.all.values() if (c := candidate_of(s)) is not None]
     candidates = without_ends_by_launcher(without_stopped_from_outside(candidates, subjects), subjects)
@@ -73,7 +79,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     candidates, disputed, doubtful = _settle_mismatch(candidates, subjects, root)
     candidates = _merge(_said_of_rank(candidates))
     candidates = drop_generic_after_death(candidates, root)
-    candidates = drop_deleted_after_failure(candidates, root)
+    candidates = drop_deleted_after_failure(candidates, subjects, root)
     candidates = drop_ends_of_the_rest(candidates, root)
     candidates = drop_without_message_beside_death(candidates, root)
     candidates.sort(key=lambda c: (-c.tier, c.order))
@@ -192,7 +198,9 @@ def _merge(candidates: list[Candidate]) -> list[Candidate]:
     groups: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
         mergeable = (
-            candidate.tier in {EXPLICIT, HANG} or candidate.slug == "user_exit" or candidate.slug in NEVER_STARTED
+            candidate.tier in {EXPLICIT, HANG}
+            or candidate.slug == "user_exit"
+            or candidate.slug in NEVER_STARTED | TAKEN_AWAY
         )
         key = candidate.fingerprint if mergeable else f"{candidate.fingerprint}\0{candidate.subject.key}"
         groups[key].append(candidate)
@@ -260,7 +268,7 @@ _Call = tuple[str, str]
 
 
 def differing_calls(subjects: Subjects) -> list[Candidate]:
-    """Returns the rank whose call differs from that of most others; all ranks if no call has a majority.
+    """Rank whose call differs from that of most others; all ranks if no call has a majority.
 
     Calls with one number in a watchdog's line, else the calls in which all ranks with a traceback timed out.
     """
@@ -315,7 +323,7 @@ def _differs(subject: Subject, piece: Evidence, *, others: tuple[int, ...]) -> C
 
 
 def most_named_peer(candidates: list[Candidate], subjects: Subjects) -> tuple[Candidate | None, list[Candidate]]:
-    """Returns the peer that most others of a mismatch name, and the reports that name a peer.
+    """Peer that most others of a mismatch name, and the reports that name a peer.
 
     The peer is None unless at least two name it, and no other equally often.
     """
@@ -342,7 +350,7 @@ def _failed_alone(subjects: Subjects) -> bool:
 
 
 def only_consequences(case: Case, subjects: Subjects) -> Root:
-    """Returns a root without a cause: the consequence nearest the origin, and its peers."""
+    """Root without a cause: the consequence nearest the origin, and its peers."""
     spoken: list[tuple[int, bool, int, str, Subject, Evidence]] = []
     named: set[int] = set()
     complained: set[int] = set()

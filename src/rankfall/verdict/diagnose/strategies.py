@@ -82,7 +82,7 @@ BUILT_IN: Final = MappingProxyType({s.name: s for s in (CAUSAL, EARLIEST, FIRST_
 
 
 def ask(strategy: Strategy, case: Case) -> Diagnosis:
-    """Returns the strategy's diagnosis; if it fails or has none, that of ``causal``, as the verdict states."""
+    """Strategy's diagnosis; if it fails or has none, that of ``causal``, as the verdict states."""
     if strategy is CAUSAL:
         return causal(case)
     try:
@@ -111,7 +111,7 @@ def ask(strategy: Strategy, case: Case) -> Diagnosis:
 
 
 def _first_record_of_each(subjects: Subjects, order: Callable[[Evidence], tuple[object, ...]]) -> list[Candidate]:
-    """Returns each subject's first error record in ``order``."""
+    """Each subject's first error record in ``order``."""
     found = []
     for subject in subjects.all.values():
         best = min((e for e in subject.evidence if e.source == "record"), key=order, default=None)

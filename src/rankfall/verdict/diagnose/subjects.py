@@ -60,7 +60,7 @@ class Subject(msgspec.Struct, kw_only=True):
     server_ahead: Bound = EXACT
 
     def moment(self, at: int | None, uncertainty: float | None, stamped: StampedBy = "node") -> Moment:
-        """Returns a timestamp with its clock."""
+        """Timestamp with its clock."""
         if stamped == "node":
             name = self.node or f"slot {self.slot_number}"
             return Moment(at=at, uncertainty=uncertainty or 0.0, clock=f"node {name}", bound=self.ahead)
@@ -68,7 +68,7 @@ class Subject(msgspec.Struct, kw_only=True):
         return Moment(at=at, uncertainty=uncertainty or 0.0, clock=stamped, bound=bound)
 
     def when(self, piece: Evidence) -> Moment:
-        """Returns the time of a piece."""
+        """Time of a piece."""
         return self.moment(piece.at, piece.uncertainty, piece.stamped)
 
     @property
@@ -255,17 +255,17 @@ class Subjects:
 
 
 def _words(piece: Evidence) -> str:
-    """Returns a message without its rank's prefix."""
+    """Message without its rank's prefix."""
     return _PREFIX.sub("", piece.line.strip(), count=1)
 
 
 def _speaker(about: RankFacts | Evidence) -> int | str | None:
-    """Returns the slot that identifies a launcher's ranks; without a slot the stream."""
+    """Slot that identifies a launcher's ranks; without a slot the stream."""
     return about.slot if about.slot is not None else about.stream
 
 
 def _latest_facts(ranks: Iterable[RankFacts]) -> Iterable[RankFacts]:
-    """Returns the facts of each rank's newest round."""
+    """Facts of each rank's newest round."""
     newest: dict[int, RankFacts] = {}
     for facts in ranks:
         held = newest.get(facts.rank)

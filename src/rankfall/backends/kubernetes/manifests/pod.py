@@ -68,6 +68,8 @@ def template(request: Request, start: Start, *, container: str) -> Object:
                 "env": env,
                 **_optional("resources", resources(section.resources)),
                 **_optional("volumeMounts", mounts(spec)),
+                # The end of the log, where the wrapper wrote no message.
+                "terminationMessagePolicy": "FallbackToLogsOnError",
             }
         ],
         **_optional("volumes", volumes(request)),
