@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -10,6 +11,7 @@ from typing import Any, Final, TypeVar
 import click
 import msgspec
 
+from rankfall.backends import torchrun
 from rankfall.cli.options import output_option
 from rankfall.cli.values import (
     parse_budgets,
@@ -19,10 +21,14 @@ from rankfall.cli.values import (
     parse_span_or_never,
     parse_success,
 )
-from rankfall.model import JobSpec, UsageError, spec_from
+from rankfall.model import JobSpec, UsageError, numbers, spec_from
 from rankfall.model.patterns import bounded
 
 _MAX_FILE: Final = 1 << 20
+_WORDS: Final = ("gpu", "cpu", "auto")
+_MAX_RANKS: Final = 100_000
+# Seconds to import torch from a slow disk.
+_ASK_S: Final = 120.0
 _NAME_WORDS: Final = 64
 _STRANGE: Final = bounded(r"[^a-z0-9]+", limit=4_096)
 
@@ -40,7 +46,9 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     file: Path | None = None
     name: str | None = None
     nnodes: str | None = None
-    nproc_per_node: int | None = None
+    nproc_per_node: str | None = None
+    standalone: bool = False
+    rdzv_backend: str | None = None
     max_restarts: int | None = None
     env: tuple[str, ...] = ()
     launcher: str | None = None
@@ -87,6 +95,9 @@ def make_spec(flags: Flags) -> JobSpec:
     _policies(data, flags)
     _ends(data, flags)
     _kubernetes(data, flags)
+    _of_torchrun(data)
+    _standalone(data, flags)
+    _processes(data)
     roles = data.get("roles")
     named = [role["command"] for role in roles if _has_command(role)] if isinstance(roles, list) else []
     if "command" not in data and not named:
@@ -96,6 +107,99 @@ def make_spec(flags: Flags) -> JobSpec:
     if "name" not in data:
         data["name"] = name_from(data["command"] if "command" in data else named[0])
     return spec_from(data)
+
+
+def _of_torchrun(data: dict[str, Any]) -> None:
+    """Moves size and restarts of a torchrun command into the job, where neither flag nor file has them."""
+    words = data.get("command")
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        return
+    if data.get("roles") or data.get("launcher", "auto") not in {"auto", "torchrun"}:
+        return
+    parsed = torchrun.parse(words)
+    if parsed is None:
+        return
+    policies = data.get("policies", {})
+    given, used = parsed.given, set[str]()
+    if "nnodes" in given and "nnodes" not in data:
+        data["nnodes"], data["nnodes_max"] = parse_nnodes(given["nnodes"])
+        used.add("nnodes")
+    if "nproc-per-node" in given and "nproc_per_node" not in data:
+        data["nproc_per_node"] = _count(given["nproc-per-node"])
+        used.add("nproc-per-node")
+    if "max-restarts" in given and isinstance(policies, dict) and "max_restarts" not in policies:
+        number = numbers.whole(given["max-restarts"], digits=6)
+        if number is None:
+            raise UsageError(f"torchrun --max-restarts {given['max-restarts'][:60]!r} is no number", hint="as: 3")
+        _merge(data, "policies", {"max_restarts": number})
+        used.add("max-restarts")
+    if "standalone" in given and data.get("nnodes", 1) == 1 and data.get("nnodes_max") is None:
+        used.add("standalone")
+    data["command"] = list(torchrun.without(parsed, used))
+
+
+def _standalone(data: dict[str, Any], flags: Flags) -> None:
+    """Accepts torchrun's word for a job of one node."""
+    if flags.standalone and (
+        data.get("nnodes", 1) != 1 or data.get("roles") or data.get("nnodes_max") not in {None, 1}
+    ):
+        raise UsageError(
+            "--standalone contradicts the number of nodes: it is for one node", hint="leave --standalone out"
+        )
+
+
+def _processes(data: dict[str, Any]) -> None:
+    """Replaces ``gpu``, ``cpu`` and ``auto`` by a number, with torchrun's meaning."""
+    word = data.get("nproc_per_node")
+    if word not in _WORDS:
+        return
+    if data.get("backend", "local") != "local":
+        pods = data.get("kubernetes")
+        resources = pods.get("resources") if isinstance(pods, dict) else None
+        number = resources.get("gpus") if isinstance(resources, dict) and word != "cpu" else None
+        if not number:
+            raise UsageError(
+                f"--nproc-per-node {word}: the nodes of a cluster are unknown here",
+                hint="give a number, or --gpus N with --nproc-per-node gpu",
+            )
+        data["nproc_per_node"] = number
+        return
+    number = 0 if word == "cpu" else gpus_here(data.get("python") or sys.executable)
+    if word == "gpu" and not number:
+        raise UsageError("--nproc-per-node gpu: this machine shows no GPU", hint="give a number, or auto")
+    data["nproc_per_node"] = number or os.cpu_count() or 1
+
+
+def _count(text: str) -> int | str:
+    """Parses ``--nproc-per-node``."""
+    number = numbers.whole(text, digits=6) if text.isdecimal() else None
+    if text in _WORDS:
+        return text
+    if number is None or not 1 <= number <= _MAX_RANKS:
+        raise UsageError(
+            f"--nproc-per-node {text[:60]!r} is no number of ranks",
+            hint=f"allowed: 1-{_MAX_RANKS}, {', '.join(_WORDS)}",
+        )
+    return number
+
+
+def gpus_here(python: object, *, devices: Path = Path("/dev")) -> int:
+    """Returns the number of GPUs that the job's torch can use; without torch, of NVIDIA's device files."""
+    files = [path for path in devices.glob("nvidia[0-9]*") if path.name[6:].isdecimal()]
+    if not files and not (devices / "kfd").exists():
+        return 0
+    import subprocess  # noqa: PLC0415 - only with GPUs
+
+    program = "import torch; print(torch.cuda.device_count())"
+    try:
+        done = subprocess.run(
+            [str(python), "-c", program], capture_output=True, timeout=_ASK_S, stdin=subprocess.DEVNULL, check=False
+        )
+        text = done.stdout.decode("ascii", "replace").strip()
+    except (OSError, subprocess.SubprocessError):
+        text = ""
+    found = numbers.whole(text.rpartition("\n")[2], digits=6)
+    return len(files) if found is None else found
 
 
 def _has_command(role: object) -> bool:
@@ -148,7 +252,6 @@ def _top(data: dict[str, Any], flags: Flags) -> None:
         data["nnodes"], data["nnodes_max"] = parse_nnodes(flags.nnodes)
     for field in (
         "name",
-        "nproc_per_node",
         "launcher",
         "python",
         "cwd",
@@ -161,6 +264,10 @@ def _top(data: dict[str, Any], flags: Flags) -> None:
         value = getattr(flags, field)
         if value is not None:
             data[field] = value
+    if flags.nproc_per_node is not None:
+        data["nproc_per_node"] = _count(flags.nproc_per_node)
+    if flags.rdzv_backend is not None:
+        data["rdzv"] = flags.rdzv_backend
     for field in ("suspend", "unattended"):
         if getattr(flags, field):
             data[field] = True
@@ -205,6 +312,8 @@ def _ends(data: dict[str, Any], flags: Flags) -> None:
 
 
 def _kubernetes(data: dict[str, Any], flags: Flags) -> None:
+    if (flags.namespace or "").isdecimal() and data.get("backend", "local") == "local":
+        raise UsageError("-n is the namespace of a cluster", hint="for the number of ranks use --nproc-per-node")
     said: dict[str, Any] = {}
     for field in ("image", "namespace", "context", "queue", "log_store"):
         value = getattr(flags, field)
@@ -254,15 +363,25 @@ def _first_line(error: Exception) -> str:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-_COUNT: Final = click.IntRange(min=1, max=100_000)
 _OPTIONS: Final = (
     click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | -- CMD [ARGS]..."),
     click.option("-f", "--file", type=click.Path(path_type=Path), help="job.yaml; flags override its fields."),
     click.option("--name", help="First part of the run's id; default: the script's name."),
-    click.option("--nnodes", metavar="N|MIN:MAX", help="Nodes; MIN:MAX is elastic (c10d rendezvous)."),
-    click.option("--nproc-per-node", type=_COUNT, metavar="N", help="Ranks per node."),
+    click.option("-N", "--nnodes", metavar="N|MIN:MAX", help="Nodes; MIN:MAX is elastic. Default: 1."),
     click.option(
-        "--max-restarts", type=click.IntRange(0, 1_000_000), metavar="N", help="Maximum number of new attempts."
+        "--nproc-per-node",
+        metavar="N|gpu|cpu|auto",
+        help="Ranks per node; auto: one for each GPU, else for each CPU. Default: 1.",
+    ),
+    click.option("--standalone", is_flag=True, help="One node; as torchrun's."),
+    click.option(
+        "--rdzv-backend", type=click.Choice(["static", "c10d"]), help="Rendezvous; default: c10d for MIN:MAX nodes."
+    ),
+    click.option(
+        "--max-restarts",
+        type=click.IntRange(0, 1_000_000),
+        metavar="N",
+        help="Maximum number of new attempts; default: 3.",
     ),
     click.option(
         "-e", "--env", multiple=True, metavar="K=V", help="Variable for the job; K alone passes the current value."
@@ -302,7 +421,9 @@ _OPTIONS: Final = (
     click.option(
         "--inside", metavar="auto|require|off", help="Rankfall's code inside the ranks: if possible, always, never."
     ),
-    click.option("--hang-timeout", metavar="10m|never", help="Time without progress that counts as a hang."),
+    click.option(
+        "--hang-timeout", metavar="10m|never", help="Time without progress that counts as a hang; default: 30m."
+    ),
     click.option("--retryable", multiple=True, metavar="TYPE", help="Exception that allows a new attempt."),
     click.option("--final", multiple=True, metavar="TYPE", help="Exception that ends the run."),
     click.option(

@@ -6,6 +6,7 @@ recorder are refreshed first; on failure the last state appears with a message.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -162,6 +163,27 @@ def one_run(name: str | None, *, quiet: bool = False) -> RunDir:
         raise NotFound("there is no run yet", hint="rankfall run train.py")
     console.say(f"newest run: {found[0].id}", quiet=quiet)
     return found[0]
+
+
+def several_runs(names: Sequence[str]) -> list[RunDir]:
+    """Returns the runs, each once; without a name the newest.
+
+    Raises:
+        NotFound, UsageError: As :func:`one_run`, with all missing ones.
+    """
+    found: dict[str, RunDir] = {}
+    errors: list[RankfallError] = []
+    for name in names or (None,):
+        try:
+            one = one_run(name)
+            found.setdefault(one.id, one)
+        except (NotFound, UsageError) as error:
+            errors.append(error)
+    if errors:
+        for other in errors[1:]:
+            console.say(f"rankfall: {other.message}")
+        raise errors[0]
+    return list(found.values())
 
 
 def _tell(event: Event) -> None:

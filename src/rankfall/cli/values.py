@@ -139,7 +139,7 @@ def parse_span_or_never(text: str, *, flag: str) -> float | None:
     return seconds
 
 
-def parse_since(text: str, *, now: int) -> int:
+def parse_since(text: str, *, now: int, flag: str = "--since") -> int:
     """Returns nanoseconds since the epoch from an age (``10m``) or time.
 
     Raises:
@@ -153,10 +153,10 @@ def parse_since(text: str, *, now: int) -> int:
         at = at if at.tzinfo else at.replace(tzinfo=UTC)
         return int(at.timestamp() * 1e6) * 1000
     try:
-        return now - int(parse_span(text, flag="--since") * _NS)
+        return now - int(parse_span(text, flag=flag) * _NS)
     except UsageError:
         raise UsageError(
-            f"--since {text[:60]!r} is no time",
+            f"{flag} {text[:60]!r} is no time",
             hint="allowed: an age as 10m or 1h30m, or a time as 2026-01-31T12:00:00Z (UTC when it names no zone)",
         ) from None
 
