@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -12,8 +13,10 @@ import click
 import msgspec
 
 from rankfall.backends import torchrun
+from rankfall.backends.command import gpus_here
 from rankfall.cli.options import output_option
 from rankfall.cli.values import (
+    line_of,
     parse_budgets,
     parse_env,
     parse_nnodes,
@@ -21,14 +24,12 @@ from rankfall.cli.values import (
     parse_span_or_never,
     parse_success,
 )
-from rankfall.model import JobSpec, UsageError, numbers, spec_from
+from rankfall.model import JobSpec, SpecError, UsageError, numbers, spec_from
 from rankfall.model.patterns import bounded
 
 _MAX_FILE: Final = 1 << 20
 _WORDS: Final = ("gpu", "cpu", "auto")
 _MAX_RANKS: Final = 100_000
-# Seconds to import torch from a slow disk.
-_ASK_S: Final = 120.0
 _NAME_WORDS: Final = 64
 _STRANGE: Final = bounded(r"[^a-z0-9]+", limit=4_096)
 
@@ -106,7 +107,20 @@ def make_spec(flags: Flags) -> JobSpec:
         )
     if "name" not in data:
         data["name"] = name_from(data["command"] if "command" in data else named[0])
-    return spec_from(data)
+    with in_file(flags.file, data):
+        return spec_from(data)
+
+
+@contextmanager
+def in_file(path: Path | None, data: dict[str, Any]) -> Iterator[None]:
+    """Adds file and line to errors of fields whose value in ``data`` comes from the job file."""
+    try:
+        yield
+    except SpecError as error:
+        line = line_of(error.path, path.read_bytes(), data) if path is not None else None
+        if line is not None:
+            error.message = f"{path}:{line}: {error.message}"
+        raise
 
 
 def _of_torchrun(data: dict[str, Any]) -> None:
@@ -181,25 +195,6 @@ def _count(text: str) -> int | str:
             hint=f"allowed: 1-{_MAX_RANKS}, {', '.join(_WORDS)}",
         )
     return number
-
-
-def gpus_here(python: object, *, devices: Path = Path("/dev")) -> int:
-    """Returns the number of GPUs that the job's torch can use; without torch, of NVIDIA's device files."""
-    files = [path for path in devices.glob("nvidia[0-9]*") if path.name[6:].isdecimal()]
-    if not files and not (devices / "kfd").exists():
-        return 0
-    import subprocess  # noqa: PLC0415 - only with GPUs
-
-    program = "import torch; print(torch.cuda.device_count())"
-    try:
-        done = subprocess.run(
-            [str(python), "-c", program], capture_output=True, timeout=_ASK_S, stdin=subprocess.DEVNULL, check=False
-        )
-        text = done.stdout.decode("ascii", "replace").strip()
-    except (OSError, subprocess.SubprocessError):
-        text = ""
-    found = numbers.whole(text.rpartition("\n")[2], digits=6)
-    return len(files) if found is None else found
 
 
 def _has_command(role: object) -> bool:

@@ -1,11 +1,11 @@
-"""Parses flag values. Pure; refusals name allowed values."""
+"""Parses flag values and places in job files. Pure; refusals name allowed values."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -21,6 +21,7 @@ _RANGE: Final = anchored(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", limit=32)
 _SHARE: Final = anchored(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)(%?)", limit=16)
 _PART: Final = bounded(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)", limit=256)
 _SIZE: Final = anchored(r"(\d{1,12}(?:\.\d{1,6})?)\s?(?:([kmg])i?)?b?", limit=256, flags=re.IGNORECASE)
+_INDEX: Final = anchored(r"\[(\d{1,9})\]", limit=4_096)
 _NUMBER: Final = anchored(r"[0-9]{1,12}(?:\.[0-9]{1,9})?", limit=256)
 
 
@@ -225,3 +226,34 @@ def _near(name: str) -> str:
 
     near = difflib.get_close_matches(name[:60], catalogue(), n=3, cutoff=0.6)
     return f"; near it: {', '.join(near)}" if near else ""
+
+
+def line_of(field: str, raw: bytes, data: Any) -> int | None:
+    """Returns the line of a field in a YAML file; None if ``data`` has another value."""
+    import yaml  # noqa: PLC0415 - only -f
+
+    node = yaml.compose(raw, Loader=yaml.SafeLoader)
+    value, rest, line = yaml.safe_load(raw), field.removeprefix("$"), None
+    while rest:
+        found: tuple[str, Any, Any] | None = None
+        if isinstance(node, yaml.MappingNode):
+            # A key may hold dots: the longest one counts.
+            for key, inner in sorted(node.value, key=lambda pair: -len(str(pair[0].value))):
+                if (rest + ".").replace("[", ".").startswith(f".{str(key.value).replace('[', '.')}."):
+                    found = f".{key.value}", yaml.SafeLoader("").construct_object(key), inner
+                    line = key.start_mark.line + 1
+                    break
+        elif isinstance(node, yaml.SequenceNode) and (number := _INDEX.match(rest)) is not None:
+            index = numbers.matched(number[1])
+            if index < len(node.value):
+                found, line = (number[0], index, node.value[index]), node.value[index].start_mark.line + 1
+        if found is None:
+            break
+        text, key, node = found
+        try:
+            value, data = value[key], data[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+        rest = rest[len(text) :]
+    # A flag may have replaced the value.
+    return line if isinstance(value, dict) or value == data else None

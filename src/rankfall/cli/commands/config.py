@@ -69,7 +69,7 @@ def show(*, everything: bool, output: Output) -> None:
         ("config", str(path), "read" if path.exists() else "missing"),
     ]
     data = read_config(path, VERBS)
-    known = set()
+    known: set[str] = set()
     for verb in VERBS:
         command = load(verb)
         defaults = defaults_of(path, verb, command, verbs=VERBS)

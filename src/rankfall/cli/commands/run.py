@@ -16,14 +16,14 @@ from rankfall.backends.registry import first_plan
 from rankfall.cli import console
 from rankfall.cli.app import VERBS, config_path
 from rankfall.cli.console import Output
-from rankfall.cli.job_options import Flags, job_options, make_spec
+from rankfall.cli.job_options import Flags, in_file, job_options, make_spec
 from rankfall.cli.options import output_option, rank_options, run_argument
 from rankfall.cli.session import Session
 from rankfall.cli.target import one_run
 from rankfall.cli.values import Ranks, parse_ranks
 from rankfall.cli.viewer import Viewer
 from rankfall.client import complete, create_run
-from rankfall.model import FINAL_STATES, JobSpec, RankfallError, UsageError
+from rankfall.model import FINAL_STATES, JobSpec, RankfallError, UsageError, decoding
 from rankfall.render.escape import one_line
 from rankfall.rundir import RunDir, default_home, home
 from rankfall.supervisor import spawn_detached
@@ -144,7 +144,8 @@ def _made(job: dict[str, Any], *, dry_run: bool, output: Output) -> RunDir | Non
             "--replace is only for a run in a cluster with a --request-token: only such a run can replace an earlier one",
             hint="leave --replace out: without a token each run has unique names",
         )
-    return _create(spec, dry_run=dry_run, output=output, token=token, replace=replace)
+    with in_file(job["file"], decoding.decode(msgspec.json.encode(spec))):
+        return _create(spec, dry_run=dry_run, output=output, token=token, replace=replace)
 
 
 def _create(
