@@ -122,7 +122,7 @@ def _ask(path: str, mtime: int) -> Interpreter:  # noqa: ARG001 - a changed file
 
 
 def gpus_here(python: object, *, devices: Path = Path("/dev")) -> int:
-    """Returns the number of GPUs that the job's torch can use; without torch, of NVIDIA's device files."""
+    """Counts the GPUs of the job's torch; without torch, device files."""
     files = [path for path in devices.glob("nvidia[0-9]*") if path.name[6:].isdecimal()]
     if not files and not (devices / "kfd").exists():
         return 0

@@ -99,14 +99,14 @@ class LazyGroup(click.Group):
             return name, found, rest
         verb = load(name)
         if not ctx.resilient_parsing and (path := config_path()).exists():
-            from rankfall.cli.options import defaults_of  # noqa: PLC0415 - few have this file
+            from rankfall.cli.options import defaults_of  # noqa: PLC0415
 
             ctx.default_map = {name: defaults_of(path, name, verb, verbs=VERBS)}
         return name, verb, rest
 
 
 def _meant(ctx: click.Context, args: list[str]) -> list[str]:
-    """Returns the words that a word of another tool means; fails for all others."""
+    """Translates a word of another tool, or fails."""
     word, *rest = args
     if word == "help":
         return [*rest, "--help"] if rest else _print(ctx, ctx.get_help())
@@ -139,7 +139,7 @@ def words_of_other_tools() -> dict[str, Any]:
 
 
 def config_path() -> Path:
-    """Returns the path of the user's ``config.toml``: ``$RANKFALL_CONFIG``, or in the XDG folder."""
+    """Path of the user's ``config.toml``."""
     chosen = os.environ.get("RANKFALL_CONFIG")
     if chosen:
         return Path(chosen)
@@ -148,7 +148,7 @@ def config_path() -> Path:
 
 
 def load(verb: str) -> click.Command:
-    """Returns the command of a verb; each flag has a variable, as ``RANKFALL_RUN_NNODES``."""
+    """Returns a verb's command; flags have variables, as ``RANKFALL_RUN_NNODES``."""
     command: click.Command = getattr(importlib.import_module(f"rankfall.cli.commands.{VERBS[verb][0]}"), verb)
     _prepare(command, (verb, _LIKE[verb]) if verb in _LIKE else (verb,))
     return command
@@ -225,7 +225,7 @@ _OF_RUNS: Final = frozenset({"run", "submit", "retry", "attach", "wait"})
 
 
 class _Answer(click.ClickException):
-    """An error whose message names the next step."""
+    """A message with the next step."""
 
 
 class _Failed(Exception):
@@ -296,7 +296,7 @@ def _invoke(argv: Sequence[str]) -> int:
 
 
 def _unknown_option(error: click.NoSuchOption) -> tuple[str, str | None]:
-    """Returns message and next step, for flags of other tools in one line."""
+    """Returns message and next step."""
     name = error.option_name.lstrip("-").replace("_", "-")
     verb = error.ctx.info_name if error.ctx is not None else None
     answers = words_of_other_tools()["flags"].get(_LIKE.get(verb or "", verb), {})
@@ -306,7 +306,7 @@ def _unknown_option(error: click.NoSuchOption) -> tuple[str, str | None]:
 
 
 def _source(error: click.ClickException) -> str:
-    """Returns the origin of a wrong value that is not on the command line."""
+    """Returns a wrong value's origin."""
     param = getattr(error, "param", None)
     context = getattr(error, "ctx", None)
     if param is None or context is None:

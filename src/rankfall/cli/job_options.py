@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -16,20 +18,21 @@ from rankfall.backends import torchrun
 from rankfall.backends.command import gpus_here
 from rankfall.cli.options import output_option
 from rankfall.cli.values import (
+    PROCESS_WORDS,
     line_of,
     parse_budgets,
     parse_env,
     parse_nnodes,
+    parse_processes,
     parse_span,
     parse_span_or_never,
     parse_success,
+    yaml_problem,
 )
 from rankfall.model import JobSpec, SpecError, UsageError, numbers, spec_from
 from rankfall.model.patterns import bounded
 
 _MAX_FILE: Final = 1 << 20
-_WORDS: Final = ("gpu", "cpu", "auto")
-_MAX_RANKS: Final = 100_000
 _NAME_WORDS: Final = 64
 _STRANGE: Final = bounded(r"[^a-z0-9]+", limit=4_096)
 
@@ -113,7 +116,7 @@ def make_spec(flags: Flags) -> JobSpec:
 
 @contextmanager
 def in_file(path: Path | None, data: dict[str, Any]) -> Iterator[None]:
-    """Adds file and line to errors of fields whose value in ``data`` comes from the job file."""
+    """Adds file and line to errors of a job file."""
     try:
         yield
     except SpecError as error:
@@ -124,7 +127,7 @@ def in_file(path: Path | None, data: dict[str, Any]) -> Iterator[None]:
 
 
 def _of_torchrun(data: dict[str, Any]) -> None:
-    """Moves size and restarts of a torchrun command into the job, where neither flag nor file has them."""
+    """Moves size and restarts of a torchrun command into the job."""
     words = data.get("command")
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
         return
@@ -139,7 +142,7 @@ def _of_torchrun(data: dict[str, Any]) -> None:
         data["nnodes"], data["nnodes_max"] = parse_nnodes(given["nnodes"])
         used.add("nnodes")
     if "nproc-per-node" in given and "nproc_per_node" not in data:
-        data["nproc_per_node"] = _count(given["nproc-per-node"])
+        data["nproc_per_node"] = parse_processes(given["nproc-per-node"])
         used.add("nproc-per-node")
     if "max-restarts" in given and isinstance(policies, dict) and "max_restarts" not in policies:
         number = numbers.whole(given["max-restarts"], digits=6)
@@ -153,7 +156,7 @@ def _of_torchrun(data: dict[str, Any]) -> None:
 
 
 def _standalone(data: dict[str, Any], flags: Flags) -> None:
-    """Accepts torchrun's word for a job of one node."""
+    """Accepts torchrun's flag for one node."""
     if flags.standalone and (
         data.get("nnodes", 1) != 1 or data.get("roles") or data.get("nnodes_max") not in {None, 1}
     ):
@@ -163,9 +166,9 @@ def _standalone(data: dict[str, Any], flags: Flags) -> None:
 
 
 def _processes(data: dict[str, Any]) -> None:
-    """Replaces ``gpu``, ``cpu`` and ``auto`` by a number, with torchrun's meaning."""
+    """Counts ``gpu``, ``cpu`` and ``auto`` as torchrun."""
     word = data.get("nproc_per_node")
-    if word not in _WORDS:
+    if word not in PROCESS_WORDS:
         return
     if data.get("backend", "local") != "local":
         pods = data.get("kubernetes")
@@ -182,19 +185,6 @@ def _processes(data: dict[str, Any]) -> None:
     if word == "gpu" and not number:
         raise UsageError("--nproc-per-node gpu: this machine shows no GPU", hint="give a number, or auto")
     data["nproc_per_node"] = number or os.cpu_count() or 1
-
-
-def _count(text: str) -> int | str:
-    """Parses ``--nproc-per-node``."""
-    number = numbers.whole(text, digits=6) if text.isdecimal() else None
-    if text in _WORDS:
-        return text
-    if number is None or not 1 <= number <= _MAX_RANKS:
-        raise UsageError(
-            f"--nproc-per-node {text[:60]!r} is no number of ranks",
-            hint=f"allowed: 1-{_MAX_RANKS}, {', '.join(_WORDS)}",
-        )
-    return number
 
 
 def _has_command(role: object) -> bool:
@@ -219,7 +209,7 @@ def read_job(path: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(raw)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"-f {path}: no YAML: {_first_line(error)}", hint="rankfall config schema job") from None
+        raise UsageError(f"-f {path}: no YAML: {yaml_problem(error)}", hint="rankfall config schema job") from None
     if not isinstance(data, dict):
         raise UsageError(f"-f {path}: a job is a mapping of fields", hint="as: command: [train.py, --lr, 1e-3]")
     return data
@@ -260,7 +250,7 @@ def _top(data: dict[str, Any], flags: Flags) -> None:
         if value is not None:
             data[field] = value
     if flags.nproc_per_node is not None:
-        data["nproc_per_node"] = _count(flags.nproc_per_node)
+        data["nproc_per_node"] = parse_processes(flags.nproc_per_node)
     if flags.rdzv_backend is not None:
         data["rdzv"] = flags.rdzv_backend
     for field in ("suspend", "unattended"):
@@ -351,127 +341,36 @@ def _drawn_on(rules: object) -> frozenset[str]:
     return frozenset(name for name in found if isinstance(name, str))
 
 
-def _first_line(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
-    return (getattr(error, "problem", None) or str(error).partition("\n")[0])[:200] + where
-
-
 F = TypeVar("F", bound=Callable[..., Any])
-_OPTIONS: Final = (
-    click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | -- CMD [ARGS]..."),
-    click.option("-f", "--file", type=click.Path(path_type=Path), help="job.yaml; flags override its fields."),
-    click.option("--name", help="First part of the run's id; default: the script's name."),
-    click.option("-N", "--nnodes", metavar="N|MIN:MAX", help="Nodes; MIN:MAX is elastic. Default: 1."),
-    click.option(
-        "--nproc-per-node",
-        metavar="N|gpu|cpu|auto",
-        help="Ranks per node; auto: one for each GPU, else for each CPU. Default: 1.",
-    ),
-    click.option("--standalone", is_flag=True, help="One node; as torchrun's."),
-    click.option(
-        "--rdzv-backend", type=click.Choice(["static", "c10d"]), help="Rendezvous; default: c10d for MIN:MAX nodes."
-    ),
-    click.option(
-        "--max-restarts",
-        type=click.IntRange(0, 1_000_000),
-        metavar="N",
-        help="Maximum number of new attempts; default: 3.",
-    ),
-    click.option(
-        "-e", "--env", multiple=True, metavar="K=V", help="Variable for the job; K alone passes the current value."
-    ),
-    click.option(
-        "--launcher",
-        metavar="auto|torchrun|plain|exec",
-        help="Program that starts the ranks; auto is torchrun if the job's Python has torch.",
-    ),
-    click.option("--python", metavar="PATH", help="The job's Python."),
-    click.option(
-        "--cwd", metavar="PATH", help="Folder of the job; default: the current one. With --code a path in the copy."
-    ),
-    click.option(
-        "--code",
-        multiple=True,
-        metavar="DIR",
-        help="Folder that is copied for the job; later ones overlay earlier ones.",
-    ),
-    click.option(
-        "--code-exclude",
-        multiple=True,
-        metavar="PATTERN",
-        help="Files to skip in --code; default: `.git` and `__pycache__`.",
-    ),
-    click.option(
-        "--workspace",
-        metavar="CLAIM[:PATH]",
-        help="Volume for code and files, and its path in pods; default: /workspace.",
-    ),
-    click.option("--log-dir", metavar="DIR", help="Write log-allranks_0.out there, and one file per rank at the end."),
-    click.option(
-        "--log-store",
-        metavar="volume:/PATH|s3://BUCKET/PREFIX",
-        help="A shared volume or a bucket for the lines of ranks, instead of the API server.",
-    ),
-    click.option(
-        "--inside", metavar="auto|require|off", help="Rankfall's code inside the ranks: if possible, always, never."
-    ),
-    click.option(
-        "--hang-timeout", metavar="10m|never", help="Time without progress that counts as a hang; default: 30m."
-    ),
-    click.option("--retryable", multiple=True, metavar="TYPE", help="Exception that allows a new attempt."),
-    click.option("--final", multiple=True, metavar="TYPE", help="Exception that ends the run."),
-    click.option(
-        "--budget",
-        multiple=True,
-        metavar="SLUG=N",
-        help="Maximum number of new attempts for one cause, family, or budget of a rule.",
-    ),
-    click.option(
-        "--strategy", metavar="NAME", help="Rule that chooses the root: causal, earliest, first-listed, or a plug-in's."
-    ),
-    click.option("--record-store", metavar="URL", help="Copies of all records: file:///DIR or s3://BUCKET/PREFIX."),
-    click.option(
-        "--success", metavar="all|rank0|80%", help="Slots that must succeed: all, that of rank 0, or a share."
-    ),
-    click.option(
-        "--deadline",
-        metavar="8h|never",
-        help="Time limit of the whole run, over all attempts; never removes that of the file.",
-    ),
-    click.option(
-        "--startup-deadline",
-        metavar="10m|never",
-        help="Time limit until all ranks of an attempt have started; never removes that of the file.",
-    ),
-    click.option("--suspend", is_flag=True, help="Create the run suspended; rankfall resume starts it."),
-    click.option(
-        "--backend", metavar="local|job|jobset|trainjob", help="Platform that runs the job; default: local processes."
-    ),
-    click.option("--image", metavar="NAME", help="The container's image."),
-    click.option("-n", "--namespace", metavar="NAME", help="Namespace in the cluster; default: that of the context."),
-    click.option("--context", metavar="NAME", help="Context of the kubeconfig; default: the current one."),
-    click.option("--gpus", type=click.IntRange(0, 1024), metavar="N", help="GPUs of each slot."),
-    click.option("--cpu", metavar="8|500m", help="CPU request of each slot."),
-    click.option("--memory", metavar="64Gi", help="Memory request and limit of each slot."),
-    click.option("--queue", metavar="NAME", help="Kueue's local queue."),
-    click.option("--exclude-node", multiple=True, metavar="NAME", help="A node that no slot may run on."),
-    click.option("--ttl", metavar="1d", help="Time that the objects of an ended run remain in the cluster."),
-    click.option("--annotate", is_flag=True, help="Put the verdict on the job's object, for kubectl describe."),
-    click.option("--unattended", is_flag=True, help="Let the platform run the job without a supervisor."),
-    click.option("--request-token", metavar="TEXT", help="Token of this request; the same token returns the same run."),
-    click.option(
-        "--replace", is_flag=True, help="End what an earlier request with this token still runs in the cluster."
-    ),
-    click.option("-m", "--module", is_flag=True, help="The first argument is a module's name."),
-    click.option("--dry-run", is_flag=True, help="Print what would be started, without secrets; create nothing."),
-    output_option("Format of --dry-run and of -d."),
-    click.option("-q", "--quiet", is_flag=True, help="Print only the outcome: no output of the job, no progress."),
+_TABLE: Final[dict[str, Any]] = tomllib.loads(
+    resources.files("rankfall.cli").joinpath("job_options.toml").read_text("utf-8")
 )
+HELP: Final[dict[str, str]] = _TABLE["help"]
 
 
 def job_options(function: F) -> F:
     """Adds all job options, named as in :class:`rankfall.cli.job_options.Flags`."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+    for row in reversed(_TABLE["option"]):
+        function = _option(row)(function)
+    function = output_option("Format of --dry-run and of -d.")(function)
+    return click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | -- CMD [ARGS]...")(
+        function
+    )
+
+
+def _option(row: dict[str, Any]) -> Callable[[F], F]:
+    kind: click.ParamType[Any] | None = None
+    if "range" in row:
+        kind = click.IntRange(*row["range"])
+    elif "choices" in row:
+        kind = click.Choice(row["choices"])
+    elif row.get("path"):
+        kind = click.Path(path_type=Path)
+    return click.option(
+        *row["names"],
+        is_flag=row.get("flag", False),
+        multiple=row.get("multiple", False),
+        metavar=row.get("metavar"),
+        type=kind,
+        help=row["help"],
+    )

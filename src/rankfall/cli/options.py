@@ -56,7 +56,6 @@ def _output(ctx: click.Context, param: click.Parameter, value: str) -> Output:
 
 def _as_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001, FBT001 - click's signature
     if value:
-        # Given flags come first, so -o finds it; an earlier -o is replaced.
         ctx.meta[_JSON] = True
         ctx.params["output"] = Output.JSON
 
@@ -65,7 +64,7 @@ _JSON: Final = "rankfall.json"
 
 
 def _run_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's signature
-    """Returns ids for the shell's completion, newest first."""
+    """Completes ids, newest first."""
     try:
         return [CompletionItem(run.id) for run in list_runs(read_home()) if run.id.startswith(incomplete)]
     except RankfallError:
@@ -83,12 +82,7 @@ def runs_argument(function: F) -> F:
 
 
 def confirm(question: str, *, hint: str) -> None:
-    """Requires a yes at the terminal.
-
-    Raises:
-        UsageError: No terminal.
-        click.Abort: Another answer.
-    """
+    """Requires a yes at the terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("confirmation required, and there is no terminal: pass -y", hint=hint)
     sys.stderr.write(f"{question} [y/N] ")
@@ -169,9 +163,7 @@ def rank_options(function: F) -> F:
     return click.option("--rank", multiple=True, metavar=_RANKS, help="Show the output of these ranks.")(function)
 
 
-# Sections that configure no verb.
 SECTIONS: Final = ("retention", "notify")
-# Verbs that take the defaults of another one.
 _LIKE: Final = {"submit": "run"}
 
 
@@ -179,9 +171,9 @@ def read_config(path: Path, verbs: Collection[str]) -> dict[str, Any]:
     """Returns the content of ``config.toml``; empty if missing.
 
     Raises:
-        UsageError: Unreadable, no TOML, or an unknown section.
+        UsageError: Unreadable, or an unknown section.
     """
-    import tomllib  # noqa: PLC0415 - few have this file
+    import tomllib  # noqa: PLC0415
 
     try:
         data = tomllib.loads(path.read_text("utf-8"))
@@ -200,10 +192,10 @@ def read_config(path: Path, verbs: Collection[str]) -> dict[str, Any]:
 
 
 def defaults_of(path: Path, name: str, command: click.Command, *, verbs: Collection[str]) -> dict[str, Any]:
-    """Returns click's ``default_map`` of one verb from ``config.toml``; ``submit`` has that of ``run`` too.
+    """Returns click's ``default_map`` for one verb.
 
     Raises:
-        UsageError: A key is no flag; names file, line, key and the nearest flag.
+        UsageError: A key is no flag.
     """
     data = read_config(path, verbs)
     shared = {
@@ -249,7 +241,7 @@ def _unknown(path: Path, key: str, known: Collection[str], *, what: str) -> Usag
 
 
 def _line(path: Path, key: str) -> str:
-    """Returns the line of a key's first place, as ``:3``."""
+    """Returns a key's first line."""
     for number, text in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
         if text.strip().lstrip("[").startswith((key, f'"{key}"')):
             return f":{number}"

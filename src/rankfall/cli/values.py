@@ -13,6 +13,8 @@ from rankfall.model import UsageError, catalogue, numbers
 from rankfall.model.patterns import anchored, bounded
 
 MAX_NODES: Final = 100_000
+PROCESS_WORDS: Final = ("gpu", "cpu", "auto")
+_MAX_PROCESSES: Final = 100_000
 _NS: Final = 1_000_000_000
 _MAX_RANKS: Final = 1_000_000
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -52,6 +54,23 @@ def parse_nnodes(text: str) -> tuple[int, int | None]:
             hint=f"allowed: N, or MIN:MAX with 1 <= MIN <= MAX <= {MAX_NODES}; as --nnodes 2 or --nnodes 2:4",
         )
     return low, high
+
+
+def parse_processes(text: str) -> int | str:
+    """Parses ``--nproc-per-node``.
+
+    Raises:
+        UsageError: Neither a number of ranks nor one of ``PROCESSPROCESS_WORDS``.
+    """
+    number = numbers.whole(text, digits=6) if text.isdecimal() else None
+    if text in PROCESS_WORDS:
+        return text
+    if number is None or not 1 <= number <= _MAX_PROCESSES:
+        raise UsageError(
+            f"--nproc-per-node {text[:60]!r} is no number of ranks",
+            hint=f"allowed: 1-{_MAX_PROCESSES}, {', '.join(PROCESS_WORDS)}",
+        )
+    return number
 
 
 def parse_ranks(texts: Iterable[str]) -> Ranks:
@@ -229,7 +248,7 @@ def _near(name: str) -> str:
 
 
 def line_of(field: str, raw: bytes, data: Any) -> int | None:
-    """Returns the line of a field in a YAML file; None if ``data`` has another value."""
+    """Returns a field's line in YAML, unless ``data`` has another value."""
     import yaml  # noqa: PLC0415 - only -f
 
     node = yaml.compose(raw, Loader=yaml.SafeLoader)
@@ -237,7 +256,7 @@ def line_of(field: str, raw: bytes, data: Any) -> int | None:
     while rest:
         found: tuple[str, Any, Any] | None = None
         if isinstance(node, yaml.MappingNode):
-            # A key may hold dots: the longest one counts.
+            # Keys may hold dots.
             for key, inner in sorted(node.value, key=lambda pair: -len(str(pair[0].value))):
                 if (rest + ".").replace("[", ".").startswith(f".{str(key.value).replace('[', '.')}."):
                     found = f".{key.value}", yaml.SafeLoader("").construct_object(key), inner
@@ -255,5 +274,11 @@ def line_of(field: str, raw: bytes, data: Any) -> int | None:
         except (KeyError, IndexError, TypeError):
             return None
         rest = rest[len(text) :]
-    # A flag may have replaced the value.
     return line if isinstance(value, dict) or value == data else None
+
+
+def yaml_problem(error: Exception) -> str:
+    """Describes a fault in YAML."""
+    mark = getattr(error, "problem_mark", None)
+    where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
+    return (getattr(error, "problem", None) or str(error).partition("\n")[0])[:200] + where

@@ -288,12 +288,12 @@ def _sync(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _refuse_loop() -> None:
-    """Raises UsageError inside a running event loop, which cannot run a second one."""
+    """Raises UsageError inside an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
     raise UsageError(
-        "SyncClient cannot run inside an event loop, as in async code or a notebook",
-        hint="use Client with await, or a thread: await asyncio.to_thread(client.submit, spec)",
+        "SyncClient cannot run inside an event loop",
+        hint="use Client with await, or asyncio.to_thread(client.submit, spec)",
     )

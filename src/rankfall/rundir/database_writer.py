@@ -77,7 +77,7 @@ class Writer(Queries):
             self._connection.close()
 
     def _shrink(self) -> None:
-        """Frees the reserved space of an ended run; small, as free pages are not copied."""
+        """Frees an ended run's reserved space."""
         ended = self._connection.execute("SELECT state FROM run").fetchone()
         pages, free = (
             self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count")

@@ -1,6 +1,6 @@
-"""Deletes run directories: never a live run's, never a folder that is no run directory.
+"""Deletes run directories: never a live run's, never another folder.
 
-A removed directory first gets a hidden name under its lease, so no reader or supervisor finds half of it.
+A directory first gets a hidden name, under its lease.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from rankfall.rundir.directory import RunDir
 _NS: Final = 1_000_000_000
 _REMOVED: Final = ".removed-"
 _BLOCK: Final = 512
-# Files that every run directory has from its creation.
 _MARKS: Final = ("meta.json", "spec.json")
-# Held by the process that deletes an ended run's objects in the cluster.
+# Held while an ended run's objects remain in the cluster.
 TTL_LOCK: Final = "kube/expiry.lock"
 
 
 class Kept(UsageError):
-    """The directory may not be deleted; names the reason."""
+    """The directory may not be deleted."""
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +38,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         older_than: Seconds since the end.
-        keep: Number of newest ended runs that always stay.
-        max_size: Bytes of all runs; the oldest ended runs above it are removed.
+        keep: Number of newest ended runs that stay.
+        max_size: Bytes of all runs.
     """
 
     older_than: float | None = None
@@ -54,47 +53,46 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that may be removed, and its end in nanoseconds since the epoch."""
+    """A removable run and its end, nanoseconds since the epoch."""
 
     run: RunDir
     at: int
 
 
 def ended(run: RunDir) -> Ended:
-    """Returns a run that may be removed.
+    """Returns a removable run.
 
     Raises:
-        Kept: It lives, its end is unfinished, or the folder is no run directory.
+        Kept: It lives, or the folder is no run directory.
     """
     _check_folder(run.path)
     with run.reader() as reader:
         row = reader.run()
     if row.state not in FINAL_STATES and row.state != "unknown":
-        raise Kept(f"{run.id} has not ended: {row.state}", hint=f"stop it first: rankfall cancel {run.id}")
+        raise Kept(f"{run.id} has not ended: {row.state}", hint=f"rankfall cancel {run.id}")
     if row.state == "unknown":
-        raise Kept(f"the state of {run.id} cannot be read", hint=f"if it no longer runs, delete {run.path} yourself")
+        raise Kept(f"the state of {run.id} cannot be read", hint=f"delete {run.path} yourself")
     if _held(run.path / TTL_LOCK):
-        raise Kept(f"{run.id} still has objects in the cluster, for its ttl_s", hint="remove it after that time")
+        raise Kept(f"{run.id} still has objects in the cluster, for its ttl_s", hint="wait until then")
     if run.lease_holder() is not None or run.end_lock_path.exists():
-        raise Kept(f"the end of {run.id} is not complete", hint=f"complete it with: rankfall wait {run.id}")
+        raise Kept(f"the end of {run.id} is incomplete", hint=f"rankfall wait {run.id}")
     return Ended(run=run, at=row.ended or run.created)
 
 
 def remove(run: RunDir) -> int:
-    """Deletes the directory of an ended run; returns the freed bytes.
+    """Deletes an ended run's directory; returns the freed bytes.
 
     Raises:
-        Kept: As :func:`ended`, also if another process just took the run.
+        Kept: As :func:`ended`.
         StoreError: Files remain.
     """
     ended(run)
     hidden = run.path.with_name(f"{_REMOVED}{os.urandom(8).hex()}")
     try:
         with leases.hold(run.lease_path):
-            # Between the first check and the lease, the state may change.
             with run.reader() as reader:
                 if reader.run().state not in FINAL_STATES:
-                    raise Kept(f"{run.id} continues", hint=f"stop it first: rankfall cancel {run.id}")
+                    raise Kept(f"{run.id} continues", hint=f"rankfall cancel {run.id}")
             run.path.rename(hidden)
     except LockHeld as error:
         raise Kept(error.message, hint=error.hint) from None
@@ -104,7 +102,7 @@ def remove(run: RunDir) -> int:
 
 
 def remove_remains(home: Path) -> int:
-    """Deletes what interrupted removals left; returns the freed bytes."""
+    """Completes interrupted removals; returns the freed bytes."""
     with contextlib.suppress(OSError):
         return sum(_delete(path) for path in (home / "runs").glob(f"{_REMOVED}*") if not path.is_symlink())
     return 0
@@ -118,14 +116,9 @@ def chosen(
     now: int,
     go_on: Callable[[], bool] = lambda: True,
 ) -> list[Ended]:
-    """Returns the runs that the rules remove, oldest first.
+    """Returns the runs to remove, oldest first; of ``others`` only the size counts.
 
-    Args:
-        rules: At least one.
-        candidates: Removable runs.
-        others: All other runs; only their size counts.
-        now: Nanoseconds since the epoch.
-        go_on: False ends the measuring of sizes; nothing is then removed for its size.
+    If ``go_on`` becomes False, none is removed for its size.
     """
     oldest_first = sorted(candidates, key=lambda one: (one.at, one.run.id))
     free = oldest_first[: len(oldest_first) - rules.keep] if rules.keep else oldest_first
@@ -153,7 +146,7 @@ def chosen(
 
 
 def size_of(path: Path) -> int:
-    """Returns the bytes on disk below a folder, without following links."""
+    """Returns a folder's bytes on disk."""
     total = 0
     stack = [path]
     while stack:
@@ -167,7 +160,7 @@ def size_of(path: Path) -> int:
 
 
 def time_limit(seconds: float) -> Callable[[], bool]:
-    """Returns a function that is True until the time has passed."""
+    """Returns a function that is True for this time."""
     end = time.monotonic() + seconds
     return lambda: time.monotonic() < end
 
@@ -182,7 +175,7 @@ def _check_folder(path: Path) -> None:
         ) from None
     ours = [stat.S_ISDIR(found.st_mode), *(stat.S_ISREG(mark.st_mode) for mark in marks)]
     if not all(ours) or found.st_uid != os.geteuid():
-        raise Kept(f"{path} is no run directory of this user", hint="rankfall ps lists the runs")
+        raise Kept(f"{path} is no run directory of this user", hint="rankfall ps")
 
 
 def _held(path: Path) -> bool:
@@ -204,7 +197,7 @@ def _delete(path: Path) -> int:
     failed: list[OSError] = []
 
     def again(function: Callable[..., Any], name: str, _: Any) -> None:
-        # A copy of code may hold folders without write permission.
+        # Copied code may be read-only.
         try:
             Path(name).parent.chmod(stat.S_IRWXU)
             if Path(name).is_dir() and not Path(name).is_symlink():
@@ -220,6 +213,6 @@ def _delete(path: Path) -> int:
     shutil.rmtree(path, onerror=again)
     if failed and path.exists():
         raise StoreError(
-            f"cannot delete everything in {path}: {failed[0].strerror or failed[0]}", hint="delete the rest yourself"
+            f"cannot delete everything in {path}: {failed[0].strerror or failed[0]}", hint="delete it yourself"
         )
     return before

@@ -99,14 +99,14 @@ def wait(*, run: str | None, timeout: str | None, output: Output) -> int:
 
 @click.command("cancel")
 @runs_argument
-@click.option("--all", "everything", is_flag=True, help="Every run of this machine that has not ended.")
+@click.option("--all", "everything", is_flag=True, help="All live runs.")
 @click.option("--reason", default="", help="Text that is stored with the run.")
 @click.option("-y", "--yes", is_flag=True, help="Skip the confirmation.")
 @output_option("Format of the outcome.")
 def cancel(*, runs: tuple[str, ...], everything: bool, reason: str, yes: bool, output: Output) -> int:
     """Stop runs and all their processes; returns after the last one ended.
 
-    If one of several runs does not exist, none is cancelled.
+    If one of several does not exist, none stops.
     """
     if everything and runs:
         raise UsageError("--all and RUN contradict each other", hint="give one of them")
@@ -125,7 +125,6 @@ def cancel(*, runs: tuple[str, ...], everything: bool, reason: str, yes: bool, o
             console.say(f"rankfall: {directory.id} has already ended: {state}")
             continue
         live.append(directory)
-        # All stop at once; each is awaited below.
         if not directory.spec.unattended:
             request_cancel(directory.path, reason=reason)
     failed: InfrastructureError | None = None

@@ -36,20 +36,6 @@ _SCHEMAS = (
 
 # Variables that are no flags: the agent's and the controller's.
 _OTHER_VARIABLES: Final = frozenset({"RANKFALL_AGENT_STATE", "RANKFALL_CONTROLLER_NAMESPACE"})
-_HEAD: Final = """# Command line
-
-After this page you know each command of `rankfall`, its arguments and its options. `rankfall config commands` generates this page; do not edit it.
-
-Examples: [jobs](local.md), [logs](logs.md), [verdicts](verdicts.md), [node health](node-health.md), [agent](agent.md), [controller](controller.md).
-
-- `RUN` is the beginning of a run's id. Most commands use the newest run without it and print its id on stderr.
-- `KIND/NAME` is a [foreign job](logs.md#foreign-jobs). `[...]` is optional; `...` may repeat.
-- Flags accept dashes and underscores (`--nproc_per_node`, `--nproc-per-node`). `-h` or `--help` of each command prints its help.
-- Data goes to stdout, progress to stderr. `NO_COLOR` disables colors. Exit codes: [local.md](local.md#exit-codes).
-- An error is one line, then `next:` with the next step. `-v` (`--verbose`) of each command, or `RANKFALL_DEBUG=1`, shows tracebacks.
-- Each flag has a variable, as `RANKFALL_RUN_NNODES` for `run --nnodes`, and a key in [config.toml](local.md#settings).
-- Words of other tools work (`ls`, `list`, `describe`, `top`, `version`, `help run`), or the message names the word to use.
-"""
 _ESCAPES: Final = str.maketrans({"*": "\\*", "<": "&lt;"})
 
 
@@ -208,7 +194,8 @@ def rights(*, backends: tuple[str, ...], namespace: str) -> None:
 def commands_page() -> str:
     """Returns ``docs/cli.md``; terminal and environment do not change it, and a test compares them."""
     root = click.Context(click.Group("rankfall"), info_name="rankfall", **SETTINGS)
-    return _HEAD + "".join(_section(load(verb), verb, root) for verb in VERBS)
+    head = resources.files("rankfall.cli.commands").joinpath("commands_head.md").read_text("utf-8")
+    return head + "".join(_section(load(verb), verb, root) for verb in VERBS)
 
 
 def _section(command: click.Command, name: str, parent: click.Context) -> str:

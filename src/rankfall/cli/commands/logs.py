@@ -17,7 +17,7 @@ from rankfall.cli import console
 from rankfall.cli.interrupts import Reading, goes_on
 from rankfall.cli.options import max_bytes, target_argument
 from rankfall.cli.run_output import LineWriter, spent_text
-from rankfall.cli.target import Where, as_it_is, parse_target, resolve_target
+from rankfall.cli.target import Where, as_it_is, parse_target, resolve_target, slots_on
 from rankfall.cli.values import Ranks, parse_ranks, parse_since, parse_slots
 from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, LockHeld, NotFound, UsageError, numbers
 from rankfall.model.exit_codes import LINES_LOST, SUCCESS
@@ -133,8 +133,6 @@ _TICK_S: Final = 0.1
 _FOREIGN_RANK_WAIT_S: Final = 20.0
 # Above any run's number of attempts.
 _MOST_ATTEMPTS: Final = 10**9 - 1
-# Nodes in a message.
-_MANY: Final = 16
 # Polls of thousands of streams cost: spend 1 part in 60 of the time.
 _SHARE: Final = 60
 
@@ -231,7 +229,7 @@ def logs(
     chosen = chosen_attempt(directory, attempt=attempt, previous=previous)
     slots = parse_slots(slot) or None
     if node:
-        found = _slots_on(directory, node, attempt=chosen)
+        found = slots_on(directory, node, attempt=chosen)
         slots = found if slots is None else found & slots
     query = LineQuery(
         ranks=ranks.numbers or None,
@@ -377,33 +375,6 @@ def chosen_attempt(directory: RunDir, *, attempt: str | None, previous: bool) ->
         wanted = f"attempt {number}" if attempt is not None else "previous attempt"
         raise NotFound(f"run {directory.id} has no {wanted}", hint=known)
     return number
-
-
-def _slots_on(directory: RunDir, nodes: tuple[str, ...], *, attempt: int | Literal["all"] | None) -> frozenset[int]:
-    """Returns the slots on these nodes.
-
-    Raises:
-        UsageError: ``all`` attempts, whose slots change nodes.
-        NotFound: No slot is there.
-    """
-    if attempt == "all":
-        raise UsageError("--node and --attempt all contradict each other", hint="give one attempt: --attempt N")
-    with directory.reader() as reader:
-        number = attempt or reader.newest_attempt()
-        slots = reader.slots(number) if number is not None else []
-    chosen = [one for one in slots if one.node in nodes]
-    if missing := sorted(set(nodes) - {one.node for one in chosen}):
-        known = sorted({one.node for one in slots if one.node})
-        raise NotFound(
-            f"attempt {number} of {directory.id} has no slot on node {missing[0]!r}",
-            hint=f"its nodes: {', '.join(known[:_MANY]) or 'none known'}{' ...' if len(known) > _MANY else ''}",
-        )
-    for one in chosen:
-        if one.instance:
-            _say(
-                f"slot {one.slot} restarted; lines of its earlier starts may be from another node: --instance {one.instance}"
-            )
-    return frozenset(one.slot for one in chosen)
 
 
 def _say_whether_ranks_are_known(directory: RunDir) -> None:

@@ -16,7 +16,7 @@ from rankfall.backends.registry import first_plan
 from rankfall.cli import console
 from rankfall.cli.app import VERBS, config_path
 from rankfall.cli.console import Output
-from rankfall.cli.job_options import Flags, in_file, job_options, make_spec
+from rankfall.cli.job_options import HELP, Flags, in_file, job_options, make_spec
 from rankfall.cli.options import output_option, rank_options, run_argument
 from rankfall.cli.session import Session
 from rankfall.cli.target import one_run
@@ -33,28 +33,11 @@ from rankfall.supervisor.requests import refuse_foreign
 # The first other word ends the flags.
 _SETTINGS: Final[dict[str, Any]] = {"allow_interspersed_args": False}
 _MANY_SLOTS: Final = 8
-# Longest delay of a start by retention, seconds.
+# Seconds.
 _RETAIN_S: Final = 1.0
-_RUN: Final = """Run a job on this machine or a cluster, and supervise it until its end.
-
-Shows the output of rank 0 and the last rank; of the other ranks only lines of errors. Exits with 0, the code of the root cause's rank
-(128+N for a signal), 69 (infrastructure, budget spent), 74 (evidence lost) or 130 (cancelled). The last line of stderr names
-the source of the code.
-
-\b
-  rankfall run --nnodes 2 --nproc-per-node 2 train.py --lr 1e-3
-  rankfall run --nnodes 2 --nproc-per-node 2 -m package.train --lr 1e-3
-  rankfall run --nnodes 2 --nproc-per-node 2 -- torchrun train.py
-"""
-_SUBMIT: Final = """Run a job in the background; prints the run's id.
-
-\b
-  run=$(rankfall submit --nnodes 2 --nproc-per-node 2 train.py)
-  rankfall wait "$run"
-"""
 
 
-@click.command("run", help=_RUN, context_settings=_SETTINGS)
+@click.command("run", help=HELP["run"], context_settings=_SETTINGS)
 @job_options
 @click.option("-d", "--detach", is_flag=True, help="Run in the background, as submit does.")
 @rank_options
@@ -100,7 +83,7 @@ def _stay(
     return session.exit_code(session.stay())
 
 
-@click.command("retry")
+@click.command("retry", help=HELP["retry"])
 @run_argument
 @click.option("--log-dir", metavar="DIR", help="Folder of readable logs; needed if the run has one.")
 @click.option("--dry-run", is_flag=True, help="Print what would be started, without secrets; create nothing.")
@@ -108,10 +91,7 @@ def _stay(
 @click.option("-q", "--quiet", is_flag=True, help="Print only the outcome.")
 @output_option("Format of --dry-run and of -d.")
 def retry(*, run: str | None, log_dir: str | None, dry_run: bool, detach: bool, quiet: bool, output: Output) -> int:
-    """Run the job of an ended run again, as a new run with all its values, secrets included.
-
-    Folders of `code` are copied anew: changes since then count.
-    """
+    """Starts the spec of an ended run."""
     old = one_run(run)
     refuse_foreign(old, "retry")
     with old.reader() as reader:
@@ -125,7 +105,7 @@ def retry(*, run: str | None, log_dir: str | None, dry_run: bool, detach: bool, 
     return _stay(made, detach=detach, output=output, quiet=quiet, ranks=Ranks())
 
 
-@click.command("submit", help=_SUBMIT, context_settings=_SETTINGS)
+@click.command("submit", help=HELP["submit"], context_settings=_SETTINGS)
 @job_options
 def submit(*, dry_run: bool, output: Output, quiet: bool, **job: Any) -> int:
     """Works as ``run -d``."""
@@ -161,10 +141,10 @@ def _create(
 
 
 def _retain() -> None:
-    """Applies ``[retention]`` of config.toml; problems never prevent a run."""
+    """Applies ``[retention]``; problems never prevent a run."""
     if not config_path().exists():
         return
-    from rankfall.cli.commands import runs  # noqa: PLC0415 - few have this file
+    from rankfall.cli.commands import runs  # noqa: PLC0415
     from rankfall.cli.options import read_config  # noqa: PLC0415
     from rankfall.rundir import removal  # noqa: PLC0415
 

@@ -32,7 +32,7 @@ from rankfall.rundir.removal import Ended, Kept, Rules, chosen, ended, remove, r
 
 _MAX_LISTED = 20
 _WATCH_S = 1.0
-# Each look at an unattended run is a request to its cluster.
+# For requests to a cluster.
 _CLUSTER_S = 5.0
 
 
@@ -60,7 +60,7 @@ def ps(*, everything: bool, output: Output) -> None:
 
 @click.command("status")
 @target_argument
-@click.option("-w", "--watch", is_flag=True, help="Show each change until the run ends.")
+@click.option("-w", "--watch", is_flag=True, help="Follow to the end.")
 @output_option()
 def status(*, run: str | None, where: Where, watch: bool, output: Output) -> None:
     """Show a run: state, slots, ranks.
@@ -72,7 +72,6 @@ def status(*, run: str | None, where: Where, watch: bool, output: Output) -> Non
     while True:
         with directory.reader() as reader:
             document = reader.status(time.time_ns())
-        # Ages of lines change always, and are no change.
         state = (document.state, document.attempts, [(one.state, one.slot) for one in document.slots], [
             (one.rank, one.state, one.exit) for one in document.ranks
         ])  # fmt: skip
@@ -92,7 +91,7 @@ def _show(document: StatusDocument, output: Output, *, clear: bool, again: bool)
         sys.stdout.write(console.document(document, output))
         return
     text = render_status(document, now=datetime.now(UTC), color=console.color_on())
-    # Cursor to the corner; each line ends with an erase, the page with one below: no flicker.
+    # Overwrites the old screen without flicker.
     console.out("\x1b[H" + text.replace("\n", "\x1b[K\n") + "\x1b[K\x1b[J" if clear else f"\n{text}" if again else text)
 
 
@@ -108,9 +107,9 @@ def _summaries() -> list[RunSummary]:
 @runs_argument
 @click.option("-y", "--yes", is_flag=True, help="Skip the confirmation.")
 def rm(*, runs: tuple[str, ...], yes: bool) -> None:
-    """Delete the directories of ended runs: output, records and verdicts.
+    """Delete ended runs: output, records, verdicts; nothing in a cluster.
 
-    If one of several runs lives or does not exist, none is deleted. Objects in a cluster stay.
+    If one of several runs lives or does not exist, all stay.
     """
     if not runs:
         raise UsageError("rm needs a run's id", hint="rankfall ps -a lists the runs")
@@ -118,13 +117,13 @@ def rm(*, runs: tuple[str, ...], yes: bool) -> None:
 
 
 @click.command("prune")
-@click.option("--older-than", metavar="30d", help="Runs that ended before this age.")
-@click.option("--keep", type=click.IntRange(min=0), metavar="N", help="The newest N ended runs always stay.")
-@click.option("--max-size", metavar="10G", help="The oldest ended runs, until all runs use at most this.")
-@click.option("--dry-run", is_flag=True, help="Print what would be deleted; delete nothing.")
+@click.option("--older-than", metavar="30d", help="Runs ended before.")
+@click.option("--keep", type=click.IntRange(min=0), metavar="N", help="The newest N ended runs stay.")
+@click.option("--max-size", metavar="10G", help="The oldest, until all runs use this.")
+@click.option("--dry-run", is_flag=True, help="Only print.")
 @click.option("-y", "--yes", is_flag=True, help="Skip the confirmation.")
 def prune(*, older_than: str | None, keep: int | None, max_size: str | None, dry_run: bool, yes: bool) -> None:
-    """Delete the directories of old ended runs. Without a rule: those of `[retention]` in config.toml.
+    """Delete old ended runs. Without a rule, `[retention]` of config.toml applies.
 
     Live runs, foreign jobs and other folders stay.
     """
@@ -149,7 +148,7 @@ def prune(*, older_than: str | None, keep: int | None, max_size: str | None, dry
 
 
 def candidates(home: Path, *, go_on: Callable[[], bool] = lambda: True) -> tuple[list[Ended], list[RunDir]]:
-    """Returns the runs that rules may remove, and all others, newest first; ``go_on`` False ends it."""
+    """Returns removable runs, and all others."""
     found: list[Ended] = []
     others = []
     for run in list_runs(home):
@@ -165,10 +164,10 @@ def candidates(home: Path, *, go_on: Callable[[], bool] = lambda: True) -> tuple
 
 
 def rules_of(given: dict[str, Any], *, of: str = "") -> Rules:
-    """Parses the rules of ``prune`` or ``[retention]``.
+    """Parses rules of ``prune`` or ``[retention]``.
 
     Raises:
-        UsageError: An unknown key or a wrong value.
+        UsageError: Wrong key or value.
     """
     place = f"{of}: [retention] " if of else "--"
     known = ("older-than", "keep", "max-size")

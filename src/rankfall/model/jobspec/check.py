@@ -215,11 +215,7 @@ def spec_from(data: Any) -> JobSpec:
 
 
 def typed(spec: object) -> JobSpec:
-    """Returns a spec from Python with checked types: its constructor accepts any.
-
-    Raises:
-        SpecError: A field is wrong.
-    """
+    """Returns a spec with checked fields and types."""
     if not isinstance(spec, JobSpec):
         raise SpecError(
             "$", f"a job is a JobSpec, not {type(spec).__name__}", hint="as: JobSpec(command=('train.py',))"
@@ -234,7 +230,7 @@ def typed(spec: object) -> JobSpec:
 
 
 def _exact(path: str, data: Any) -> tuple[str, Any]:
-    """Returns a path with the key instead of ``[...]``, and the value there."""
+    """Replaces ``[...]`` by the key; adds the value."""
     hint: Any = JobSpec
     where = "$"
     for name, number, other in re.findall(r"\.([^.\[]+)|\[(\d+)\]|\[(\.\.\.)\]", path):
@@ -267,18 +263,19 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _remedy(where: str, message: str, value: Any) -> str | None:
-    """Returns allowed values, or the same value in the right form."""
+    """Returns allowed values or the right form."""
     allowed = _choices().get(re.sub(r"\[\d+\]", "[]", where))
     if allowed:
         near = nearest(value, allowed) if isinstance(value, str) else None
         return f"{f'{near} ' if near else ''}allowed values of {where}: {', '.join(allowed)}"
-    name = where.rpartition(".")[2].partition("[")[0]
+    name = where.rpartition(".")[2]
+    name = "- " if "[" in name else f"{name}: "
     if "Expected `array" in message and isinstance(value, str):
-        return f"write a list, as: {name}: [{masked_text(value.partition(' ')[0][:60])}]"
+        return f"write a list, as: {name}[{masked_text(value.partition(' ')[0][:60])}]"
     if "Expected `str" in message and isinstance(value, bool | int | float | None):
-        return f'write it in quotes, as: {name}: "..."'
+        return f'write it in quotes, as: {name}"..."'
     if ("Expected `int" in message or "Expected `float" in message) and isinstance(value, str):
-        return f"write a number without quotes, as: {name}: 2"
+        return f"write a number without quotes, as: {name}2"
     return None
 
 

@@ -23,8 +23,8 @@ RuleAction = Literal["fail", "restart", "restart_elsewhere", "ignore"]
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:
-    """Returns a hint with the most similar name."""
-    import difflib  # noqa: PLC0415 - only for errors
+    """Hints at a similar name."""
+    import difflib  # noqa: PLC0415
 
     near = difflib.get_close_matches(word[:60], known, n=1)
     return f"did you mean {near[0]}?" if near else None
@@ -33,7 +33,7 @@ def nearest(word: str, known: Collection[str]) -> str | None:
 if TYPE_CHECKING:
 
     class JobStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-        """A part of the job spec; wrong arguments raise SpecError."""
+        """Part of a job."""
 
 else:
 
@@ -45,7 +45,7 @@ else:
                 raise _wrong(cls, args, fields, error) from None
 
     class JobStruct(msgspec.Struct, metaclass=_Arguments, frozen=True, kw_only=True, forbid_unknown_fields=True):
-        """A part of the job spec; wrong arguments raise SpecError."""
+        """Part of a job."""
 
 
 def _wrong(kind: type[msgspec.Struct], args: Any, fields: dict[str, Any], error: TypeError) -> SpecError:
@@ -55,7 +55,7 @@ def _wrong(kind: type[msgspec.Struct], args: Any, fields: dict[str, Any], error:
             message = f"is not a field of {kind.__name__}; allowed: {', '.join(known)}"
             return SpecError(f"$.{name}", message, hint=nearest(name, known))
     if args:
-        return SpecError("$", f"{kind.__name__} takes fields by name", hint=f"as: {kind.__name__}({known[0]}=...)")
+        return SpecError("$", f"{kind.__name__} takes fields by name", hint=f"as: {kind.__name__}(FIELD=VALUE)")
     return SpecError("$", f"{kind.__name__}: {error}")
 
 

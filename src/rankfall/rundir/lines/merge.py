@@ -119,7 +119,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return ranges.any_in(self.wanted) or (self.unranked and (not ranges.simple or ranges.rank is None))
 
     def covers(self, at: int | None) -> bool:
-        """True if the query selects this time, or it is unknown."""
+        """True for a selected or unknown time."""
         if at is None:
             return True
         return (self.since is None or at >= self.since) and (self.until is None or at <= self.until)
