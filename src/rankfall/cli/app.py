@@ -112,7 +112,7 @@ def _meant(ctx: click.Context, args: list[str]) -> list[str]:
         return [*rest, "--help"] if rest else _print(ctx, ctx.get_help())
     if word == "version":
         _version(ctx, ctx.command.params[0], value=True)
-    words = words_of_other_tools()
+    words = table("words")
     if word in words["works"]:
         return [*words["works"][word].split(), *rest]
     if word in words["answers"]:
@@ -130,12 +130,12 @@ def _print(ctx: click.Context, text: str) -> NoReturn:
 
 
 @cache
-def words_of_other_tools() -> dict[str, Any]:
-    """Returns ``words.toml``."""
+def table(name: str) -> dict[str, Any]:
+    """Returns ``words.toml`` or ``help.toml``."""
     import tomllib  # noqa: PLC0415
     from importlib import resources  # noqa: PLC0415
 
-    return tomllib.loads(resources.files("rankfall.cli").joinpath("words.toml").read_text("utf-8"))
+    return tomllib.loads(resources.files("rankfall.cli").joinpath(f"{name}.toml").read_text("utf-8"))
 
 
 def config_path() -> Path:
@@ -167,6 +167,8 @@ def _prepare(command: click.Command, names: tuple[str, ...]) -> None:
             given = [param.envvar] if isinstance(param.envvar, str) else []
             flag = max(param.opts, key=len).lstrip("-")
             param.envvar = [*given, *(f"rankfall_{name}_{flag}".replace("-", "_").upper() for name in names)]
+            if param.help is None:
+                param.help = table("help")[names[0].replace("_", " ")][flag]
     command.params.append(_verbose(hidden=True))
 
 
@@ -299,7 +301,7 @@ def _unknown_option(error: click.NoSuchOption) -> tuple[str, str | None]:
     """Returns message and next step."""
     name = error.option_name.lstrip("-").replace("_", "-")
     verb = error.ctx.info_name if error.ctx is not None else None
-    answers = words_of_other_tools()["flags"].get(_LIKE.get(verb or "", verb), {})
+    answers = table("words")["flags"].get(_LIKE.get(verb or "", verb), {})
     if name in answers:
         return f"there is no option {error.option_name}: {answers[name]}", None
     return error.format_message(), f"{error.ctx.command_path if error.ctx else 'rankfall'} --help"

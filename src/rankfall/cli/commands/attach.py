@@ -45,9 +45,8 @@ _CANCELLED: Final = 130
     default=20,
     show_default=True,
     metavar="N",
-    help="Begin with the last N lines.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print only the outcome.")
+@click.option("-q", "--quiet", is_flag=True)
 def attach(
     *, run: str | None, rank: tuple[str, ...], everything: bool, max_bytes: int | None, tail: int, quiet: bool
 ) -> int:
@@ -75,7 +74,7 @@ def attach(
 
 @click.command("wait")
 @run_argument
-@click.option("--timeout", metavar="90s|10m", help="Give up after this time.")
+@click.option("--timeout", metavar="90s|10m")
 @output_option("Format of the outcome.")
 def wait(*, run: str | None, timeout: str | None, output: Output) -> int:
     """Wait for a run's end and exit with the code of `run`; 124 after the timeout."""
@@ -99,9 +98,9 @@ def wait(*, run: str | None, timeout: str | None, output: Output) -> int:
 
 @click.command("cancel")
 @runs_argument
-@click.option("--all", "everything", is_flag=True, help="All live runs.")
-@click.option("--reason", default="", help="Text that is stored with the run.")
-@click.option("-y", "--yes", is_flag=True, help="Skip the confirmation.")
+@click.option("--all", "everything", is_flag=True)
+@click.option("--reason", default="")
+@click.option("-y", "--yes", is_flag=True)
 @output_option("Format of the outcome.")
 def cancel(*, runs: tuple[str, ...], everything: bool, reason: str, yes: bool, output: Output) -> int:
     """Stop runs and all their processes; returns after the last one ended.
@@ -244,7 +243,7 @@ def _tell(outcome: Outcome, output: Output) -> None:
 
 @click.command("suspend")
 @run_argument
-@click.option("--reason", default="", help="Text that is stored with the run.")
+@click.option("--reason", default="")
 def suspend(*, run: str | None, reason: str) -> None:
     """Stop all processes of a run without ending the run; returns after the last one ended.
 
@@ -259,7 +258,7 @@ def suspend(*, run: str | None, reason: str) -> None:
 
 @click.command("resume")
 @run_argument
-@click.option("--reason", default="", help="Text that is stored with the run.")
+@click.option("--reason", default="")
 def resume(*, run: str | None, reason: str) -> None:
     """Continue a suspended run in a new attempt, in the background.
 
@@ -298,9 +297,9 @@ _WORDS: Final[dict[How, str]] = {
 @click.command("resize")
 @click.argument("run", metavar="RUN")
 @click.argument("nodes", metavar="N", type=click.IntRange(min=1))
-@click.option("--role", metavar="NAME", help="Role to resize; needed only if a job has several roles.")
-@click.option("--wait", is_flag=True, help="Return when the run has this size.")
-@click.option("--reason", default="", help="Text that is stored with the run.")
+@click.option("--role", metavar="NAME")
+@click.option("--wait", is_flag=True)
+@click.option("--reason", default="")
 def resize(*, run: str, nodes: int, role: str | None, wait: bool, reason: str) -> None:
     """Give a run another number of nodes. Uses no budget; the total deadline continues.
 

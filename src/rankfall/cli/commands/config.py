@@ -111,11 +111,9 @@ def _setting(
 @config.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(*, shell: str) -> None:
-    r"""Print the script that completes commands, flags and ids of runs.
+    """Print the script that completes commands, flags and ids of runs.
 
-    \b
-      eval "$(rankfall config completion bash)"           in ~/.bashrc; zsh: the same in ~/.zshrc
-      rankfall config completion fish > ~/.config/fish/completions/rankfall.fish
+    In ~/.bashrc or ~/.zshrc: `eval "$(rankfall config completion bash)"`; for fish in ~/.config/fish/completions.
     """
     from click.shell_completion import get_completion_class  # noqa: PLC0415
 
