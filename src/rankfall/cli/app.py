@@ -159,7 +159,6 @@ def _prepare(command: click.Command, names: tuple[str, ...]) -> None:
     if isinstance(command, click.Group):
         for key, one in command.commands.items():
             _prepare(one, tuple(f"{name}_{key}" for name in names))
-        return
     if any(param.name == "verbose" for param in command.params):
         return
     for param in command.params:

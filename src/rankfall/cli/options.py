@@ -207,17 +207,16 @@ def defaults_of(path: Path, name: str, command: click.Command, *, verbs: Collect
 
 
 def _defaults(path: Path, section: dict[str, Any], command: click.Command) -> dict[str, Any]:
-    if isinstance(command, click.Group):
-        for key in section:
-            if key not in command.commands:
-                raise _unknown(path, key, command.commands, what="command")
-        return {key: _defaults(path, value, command.commands[key]) for key, value in section.items()}
+    below = command.commands if isinstance(command, click.Group) else {}
     flags = _flags(command)
     found = {}
     for key, value in section.items():
+        if key in below and isinstance(value, dict):
+            found[key] = _defaults(path, value, below[key])
+            continue
         param = flags.get(key.replace("_", "-"))
         if param is None or param.name is None:
-            raise _unknown(path, key, flags, what="flag")
+            raise _unknown(path, key, [*flags, *below], what="flag")
         if isinstance(value, dict) or (isinstance(value, list) and not param.multiple):
             raise UsageError(f"{path}{_line(path, key)}: {key} needs one value", hint=f'as: {key} = "VALUE"')
         found[param.name] = [value] if param.multiple and not isinstance(value, list) else value

@@ -96,6 +96,10 @@ def remove(run: RunDir) -> int:
             run.path.rename(hidden)
     except LockHeld as error:
         raise Kept(error.message, hint=error.hint) from None
+    except StoreError as error:
+        if run.path.exists():
+            raise
+        raise Kept(f"{run.id} is gone: {error.message}") from None
     except OSError as error:
         raise StoreError(f"cannot remove {run.path}: {error.strerror or error}") from error
     return _delete(hidden)

@@ -34,8 +34,6 @@ _SCHEMAS = (
     "kernelline",
 )
 
-# Variables that are no flags: the agent's and the controller's.
-_OTHER_VARIABLES: Final = frozenset({"RANKFALL_AGENT_STATE", "RANKFALL_CONTROLLER_NAMESPACE"})
 _ESCAPES: Final = str.maketrans({"*": "\\*", "<": "&lt;"})
 
 
@@ -73,7 +71,7 @@ def show(*, everything: bool, output: Output) -> None:
         document = [{"setting": row[0], "value": row[1], "source": row[2]} for row in rows]
         sys.stdout.write(console.document({"schema": "rankfall.settings/1", "settings": document}, output))
     starts = tuple(f"RANKFALL_{verb.upper()}_" for verb in VERBS)
-    for variable in sorted(set(os.environ) - known - _OTHER_VARIABLES):
+    for variable in sorted(set(os.environ) - known):
         if variable.startswith(starts):
             console.say(f"rankfall: {variable} belongs to no flag")
 
@@ -81,11 +79,10 @@ def show(*, everything: bool, output: Output) -> None:
 def _leaves(
     name: str, command: click.Command, given: dict[str, Any]
 ) -> Iterator[tuple[str, click.Command, dict[str, Any]]]:
+    yield name, command, given
     if isinstance(command, click.Group):
         for key in sorted(command.commands):
             yield from _leaves(f"{name} {key}", command.commands[key], given.get(key, {}))
-    else:
-        yield name, command, given
 
 
 def _setting(
