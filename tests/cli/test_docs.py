@@ -22,7 +22,7 @@ FOREIGN = {
     "cli.md": {"--lr"},
     "controller.md": {"--from-literal", "--type"},
     "kubernetes.md": {"--lr", "--node-rank", "--tee"},
-    "local.md": {"--bug", "--lr"},
+    "local.md": {"--bug", "--lr", "--master-port", "--ntasks"},
     "node-health.md": {"--build-arg", "--from-literal", "--push", "--quick", "--server-side"},
     "security.md": {"--build-arg", "--require-hashes"},
     "testbed.md": {"--address", "--bed", "--dist", "--mount", "--net", "--nodes", "--pid", "--target"},

@@ -1,6 +1,6 @@
 """Entry point: table of verbs, lazy loading, exit codes of failures.
 
-``VERBS`` names each verb's module, imported only when it runs. Built on click: typer loads pydantic, 0.2 s a start.
+``VERBS`` names each verb's module, imported only when it runs.
 
 Exit codes: ``rankfall.model.errors``; 130 after Ctrl-C; 74 for a defect, traceback in a file; 0 when stdout's reader
 ends. For ``run``, ``submit``, ``attach`` and ``wait``, stderr's last line names the code's origin.

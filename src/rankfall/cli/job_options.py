@@ -105,6 +105,9 @@ def make_spec(flags: Flags) -> JobSpec:
     roles = data.get("roles")
     named = [role["command"] for role in roles if _has_command(role)] if isinstance(roles, list) else []
     if "command" not in data and not named:
+        with in_file(flags.file, data):
+            # A misspelt key explains it.
+            spec_from({"command": ["a"], "name": "job"} | data)
         raise UsageError(
             "there is nothing to run", hint="rankfall run train.py, rankfall run -- CMD ARGS, or -f job.yaml"
         )

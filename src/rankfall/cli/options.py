@@ -209,7 +209,7 @@ def defaults_of(path: Path, name: str, command: click.Command, *, verbs: Collect
 def _defaults(path: Path, section: dict[str, Any], command: click.Command) -> dict[str, Any]:
     below = command.commands if isinstance(command, click.Group) else {}
     flags = _flags(command)
-    found = {}
+    found: dict[str, Any] = {}
     for key, value in section.items():
         if key in below and isinstance(value, dict):
             found[key] = _defaults(path, value, below[key])

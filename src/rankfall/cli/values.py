@@ -1,4 +1,4 @@
-"""Parses flag values and places in job files. Pure; refusals name allowed values."""
+"""Parses flag values and places in job files. Pure; a UsageError names allowed values."""
 
 from __future__ import annotations
 
@@ -41,11 +41,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_nnodes(text: str) -> tuple[int, int | None]:
-    """Parses ``N`` (second result None) or ``MIN:MAX``.
-
-    Raises:
-        UsageError: Neither form.
-    """
+    """Parses ``N`` (second result None) or ``MIN:MAX``."""
     match = _NODES.fullmatch(text)
     low, high = (numbers.matched(match[1]), numbers.whole(match[2])) if match else (0, None)
     if not 1 <= low <= (high or low) <= MAX_NODES:
@@ -57,11 +53,7 @@ def parse_nnodes(text: str) -> tuple[int, int | None]:
 
 
 def parse_processes(text: str) -> int | str:
-    """Parses ``--nproc-per-node``.
-
-    Raises:
-        UsageError: Neither a number of ranks nor one of ``PROCESSPROCESS_WORDS``.
-    """
+    """Parses ``--nproc-per-node``."""
     number = numbers.whole(text, digits=6) if text.isdecimal() else None
     if text in PROCESS_WORDS:
         return text
@@ -74,11 +66,7 @@ def parse_processes(text: str) -> int | str:
 
 
 def parse_ranks(texts: Iterable[str]) -> Ranks:
-    """Parses ``0,8-15``, ``first``, ``last``, ``failed``, mixed.
-
-    Raises:
-        UsageError: Another form, or too many.
-    """
+    """Parses ``0,8-15``, ``first``, ``last``, ``failed``, mixed."""
     chosen: set[int] = set()
     words: set[str] = set()
     for part in (part.strip() for text in texts for part in text.split(",")):
@@ -97,11 +85,7 @@ def parse_ranks(texts: Iterable[str]) -> Ranks:
 
 
 def parse_slots(texts: Iterable[str]) -> frozenset[int]:
-    """Parses ``0,8-15``.
-
-    Raises:
-        UsageError: Neither number nor range.
-    """
+    """Parses ``0,8-15``."""
     chosen: set[int] = set()
     for part in (part.strip() for text in texts for part in text.split(",")):
         found = _range(part)
@@ -120,11 +104,7 @@ def _range(text: str) -> range | None:
 
 
 def parse_span(text: str, *, flag: str) -> float:
-    """Parses seconds from ``90``, ``90s``, ``10m``, ``1h30m``, ``500ms``.
-
-    Raises:
-        UsageError: No duration.
-    """
+    """Parses seconds from ``90``, ``90s``, ``10m``, ``1h30m``, ``500ms``."""
     if _NUMBER.fullmatch(text):
         return numbers.real(text) or 0.0
     parts = _PART.findall(text)
@@ -134,11 +114,7 @@ def parse_span(text: str, *, flag: str) -> float:
 
 
 def parse_size(text: str, *, flag: str) -> int:
-    """Parses bytes from ``4096``, ``64K``, ``10M``, ``1.5G``, ``KiB``, ``kb``; powers of 1,024.
-
-    Raises:
-        UsageError: No size.
-    """
+    """Parses bytes from ``4096``, ``64K``, ``10M``, ``1.5G``, ``KiB``, ``kb``; powers of 1,024."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"{flag} {text[:60]!r} is no size", hint="allowed: 4096, 64K, 10M, 1.5G")
@@ -146,11 +122,7 @@ def parse_size(text: str, *, flag: str) -> int:
 
 
 def parse_span_or_never(text: str, *, flag: str) -> float | None:
-    """Parses a duration above zero; None for ``never``.
-
-    Raises:
-        UsageError: Neither, or zero.
-    """
+    """Parses a duration above zero; None for ``never``."""
     if text == "never":
         return None
     seconds = parse_span(text, flag=flag)
@@ -160,11 +132,7 @@ def parse_span_or_never(text: str, *, flag: str) -> float | None:
 
 
 def parse_since(text: str, *, now: int, flag: str = "--since") -> int:
-    """Returns nanoseconds since the epoch from an age (``10m``) or time.
-
-    Raises:
-        UsageError: Neither form.
-    """
+    """Returns nanoseconds since the epoch from an age (``10m``) or time."""
     try:
         at = datetime.fromisoformat(text) if "T" in text or " " in text or text.count("-") > 1 else None
     except ValueError:
@@ -182,11 +150,7 @@ def parse_since(text: str, *, now: int, flag: str = "--since") -> int:
 
 
 def parse_env(texts: Iterable[str], *, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns variables by name from ``--env`` texts: ``K=V``, or ``K`` with the value in ``environ``.
-
-    Raises:
-        UsageError: The name is empty, or a ``K`` without ``=`` is not in ``environ``.
-    """
+    """Returns variables by name from ``--env`` texts: ``K=V``, or ``K`` with the value in ``environ``."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -201,11 +165,7 @@ def parse_env(texts: Iterable[str], *, environ: Mapping[str, str]) -> dict[str, 
 
 
 def parse_success(text: str) -> dict[str, str | float]:
-    """Returns ``$.success`` fields from ``all``, ``rank0``, ``0.8`` or ``80%``.
-
-    Raises:
-        UsageError: Another form.
-    """
+    """Returns ``$.success`` fields from ``all``, ``rank0``, ``0.8`` or ``80%``."""
     if text in {"all", "rank0"}:
         return {"policy": text}
     match = _SHARE.fullmatch(text)
@@ -219,11 +179,7 @@ def parse_success(text: str) -> dict[str, str | float]:
 
 
 def parse_budgets(texts: Iterable[str], *, also: Collection[str] = ()) -> dict[str, int]:
-    """Parses budgets ``SLUG=N`` of causes, families and ``also``.
-
-    Raises:
-        UsageError: Unknown name, or no number.
-    """
+    """Parses budgets ``SLUG=N`` of causes, families and ``also``."""
     found = {}
     families = sorted({info.family for info in catalogue().values()})
     for text in texts:
