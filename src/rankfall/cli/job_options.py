@@ -371,7 +371,7 @@ def _option(row: dict[str, Any]) -> Callable[[F], F]:
         kind = click.Path(path_type=Path)
     return click.option(
         *row["names"],
-        is_flag=row.get("flag", False),
+        is_flag=row.get("flag"),
         multiple=row.get("multiple", False),
         metavar=row.get("metavar"),
         type=kind,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import sys
 from collections.abc import Callable, Collection
@@ -234,6 +233,8 @@ def _flags(command: click.Command) -> dict[str, click.Option]:
 
 
 def _unknown(path: Path, key: str, known: Collection[str], *, what: str) -> UsageError:
+    import difflib  # noqa: PLC0415
+
     near = difflib.get_close_matches(key[:60], known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}"
     return UsageError(f"{path}{_line(path, key)}: {key[:60]!r} is no {what}", hint=hint)

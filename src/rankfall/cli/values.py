@@ -230,7 +230,11 @@ def line_of(field: str, raw: bytes, data: Any) -> int | None:
         except (KeyError, IndexError, TypeError):
             return None
         rest = rest[len(text) :]
-    return line if isinstance(value, dict) or value == data else None
+    try:
+        return line if isinstance(value, dict) or value == data else None
+    except RecursionError:
+        # An alias inside its own anchor.
+        return line
 
 
 def yaml_problem(error: Exception) -> str:

@@ -68,7 +68,7 @@ def status(*, run: str | None, where: Where, watch: bool, output: Output) -> Non
     KIND/NAME is a cluster job not started by Rankfall.
     """
     directory = resolve_refreshed(run, where=where)
-    shown = None
+    printed = None
     while True:
         with directory.reader() as reader:
             document = reader.status(time.time_ns())
@@ -76,9 +76,9 @@ def status(*, run: str | None, where: Where, watch: bool, output: Output) -> Non
             (one.rank, one.state, one.exit) for one in document.ranks
         ])  # fmt: skip
         screen = sys.stdout.isatty()
-        if screen or state != shown:
-            _show(document, output, clear=watch and screen, again=shown is not None)
-        shown = state
+        if screen or state != printed:
+            _show(document, output, clear=watch and screen, again=printed is not None)
+        printed = state
         if not watch or document.state in FINAL_STATES:
             return
         sys.stdout.flush()
