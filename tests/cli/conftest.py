@@ -37,7 +37,8 @@ Runner = Callable[..., subprocess.CompletedProcess[str]]
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "home"
     monkeypatch.setenv("RANKFALL_HOME", str(path))
-    for name in ("NO_COLOR", "RANKFALL_DEBUG", "COLUMNS"):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in ("NO_COLOR", "RANKFALL_DEBUG", "RANKFALL_CONFIG", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     return path
 

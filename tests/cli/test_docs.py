@@ -18,11 +18,11 @@ PAGES = {path.name: path.read_text("utf-8") for path in (ROOT / "README.md", *so
 # Flags of other programs: the examples' scripts, kubectl, docker, pip, torchrun, py-spy, dmesg, the wrapper, the test bed.
 FOREIGN = {
     "README.md": {"--lr", "--spec"},
-    "architecture.md": {"--console", "--exit-code", "--grace", "--json", "--stream-dir", "--wait-for"},
+    "architecture.md": {"--console", "--exit-code", "--grace", "--stream-dir", "--wait-for"},
     "cli.md": {"--lr"},
     "controller.md": {"--from-literal", "--type"},
     "kubernetes.md": {"--lr", "--node-rank", "--tee"},
-    "local.md": {"--bug", "--lr"},
+    "local.md": {"--bug", "--lr", "--master-port", "--ntasks"},
     "node-health.md": {"--build-arg", "--from-literal", "--push", "--quick", "--server-side"},
     "security.md": {"--build-arg", "--require-hashes"},
     "testbed.md": {"--address", "--bed", "--dist", "--mount", "--net", "--nodes", "--pid", "--target"},

@@ -13,7 +13,7 @@ def test_flags_become_a_spec() -> None:
         Flags(
             command=("train.py", "--lr", "1e-3"),
             nnodes="2:4",
-            nproc_per_node=8,
+            nproc_per_node="8",
             max_restarts=1,
             env=("A=1",),
             hang_timeout="never",

@@ -85,6 +85,45 @@ def test_every_rankfall_command_of_the_readme_works(place: Path) -> None:
             assert "token_type_ids" in done.stdout, line
 
 
+def example() -> str:
+    text = (ROOT / "README.md").read_text()
+    (first, *_) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return str(first)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("body", "lines"), [("print(1)", 1), ("raise KeyError('token_type_ids')", 2)])
+def test_the_python_example_works_when_a_run_succeeds_and_when_it_fails(tmp_path: Path, body: str, lines: int) -> None:
+    (tmp_path / "train.py").write_text(f"{body}\n")
+    (tmp_path / "program.py").write_text(example())
+    done = subprocess.run(
+        (sys.executable, "program.py"),
+        cwd=tmp_path,
+        env=os.environ | {"RANKFALL_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=scaled(200),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == ("succeeded" if lines == 1 else "failed")
+    assert len(done.stdout.splitlines()) == lines
+
+
+@pytest.mark.timeout(240)
+def test_the_python_example_passes_a_strict_type_checker(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(example())
+    done = subprocess.run(
+        (BIN / "mypy", "--strict", "--config-file", os.devnull, "--cache-dir", str(tmp_path / "cache"), "program.py"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=scaled(200),
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("line", commands("Install"))
@@ -203,6 +242,45 @@ def test_no_document_names_a_place_of_one_machine() -> None:
     for name in (*DOCUMENTS, "constraints.txt", "Makefile"):
         text = (ROOT / name).read_text()
         assert not re.search(r"(?<![\w.])/(?:root|home|work)/", text), name
+
+
+def example() -> str:
+    text = (ROOT / "README.md").read_text()
+    (first, *_) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return str(first)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("body", "lines"), [("print(1)", 1), ("raise KeyError('token_type_ids')", 2)])
+def test_the_python_example_works_when_a_run_succeeds_and_when_it_fails(tmp_path: Path, body: str, lines: int) -> None:
+    (tmp_path / "train.py").write_text(f"{body}\n")
+    (tmp_path / "program.py").write_text(example())
+    done = subprocess.run(
+        (sys.executable, "program.py"),
+        cwd=tmp_path,
+        env=os.environ | {"RANKFALL_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=scaled(200),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == ("succeeded" if lines == 1 else "failed")
+    assert len(done.stdout.splitlines()) == lines
+
+
+@pytest.mark.timeout(240)
+def test_the_python_example_passes_a_strict_type_checker(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(example())
+    done = subprocess.run(
+        (BIN / "mypy", "--strict", "--config-file", os.devnull, "--cache-dir", str(tmp_path / "cache"), "program.py"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=scaled(200),
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.full

@@ -21,7 +21,7 @@ import msgspec
 
 from rankfall.backends import torchrun
 from rankfall.backends.plan import Launcher, Rendezvous
-from rankfall.model import JobSpec, Part, Refused, SpecError, decoding
+from rankfall.model import JobSpec, Part, Refused, SpecError, decoding, numbers
 
 # Seconds for a cold interpreter on a slow disk.
 _ASK_TIMEOUT_S: Final = 60.0
@@ -119,6 +119,27 @@ def _ask(path: str, mtime: int) -> Interpreter:  # noqa: ARG001 - a changed file
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         said = done.stderr.decode("utf-8", "replace").strip()[-300:]
         raise SpecError("$.python", f"{path} does not answer as a Python: {said}", hint=hint) from error
+
+
+def gpus_here(python: object, *, devices: Path = Path("/dev")) -> int:
+    """Counts the GPUs of the job's torch; without torch, device files."""
+    files = [path for path in devices.glob("nvidia[0-9]*") if path.name[6:].isdecimal()]
+    if not files and not (devices / "kfd").exists():
+        return 0
+    program = "import torch; print(torch.cuda.device_count())"
+    try:
+        done = subprocess.run(
+            [str(python), "-c", program],
+            capture_output=True,
+            timeout=2 * _ASK_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        text = done.stdout.decode("ascii", "replace").strip()
+    except (OSError, subprocess.SubprocessError):
+        text = ""
+    found = numbers.whole(text.rpartition("\n")[2], digits=6)
+    return len(files) if found is None else found
 
 
 Kind = Literal["script", "module", "torchrun", "program"]

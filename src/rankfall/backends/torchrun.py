@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Final
 
@@ -113,20 +113,29 @@ def _prefix_length(command: Sequence[str]) -> int:
 
 
 def _given(words: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    return {flag: value for flag, value, _ in _flags(words) if flag}
+
+
+def _flags(words: Sequence[str]) -> Iterator[tuple[str | None, str, tuple[str, ...]]]:
+    """Yields each flag with its value and words; None for an unknown flag of a newer torch."""
     position = 0
     while position < len(words) and words[position].startswith("-") and words[position] != "--":
+        begin = position
         name, equals, value = words[position].partition("=")
         position += 1
         flag = _SHORT.get(name) or _flag(name)
-        if flag is None:
-            # Unknown flag of a newer torch.
-            continue
-        if not equals and FLAGS[flag] and position < len(words):
+        if flag is not None and not equals and FLAGS[flag] and position < len(words):
             value = words[position]
             position += 1
-        found[flag] = value
-    return found
+        yield flag, value, tuple(words[begin:position])
+
+
+def without(command: TorchrunCommand, names: Collection[str]) -> tuple[str, ...]:
+    """Returns the command's words without these flags."""
+    found = list(_flags(command.rest))
+    length = sum(len(words) for _, _, words in found)
+    kept = [word for flag, _, words in found if flag not in names for word in words]
+    return (*command.prefix, *kept, *command.rest[length:])
 
 
 def _flag(name: str) -> str | None:

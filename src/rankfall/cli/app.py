@@ -1,6 +1,6 @@
 """Entry point: table of verbs, lazy loading, exit codes of failures.
 
-``VERBS`` names each verb's module, imported only when it runs. Built on click: typer loads pydantic, 0.2 s a start.
+``VERBS`` names each verb's module, imported only when it runs.
 
 Exit codes: ``rankfall.model.errors``; 130 after Ctrl-C; 74 for a defect, traceback in a file; 0 when stdout's reader
 ends. For ``run``, ``submit``, ``attach`` and ``wait``, stderr's last line names the code's origin.
@@ -15,25 +15,31 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from typing import Any, Final
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from rankfall.cli import console
 
 VERBS: Final = {
     "run": ("run", "Run a job on this machine or a cluster; show its output, restart it after failures."),
     "submit": ("run", "Run a job in the background; prints the run's id."),
+    "retry": ("run", "Run the job of an ended run again, as a new run."),
     "ps": ("runs", "List the runs of this machine."),
     "status": ("runs", "Show a run's slots and ranks."),
     "logs": ("logs", "Show what the ranks printed, by rank, time, stream or pattern."),
     "attach": ("attach", "Watch a run; supervise it if no other process does."),
     "wait": ("attach", "Wait for a run's end and exit with its code."),
     "why": ("why", "Show which rank failed first, why, and on which node."),
-    "cancel": ("attach", "Stop a run and everything it started."),
-    "suspend": ("modify", "Stop a run without ending it; no budget is used."),
-    "resume": ("modify", "Continue a suspended run, or start a lost supervisor again."),
-    "resize": ("modify", "Give a run another number of nodes; no budget is used."),
+    "cancel": ("attach", "Stop runs and everything they started."),
+    "suspend": ("attach", "Stop a run without ending it; no budget is used."),
+    "resume": ("attach", "Continue a suspended run, or start a lost supervisor again."),
+    "resize": ("attach", "Give a run another number of nodes; no budget is used."),
+    "rm": ("runs", "Delete the files of ended runs."),
+    "prune": ("runs", "Delete the files of old runs."),
     "cp": ("cp", "Copy files to a run's folder and back."),
     "agent": ("agent", "Read a node's kernel log and record what concerns its health on its Node."),
     "controller": ("controller", "Watch all nodes for faults and keep the scheduler away from bad ones."),
@@ -41,7 +47,7 @@ VERBS: Final = {
     "doctor": ("doctor", "Check what this machine can do for Rankfall."),
     "config": (
         "config",
-        "Show formats: JSON schemas of the documents, exit codes, causes, commands, rights in a cluster.",
+        "Show settings and formats: JSON schemas, exit codes, causes, commands, rights in a cluster.",
     ),
 }
 SETTINGS: Final[dict[str, Any]] = {
@@ -87,19 +93,99 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Returns the verb; refuses unknown ones with similar names."""
         if args[0] not in VERBS and not args[0].startswith("-"):
-            import difflib  # noqa: PLC0415
-
-            near = difflib.get_close_matches(args[0], VERBS, n=2)
-            meant = f" Did you mean {' or '.join(near)}?" if near else ""
-            ctx.fail(f"There is no command {args[0][:60]!r}.{meant}")
+            args = _meant(ctx, args)
         name, found, rest = super().resolve_command(ctx, args)
-        return name, load(name) if name and found else found, rest
+        if not name or not found:
+            return name, found, rest
+        verb = load(name)
+        if not ctx.resilient_parsing and (path := config_path()).exists():
+            from rankfall.cli.options import defaults_of  # noqa: PLC0415
+
+            ctx.default_map = {name: defaults_of(path, name, verb, verbs=VERBS)}
+        return name, verb, rest
+
+
+def _meant(ctx: click.Context, args: list[str]) -> list[str]:
+    """Translates a word of another tool, or fails."""
+    word, *rest = args
+    if word == "help":
+        return [*rest, "--help"] if rest else _print(ctx, ctx.get_help())
+    if word == "version":
+        _version(ctx, ctx.command.params[0], value=True)
+    words = table("words")
+    if word in words["works"]:
+        return [*words["works"][word].split(), *rest]
+    if word in words["answers"]:
+        raise _Answer(f"there is no command {word!r}: {words['answers'][word]}")
+    import difflib  # noqa: PLC0415
+
+    near = difflib.get_close_matches(word, VERBS, n=2)
+    meant = f" Did you mean {' or '.join(near)}?" if near else ""
+    raise click.UsageError(f"There is no command {word[:60]!r}.{meant}", ctx=ctx)
+
+
+def _print(ctx: click.Context, text: str) -> NoReturn:
+    click.echo(text)
+    ctx.exit()
+
+
+@cache
+def table(name: str) -> dict[str, Any]:
+    """Returns ``words.toml`` or ``help.toml``."""
+    import tomllib  # noqa: PLC0415
+    from importlib import resources  # noqa: PLC0415
+
+    return tomllib.loads(resources.files("rankfall.cli").joinpath(f"{name}.toml").read_text("utf-8"))
+
+
+def config_path() -> Path:
+    """Path of the user's ``config.toml``."""
+    chosen = os.environ.get("RANKFALL_CONFIG")
+    if chosen:
+        return Path(chosen)
+    folder = os.environ.get("XDG_CONFIG_HOME", "")
+    return (Path(folder) if folder.startswith("/") else Path.home() / ".config") / "rankfall" / "config.toml"
 
 
 def load(verb: str) -> click.Command:
-    """Returns the command of a verb."""
+    """Returns a verb's command; flags have variables, as ``RANKFALL_RUN_NNODES``."""
     command: click.Command = getattr(importlib.import_module(f"rankfall.cli.commands.{VERBS[verb][0]}"), verb)
+    _prepare(command, (verb, _LIKE[verb]) if verb in _LIKE else (verb,))
     return command
+
+
+def _prepare(command: click.Command, names: tuple[str, ...]) -> None:
+    """Adds ``--verbose`` and the variables, once."""
+    if isinstance(command, click.Group):
+        for key, one in command.commands.items():
+            _prepare(one, tuple(f"{name}_{key}" for name in names))
+    if any(param.name == "verbose" for param in command.params):
+        return
+    for param in command.params:
+        if isinstance(param, click.Option):
+            given = [param.envvar] if isinstance(param.envvar, str) else []
+            flag = max(param.opts, key=len).lstrip("-")
+            param.envvar = [*given, *(f"rankfall_{name}_{flag}".replace("-", "_").upper() for name in names)]
+            if param.help is None:
+                param.help = table("help")[names[0].replace("_", " ")][flag]
+    command.params.append(_verbose(hidden=True))
+
+
+def _verbose(*, hidden: bool) -> click.Option:
+    return click.Option(
+        ["-v", "--verbose"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        hidden=hidden,
+        callback=_be_verbose,
+        help="Print tracebacks of errors, as RANKFALL_DEBUG=1.",
+    )
+
+
+def _be_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001, FBT001 - click's signature
+    if value:
+        console.verbose = True
 
 
 def command() -> click.Command:
@@ -110,13 +196,14 @@ def command() -> click.Command:
         context_settings=SETTINGS,
         params=[
             click.Option(
-                ["--version"],
+                ["-V", "--version"],
                 is_flag=True,
                 is_eager=True,
                 expose_value=False,
                 callback=_version,
                 help="Print the version.",
-            )
+            ),
+            _verbose(hidden=False),
         ],
     )
 
@@ -129,11 +216,17 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  
         ctx.exit()
 
 
+# Verbs with the flags of another verb.
+_LIKE: Final = {"submit": "run"}
 CANCELLED: Final = 130
 DEFECT: Final = 74
 USAGE: Final = 2
 # Verbs that may exit with a rank's code, and ``submit``.
-_OF_RUNS: Final = frozenset({"run", "submit", "attach", "wait"})
+_OF_RUNS: Final = frozenset({"run", "submit", "retry", "attach", "wait"})
+
+
+class _Answer(click.ClickException):
+    """A message with the next step."""
 
 
 class _Failed(Exception):
@@ -144,6 +237,7 @@ class _Failed(Exception):
 
 def run(argv: Sequence[str]) -> int:
     """Runs one command line, without program name; returns the exit code, raises nothing."""
+    console.verbose = os.environ.get("RANKFALL_DEBUG") == "1"
     console.open_missing_streams()
     console.tolerate_any_text()
     try:
@@ -188,10 +282,14 @@ def _invoke(argv: Sequence[str]) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         console.say(error.format_message())
         raise _Failed(USAGE) from None
+    except _Answer as error:
+        raise _Failed(_report(error.message, None, USAGE)) from None
+    except click.NoSuchOption as error:
+        raise _Failed(_report(*_unknown_option(error), USAGE)) from None
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         where = f"{context.command_path} --help" if context is not None else "rankfall --help"
-        raise _Failed(_report(error.format_message().strip(), where, USAGE)) from None
+        raise _Failed(_report(f"{error.format_message().strip()}{_source(error)}", where, USAGE)) from None
     except Exception as error:
         known = _known(error)
         if known is None:
@@ -200,11 +298,33 @@ def _invoke(argv: Sequence[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _unknown_option(error: click.NoSuchOption) -> tuple[str, str | None]:
+    """Returns message and next step."""
+    name = error.option_name.lstrip("-").replace("_", "-")
+    verb = error.ctx.info_name if error.ctx is not None else None
+    answers = table("words")["flags"].get(_LIKE.get(verb or "", verb), {})
+    if name in answers:
+        return f"there is no option {error.option_name}: {answers[name]}", None
+    return error.format_message(), f"{error.ctx.command_path if error.ctx else 'rankfall'} --help"
+
+
+def _source(error: click.ClickException) -> str:
+    """Returns a wrong value's origin."""
+    param = getattr(error, "param", None)
+    context = getattr(error, "ctx", None)
+    if param is None or context is None:
+        return ""
+    source = context.get_parameter_source(param.name)
+    if source is ParameterSource.ENVIRONMENT:
+        return f" (from {next(name for name in param.envvar if os.environ.get(name))})"
+    return f" (from {config_path()})" if source is ParameterSource.DEFAULT_MAP else ""
+
+
 def _known(error: Exception) -> int | None:
     """Prints an error made for users and returns its exit code; None for other errors."""
     from rankfall.model.errors import JobFailed, RankfallError  # noqa: PLC0415
 
-    if os.environ.get("RANKFALL_DEBUG") == "1" and isinstance(error, RankfallError):
+    if console.verbose and isinstance(error, RankfallError):
         traceback.print_exception(error)
     if isinstance(error, JobFailed):
         return _report(error.message, error.hint, error.code)
@@ -224,7 +344,7 @@ def _report(message: str, hint: str | None, code: int) -> int:
 
 def _defect(error: BaseException) -> int:
     text = "".join(traceback.format_exception(error))
-    if os.environ.get("RANKFALL_DEBUG") == "1":
+    if console.verbose:
         console.say(text)
         return DEFECT
     try:

@@ -14,6 +14,9 @@ import msgspec
 
 from rankfall.render.formatting import wants_color
 
+# True with --verbose or RANKFALL_DEBUG=1.
+verbose = False
+
 
 class Output(enum.StrEnum):
     """Values of ``-o``."""

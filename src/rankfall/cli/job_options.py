@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 import msgspec
 
+from rankfall.backends import torchrun
+from rankfall.backends.command import gpus_here
 from rankfall.cli.options import output_option
 from rankfall.cli.values import (
+    PROCESS_WORDS,
+    line_of,
     parse_budgets,
     parse_env,
     parse_nnodes,
+    parse_processes,
     parse_span,
     parse_span_or_never,
     parse_success,
+    yaml_problem,
 )
-from rankfall.model import JobSpec, UsageError, spec_from
+from rankfall.model import JobSpec, SpecError, UsageError, numbers, spec_from
 from rankfall.model.patterns import bounded
 
 _MAX_FILE: Final = 1 << 20
@@ -40,7 +50,9 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     file: Path | None = None
     name: str | None = None
     nnodes: str | None = None
-    nproc_per_node: int | None = None
+    nproc_per_node: str | None = None
+    standalone: bool = False
+    rdzv_backend: str | None = None
     max_restarts: int | None = None
     env: tuple[str, ...] = ()
     launcher: str | None = None
@@ -87,15 +99,95 @@ def make_spec(flags: Flags) -> JobSpec:
     _policies(data, flags)
     _ends(data, flags)
     _kubernetes(data, flags)
+    _of_torchrun(data)
+    _standalone(data, flags)
+    _processes(data)
     roles = data.get("roles")
     named = [role["command"] for role in roles if _has_command(role)] if isinstance(roles, list) else []
     if "command" not in data and not named:
+        with in_file(flags.file, data):
+            # A misspelt key explains it.
+            spec_from({"command": ["a"], "name": "job"} | data)
         raise UsageError(
             "there is nothing to run", hint="rankfall run train.py, rankfall run -- CMD ARGS, or -f job.yaml"
         )
     if "name" not in data:
         data["name"] = name_from(data["command"] if "command" in data else named[0])
-    return spec_from(data)
+    with in_file(flags.file, data):
+        return spec_from(data)
+
+
+@contextmanager
+def in_file(path: Path | None, data: dict[str, Any]) -> Iterator[None]:
+    """Adds file and line to errors of a job file."""
+    try:
+        yield
+    except SpecError as error:
+        line = line_of(error.path, path.read_bytes(), data) if path is not None else None
+        if line is not None:
+            error.message = f"{path}:{line}: {error.message}"
+        raise
+
+
+def _of_torchrun(data: dict[str, Any]) -> None:
+    """Moves size and restarts of a torchrun command into the job."""
+    words = data.get("command")
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        return
+    if data.get("roles") or data.get("launcher", "auto") not in {"auto", "torchrun"}:
+        return
+    parsed = torchrun.parse(words)
+    if parsed is None:
+        return
+    policies = data.get("policies", {})
+    given, used = parsed.given, set[str]()
+    if "nnodes" in given and "nnodes" not in data:
+        data["nnodes"], data["nnodes_max"] = parse_nnodes(given["nnodes"])
+        used.add("nnodes")
+    if "nproc-per-node" in given and "nproc_per_node" not in data:
+        data["nproc_per_node"] = parse_processes(given["nproc-per-node"])
+        used.add("nproc-per-node")
+    if "max-restarts" in given and isinstance(policies, dict) and "max_restarts" not in policies:
+        number = numbers.whole(given["max-restarts"], digits=6)
+        if number is None:
+            raise UsageError(f"torchrun --max-restarts {given['max-restarts'][:60]!r} is no number", hint="as: 3")
+        _merge(data, "policies", {"max_restarts": number})
+        used.add("max-restarts")
+    if "standalone" in given and data.get("nnodes", 1) == 1 and data.get("nnodes_max") is None:
+        used.add("standalone")
+    data["command"] = list(torchrun.without(parsed, used))
+
+
+def _standalone(data: dict[str, Any], flags: Flags) -> None:
+    """Accepts torchrun's flag for one node."""
+    if flags.standalone and (
+        data.get("nnodes", 1) != 1 or data.get("roles") or data.get("nnodes_max") not in {None, 1}
+    ):
+        raise UsageError(
+            "--standalone contradicts the number of nodes: it is for one node", hint="leave --standalone out"
+        )
+
+
+def _processes(data: dict[str, Any]) -> None:
+    """Counts ``gpu``, ``cpu`` and ``auto`` as torchrun."""
+    word = data.get("nproc_per_node")
+    if word not in PROCESS_WORDS:
+        return
+    if data.get("backend", "local") != "local":
+        pods = data.get("kubernetes")
+        resources = pods.get("resources") if isinstance(pods, dict) else None
+        number = resources.get("gpus") if isinstance(resources, dict) and word != "cpu" else None
+        if not number:
+            raise UsageError(
+                f"--nproc-per-node {word}: the nodes of a cluster are unknown here",
+                hint="give a number, or --gpus N with --nproc-per-node gpu",
+            )
+        data["nproc_per_node"] = number
+        return
+    number = 0 if word == "cpu" else gpus_here(data.get("python") or sys.executable)
+    if word == "gpu" and not number:
+        raise UsageError("--nproc-per-node gpu: this machine shows no GPU", hint="give a number, or auto")
+    data["nproc_per_node"] = number or os.cpu_count() or 1
 
 
 def _has_command(role: object) -> bool:
@@ -120,7 +212,7 @@ def read_job(path: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(raw)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"-f {path}: no YAML: {_first_line(error)}", hint="rankfall config schema job") from None
+        raise UsageError(f"-f {path}: no YAML: {yaml_problem(error)}", hint="rankfall config schema job") from None
     if not isinstance(data, dict):
         raise UsageError(f"-f {path}: a job is a mapping of fields", hint="as: command: [train.py, --lr, 1e-3]")
     return data
@@ -148,7 +240,6 @@ def _top(data: dict[str, Any], flags: Flags) -> None:
         data["nnodes"], data["nnodes_max"] = parse_nnodes(flags.nnodes)
     for field in (
         "name",
-        "nproc_per_node",
         "launcher",
         "python",
         "cwd",
@@ -161,6 +252,10 @@ def _top(data: dict[str, Any], flags: Flags) -> None:
         value = getattr(flags, field)
         if value is not None:
             data[field] = value
+    if flags.nproc_per_node is not None:
+        data["nproc_per_node"] = parse_processes(flags.nproc_per_node)
+    if flags.rdzv_backend is not None:
+        data["rdzv"] = flags.rdzv_backend
     for field in ("suspend", "unattended"):
         if getattr(flags, field):
             data[field] = True
@@ -205,6 +300,8 @@ def _ends(data: dict[str, Any], flags: Flags) -> None:
 
 
 def _kubernetes(data: dict[str, Any], flags: Flags) -> None:
+    if (flags.namespace or "").isdecimal() and data.get("backend", "local") == "local":
+        raise UsageError("-n is the namespace of a cluster", hint="for the number of ranks use --nproc-per-node")
     said: dict[str, Any] = {}
     for field in ("image", "namespace", "context", "queue", "log_store"):
         value = getattr(flags, field)
@@ -247,115 +344,36 @@ def _drawn_on(rules: object) -> frozenset[str]:
     return frozenset(name for name in found if isinstance(name, str))
 
 
-def _first_line(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
-    return (getattr(error, "problem", None) or str(error).partition("\n")[0])[:200] + where
-
-
 F = TypeVar("F", bound=Callable[..., Any])
-_COUNT: Final = click.IntRange(min=1, max=100_000)
-_OPTIONS: Final = (
-    click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | -- CMD [ARGS]..."),
-    click.option("-f", "--file", type=click.Path(path_type=Path), help="job.yaml; flags override its fields."),
-    click.option("--name", help="First part of the run's id; default: the script's name."),
-    click.option("--nnodes", metavar="N|MIN:MAX", help="Nodes; MIN:MAX is elastic (c10d rendezvous)."),
-    click.option("--nproc-per-node", type=_COUNT, metavar="N", help="Ranks per node."),
-    click.option(
-        "--max-restarts", type=click.IntRange(0, 1_000_000), metavar="N", help="Maximum number of new attempts."
-    ),
-    click.option(
-        "-e", "--env", multiple=True, metavar="K=V", help="Variable for the job; K alone passes the current value."
-    ),
-    click.option(
-        "--launcher",
-        metavar="auto|torchrun|plain|exec",
-        help="Program that starts the ranks; auto is torchrun if the job's Python has torch.",
-    ),
-    click.option("--python", metavar="PATH", help="The job's Python."),
-    click.option(
-        "--cwd", metavar="PATH", help="Folder of the job; default: the current one. With --code a path in the copy."
-    ),
-    click.option(
-        "--code",
-        multiple=True,
-        metavar="DIR",
-        help="Folder that is copied for the job; later ones overlay earlier ones.",
-    ),
-    click.option(
-        "--code-exclude",
-        multiple=True,
-        metavar="PATTERN",
-        help="Files to skip in --code; default: `.git` and `__pycache__`.",
-    ),
-    click.option(
-        "--workspace",
-        metavar="CLAIM[:PATH]",
-        help="Volume for code and files, and its path in pods; default: /workspace.",
-    ),
-    click.option("--log-dir", metavar="DIR", help="Write log-allranks_0.out there, and one file per rank at the end."),
-    click.option(
-        "--log-store",
-        metavar="volume:/PATH|s3://BUCKET/PREFIX",
-        help="A shared volume or a bucket for the lines of ranks, instead of the API server.",
-    ),
-    click.option(
-        "--inside", metavar="auto|require|off", help="Rankfall's code inside the ranks: if possible, always, never."
-    ),
-    click.option("--hang-timeout", metavar="10m|never", help="Time without progress that counts as a hang."),
-    click.option("--retryable", multiple=True, metavar="TYPE", help="Exception that allows a new attempt."),
-    click.option("--final", multiple=True, metavar="TYPE", help="Exception that ends the run."),
-    click.option(
-        "--budget",
-        multiple=True,
-        metavar="SLUG=N",
-        help="Maximum number of new attempts for one cause, family, or budget of a rule.",
-    ),
-    click.option(
-        "--strategy", metavar="NAME", help="Rule that chooses the root: causal, earliest, first-listed, or a plug-in's."
-    ),
-    click.option("--record-store", metavar="URL", help="Copies of all records: file:///DIR or s3://BUCKET/PREFIX."),
-    click.option(
-        "--success", metavar="all|rank0|80%", help="Slots that must succeed: all, that of rank 0, or a share."
-    ),
-    click.option(
-        "--deadline",
-        metavar="8h|never",
-        help="Time limit of the whole run, over all attempts; never removes that of the file.",
-    ),
-    click.option(
-        "--startup-deadline",
-        metavar="10m|never",
-        help="Time limit until all ranks of an attempt have started; never removes that of the file.",
-    ),
-    click.option("--suspend", is_flag=True, help="Create the run suspended; rankfall resume starts it."),
-    click.option(
-        "--backend", metavar="local|job|jobset|trainjob", help="Platform that runs the job; default: local processes."
-    ),
-    click.option("--image", metavar="NAME", help="The container's image."),
-    click.option("-n", "--namespace", metavar="NAME", help="Namespace in the cluster; default: that of the context."),
-    click.option("--context", metavar="NAME", help="Context of the kubeconfig; default: the current one."),
-    click.option("--gpus", type=click.IntRange(0, 1024), metavar="N", help="GPUs of each slot."),
-    click.option("--cpu", metavar="8|500m", help="CPU request of each slot."),
-    click.option("--memory", metavar="64Gi", help="Memory request and limit of each slot."),
-    click.option("--queue", metavar="NAME", help="Kueue's local queue."),
-    click.option("--exclude-node", multiple=True, metavar="NAME", help="A node that no slot may run on."),
-    click.option("--ttl", metavar="1d", help="Time that the objects of an ended run remain in the cluster."),
-    click.option("--annotate", is_flag=True, help="Put the verdict on the job's object, for kubectl describe."),
-    click.option("--unattended", is_flag=True, help="Let the platform run the job without a supervisor."),
-    click.option("--request-token", metavar="TEXT", help="Token of this request; the same token returns the same run."),
-    click.option(
-        "--replace", is_flag=True, help="End what an earlier request with this token still runs in the cluster."
-    ),
-    click.option("-m", "--module", is_flag=True, help="The first argument is a module's name."),
-    click.option("--dry-run", is_flag=True, help="Print what would be started, without secrets; create nothing."),
-    output_option("Format of --dry-run and of -d."),
-    click.option("-q", "--quiet", is_flag=True, help="Print only the outcome: no output of the job, no progress."),
+_TABLE: Final[dict[str, Any]] = tomllib.loads(
+    resources.files("rankfall.cli").joinpath("job_options.toml").read_text("utf-8")
 )
+HELP: Final[dict[str, str]] = _TABLE["help"]
 
 
 def job_options(function: F) -> F:
     """Adds all job options, named as in :class:`rankfall.cli.job_options.Flags`."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+    for row in reversed(_TABLE["option"]):
+        function = _option(row)(function)
+    function = output_option("Format of --dry-run and of -d.")(function)
+    return click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | -- CMD [ARGS]...")(
+        function
+    )
+
+
+def _option(row: dict[str, Any]) -> Callable[[F], F]:
+    kind: click.ParamType[Any] | None = None
+    if "range" in row:
+        kind = click.IntRange(*row["range"])
+    elif "choices" in row:
+        kind = click.Choice(row["choices"])
+    elif row.get("path"):
+        kind = click.Path(path_type=Path)
+    return click.option(
+        *row["names"],
+        is_flag=row.get("flag"),
+        multiple=row.get("multiple", False),
+        metavar=row.get("metavar"),
+        type=kind,
+        help=row["help"],
+    )

@@ -1,17 +1,22 @@
-"""Click options and arguments of several verbs."""
+"""Click options and arguments of several verbs, and their defaults in the user's ``config.toml``."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from rankfall.cli.console import Output
-from rankfall.cli.target import Where
+from rankfall.cli.target import Where, read_home
 from rankfall.cli.values import parse_size
+from rankfall.model import RankfallError, UsageError
+from rankfall.rundir import list_runs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -19,21 +24,70 @@ _RANKS = "0,8-15|first|last|failed"
 
 
 def output_option(text: str = "Format.") -> Callable[[F], F]:
-    """Adds ``-o table|json|yaml`` as ``output: Output``."""
-    return click.option(
-        "-o",
-        "--output",
-        type=click.Choice([form.value for form in Output]),
-        default=Output.TABLE.value,
-        show_default=True,
-        callback=lambda ctx, param, value: Output(value),  # noqa: ARG005 - click's signature
-        help=text,
-    )
+    """Adds ``-o table|json|yaml`` as ``output: Output``, and ``--json``."""
+
+    def add(function: F) -> F:
+        function = click.option(
+            "--json",
+            "as_json",
+            is_flag=True,
+            expose_value=False,
+            callback=_as_json,
+            help="Short for -o json.",
+        )(function)
+        return click.option(
+            "-o",
+            "--output",
+            type=click.Choice([form.value for form in Output]),
+            default=Output.TABLE.value,
+            show_default=True,
+            callback=_output,
+            help=text,
+        )(function)
+
+    return add
+
+
+def _output(ctx: click.Context, param: click.Parameter, value: str) -> Output:
+    given = ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+    return Output.JSON if ctx.meta.get(_JSON) and not given else Output(value)
+
+
+def _as_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001, FBT001 - click's signature
+    if value:
+        ctx.meta[_JSON] = True
+        ctx.params["output"] = Output.JSON
+
+
+_JSON: Final = "rankfall.json"
+
+
+def _run_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's signature
+    """Completes ids, newest first."""
+    try:
+        return [CompletionItem(run.id) for run in list_runs(read_home()) if run.id.startswith(incomplete)]
+    except RankfallError:
+        return []
 
 
 def run_argument(function: F) -> F:
     """Adds the argument ``run``: a run's id or prefix; without it the newest run."""
-    return click.argument("run", required=False, metavar="[RUN]")(function)
+    return click.argument("run", required=False, metavar="[RUN]", shell_complete=_run_ids)(function)
+
+
+def runs_argument(function: F) -> F:
+    """Adds the argument ``runs``: ids or prefixes."""
+    return click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=_run_ids)(function)
+
+
+def confirm(question: str, *, hint: str) -> None:
+    """Requires a yes at the terminal."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError("confirmation required, and there is no terminal: pass -y", hint=hint)
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise click.Abort
 
 
 def target_argument(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,7 +100,9 @@ def target_argument(function: Callable[..., Any]) -> Callable[..., Any]:
         where = Where(namespace=namespace, context=context, kubeconfig=kubeconfig, no_exec=no_exec)
         return function(where=where, **rest)
 
-    return click.argument("run", required=False, metavar="[RUN | KIND/NAME]")(place_options(with_where))
+    return click.argument("run", required=False, metavar="[RUN | KIND/NAME]", shell_complete=_run_ids)(
+        place_options(with_where)
+    )
 
 
 def place_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,3 +160,89 @@ def rank_options(function: F) -> F:
     function = max_bytes(function)
     function = click.option("--all", "everything", is_flag=True, help="Show the output of all ranks.")(function)
     return click.option("--rank", multiple=True, metavar=_RANKS, help="Show the output of these ranks.")(function)
+
+
+SECTIONS: Final = ("retention", "notify")
+_LIKE: Final = {"submit": "run"}
+
+
+def read_config(path: Path, verbs: Collection[str]) -> dict[str, Any]:
+    """Returns the content of ``config.toml``; empty if missing.
+
+    Raises:
+        UsageError: Unreadable, or an unknown section.
+    """
+    import tomllib  # noqa: PLC0415
+
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}", hint="make it readable") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: no TOML: {error}") from None
+    for section in data:
+        if section not in verbs and section not in SECTIONS:
+            raise _unknown(path, section, [*verbs, *SECTIONS], what="section")
+        if not isinstance(data[section], dict):
+            raise UsageError(f"{path}{_line(path, section)}: {section!r} is no section", hint=f"as: [{section}]")
+    return data
+
+
+def defaults_of(path: Path, name: str, command: click.Command, *, verbs: Collection[str]) -> dict[str, Any]:
+    """Returns click's ``default_map`` for one verb.
+
+    Raises:
+        UsageError: A key is no flag.
+    """
+    data = read_config(path, verbs)
+    shared = {
+        key: value
+        for key, value in data.get(_LIKE.get(name, name), {}).items()
+        if name not in _LIKE or key in _flags(command)
+    }
+    return _defaults(path, shared | data.get(name, {}), command)
+
+
+def _defaults(path: Path, section: dict[str, Any], command: click.Command) -> dict[str, Any]:
+    below = command.commands if isinstance(command, click.Group) else {}
+    flags = _flags(command)
+    found: dict[str, Any] = {}
+    for key, value in section.items():
+        if key in below and isinstance(value, dict):
+            found[key] = _defaults(path, value, below[key])
+            continue
+        param = flags.get(key.replace("_", "-"))
+        if param is None or param.name is None:
+            raise _unknown(path, key, [*flags, *below], what="flag")
+        if isinstance(value, dict) or (isinstance(value, list) and not param.multiple):
+            raise UsageError(f"{path}{_line(path, key)}: {key} needs one value", hint=f'as: {key} = "VALUE"')
+        found[param.name] = [value] if param.multiple and not isinstance(value, list) else value
+    return found
+
+
+def _flags(command: click.Command) -> dict[str, click.Option]:
+    return {
+        opt[2:]: param
+        for param in command.params
+        if isinstance(param, click.Option) and not param.is_eager
+        for opt in param.opts
+        if opt.startswith("--")
+    }
+
+
+def _unknown(path: Path, key: str, known: Collection[str], *, what: str) -> UsageError:
+    import difflib  # noqa: PLC0415
+
+    near = difflib.get_close_matches(key[:60], known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}"
+    return UsageError(f"{path}{_line(path, key)}: {key[:60]!r} is no {what}", hint=hint)
+
+
+def _line(path: Path, key: str) -> str:
+    """Returns a key's first line."""
+    for number, text in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
+        if text.strip().lstrip("[").startswith((key, f'"{key}"')):
+            return f":{number}"
+    return ""

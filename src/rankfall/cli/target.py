@@ -6,8 +6,9 @@ recorder are refreshed first; on failure the last state appears with a message.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 # As in kubectl: "job", "jobs", "jobs.batch", "trainjob.trainer.kubeflow.org", "po".
 _TARGET: Final = anchored(r"([A-Za-z]+)(?:\.[A-Za-z0-9.-]+)?/([a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)", limit=1_024)
+# Nodes in a message.
+_MAX_NODES: Final = 16
 _SHORT: Final = {"po": "pod"}
 
 
@@ -162,6 +165,45 @@ def one_run(name: str | None, *, quiet: bool = False) -> RunDir:
         raise NotFound("there is no run yet", hint="rankfall run train.py")
     console.say(f"newest run: {found[0].id}", quiet=quiet)
     return found[0]
+
+
+def several_runs(names: Sequence[str]) -> list[RunDir]:
+    """Returns the runs, each once; errors as :func:`one_run`."""
+    found: dict[str, RunDir] = {}
+    errors: list[RankfallError] = []
+    for name in names or (None,):
+        try:
+            one = one_run(name)
+            found.setdefault(one.id, one)
+        except (NotFound, UsageError) as error:
+            errors.append(error)
+    if errors:
+        for other in errors[1:]:
+            console.say(f"rankfall: {other.message}")
+        raise errors[0]
+    return list(found.values())
+
+
+def slots_on(directory: RunDir, nodes: tuple[str, ...], *, attempt: int | Literal["all"] | None) -> frozenset[int]:
+    """Returns the slots on these nodes, of one attempt."""
+    if attempt == "all":
+        raise UsageError("--node and --attempt all contradict each other", hint="give one attempt: --attempt N")
+    with directory.reader() as reader:
+        number = attempt or reader.newest_attempt()
+        slots = reader.slots(number) if number is not None else []
+    chosen = [one for one in slots if one.node in nodes]
+    if missing := sorted(set(nodes) - {one.node for one in chosen}):
+        known = sorted({one.node for one in slots if one.node})
+        raise NotFound(
+            f"attempt {number} of {directory.id} has no slot on node {missing[0]!r}",
+            hint=f"its nodes: {', '.join(known[:_MAX_NODES]) or 'none known'}{' ...' if len(known) > _MAX_NODES else ''}",
+        )
+    for one in chosen:
+        if one.instance:
+            console.say(
+                f"rankfall: slot {one.slot} restarted; lines of its earlier starts may be from another node: --instance {one.instance}"
+            )
+    return frozenset(one.slot for one in chosen)
 
 
 def _tell(event: Event) -> None:

@@ -1,11 +1,11 @@
-"""Parses flag values. Pure; refusals name allowed values."""
+"""Parses flag values and places in job files. Pure; a UsageError names allowed values."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -13,6 +13,8 @@ from rankfall.model import UsageError, catalogue, numbers
 from rankfall.model.patterns import anchored, bounded
 
 MAX_NODES: Final = 100_000
+PROCESS_WORDS: Final = ("gpu", "cpu", "auto")
+_MAX_PROCESSES: Final = 100_000
 _NS: Final = 1_000_000_000
 _MAX_RANKS: Final = 1_000_000
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -21,6 +23,7 @@ _RANGE: Final = anchored(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", limit=32)
 _SHARE: Final = anchored(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)(%?)", limit=16)
 _PART: Final = bounded(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)", limit=256)
 _SIZE: Final = anchored(r"(\d{1,12}(?:\.\d{1,6})?)\s?(?:([kmg])i?)?b?", limit=256, flags=re.IGNORECASE)
+_INDEX: Final = anchored(r"\[(\d{1,9})\]", limit=4_096)
 _NUMBER: Final = anchored(r"[0-9]{1,12}(?:\.[0-9]{1,9})?", limit=256)
 
 
@@ -38,11 +41,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_nnodes(text: str) -> tuple[int, int | None]:
-    """Parses ``N`` (second result None) or ``MIN:MAX``.
-
-    Raises:
-        UsageError: Neither form.
-    """
+    """Parses ``N`` (second result None) or ``MIN:MAX``."""
     match = _NODES.fullmatch(text)
     low, high = (numbers.matched(match[1]), numbers.whole(match[2])) if match else (0, None)
     if not 1 <= low <= (high or low) <= MAX_NODES:
@@ -53,12 +52,21 @@ def parse_nnodes(text: str) -> tuple[int, int | None]:
     return low, high
 
 
-def parse_ranks(texts: Iterable[str]) -> Ranks:
-    """Parses ``0,8-15``, ``first``, ``last``, ``failed``, mixed.
+def parse_processes(text: str) -> int | str:
+    """Parses ``--nproc-per-node``."""
+    number = numbers.whole(text, digits=6) if text.isdecimal() else None
+    if text in PROCESS_WORDS:
+        return text
+    if number is None or not 1 <= number <= _MAX_PROCESSES:
+        raise UsageError(
+            f"--nproc-per-node {text[:60]!r} is no number of ranks",
+            hint=f"allowed: 1-{_MAX_PROCESSES}, {', '.join(PROCESS_WORDS)}",
+        )
+    return number
 
-    Raises:
-        UsageError: Another form, or too many.
-    """
+
+def parse_ranks(texts: Iterable[str]) -> Ranks:
+    """Parses ``0,8-15``, ``first``, ``last``, ``failed``, mixed."""
     chosen: set[int] = set()
     words: set[str] = set()
     for part in (part.strip() for text in texts for part in text.split(",")):
@@ -77,11 +85,7 @@ def parse_ranks(texts: Iterable[str]) -> Ranks:
 
 
 def parse_slots(texts: Iterable[str]) -> frozenset[int]:
-    """Parses ``0,8-15``.
-
-    Raises:
-        UsageError: Neither number nor range.
-    """
+    """Parses ``0,8-15``."""
     chosen: set[int] = set()
     for part in (part.strip() for text in texts for part in text.split(",")):
         found = _range(part)
@@ -100,11 +104,7 @@ def _range(text: str) -> range | None:
 
 
 def parse_span(text: str, *, flag: str) -> float:
-    """Parses seconds from ``90``, ``90s``, ``10m``, ``1h30m``, ``500ms``.
-
-    Raises:
-        UsageError: No duration.
-    """
+    """Parses seconds from ``90``, ``90s``, ``10m``, ``1h30m``, ``500ms``."""
     if _NUMBER.fullmatch(text):
         return numbers.real(text) or 0.0
     parts = _PART.findall(text)
@@ -114,11 +114,7 @@ def parse_span(text: str, *, flag: str) -> float:
 
 
 def parse_size(text: str, *, flag: str) -> int:
-    """Parses bytes from ``4096``, ``64K``, ``10M``, ``1.5G``, ``KiB``, ``kb``; powers of 1,024.
-
-    Raises:
-        UsageError: No size.
-    """
+    """Parses bytes from ``4096``, ``64K``, ``10M``, ``1.5G``, ``KiB``, ``kb``; powers of 1,024."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"{flag} {text[:60]!r} is no size", hint="allowed: 4096, 64K, 10M, 1.5G")
@@ -126,11 +122,7 @@ def parse_size(text: str, *, flag: str) -> int:
 
 
 def parse_span_or_never(text: str, *, flag: str) -> float | None:
-    """Parses a duration above zero; None for ``never``.
-
-    Raises:
-        UsageError: Neither, or zero.
-    """
+    """Parses a duration above zero; None for ``never``."""
     if text == "never":
         return None
     seconds = parse_span(text, flag=flag)
@@ -139,12 +131,8 @@ def parse_span_or_never(text: str, *, flag: str) -> float | None:
     return seconds
 
 
-def parse_since(text: str, *, now: int) -> int:
-    """Returns nanoseconds since the epoch from an age (``10m``) or time.
-
-    Raises:
-        UsageError: Neither form.
-    """
+def parse_since(text: str, *, now: int, flag: str = "--since") -> int:
+    """Returns nanoseconds since the epoch from an age (``10m``) or time."""
     try:
         at = datetime.fromisoformat(text) if "T" in text or " " in text or text.count("-") > 1 else None
     except ValueError:
@@ -153,20 +141,16 @@ def parse_since(text: str, *, now: int) -> int:
         at = at if at.tzinfo else at.replace(tzinfo=UTC)
         return int(at.timestamp() * 1e6) * 1000
     try:
-        return now - int(parse_span(text, flag="--since") * _NS)
+        return now - int(parse_span(text, flag=flag) * _NS)
     except UsageError:
         raise UsageError(
-            f"--since {text[:60]!r} is no time",
+            f"{flag} {text[:60]!r} is no time",
             hint="allowed: an age as 10m or 1h30m, or a time as 2026-01-31T12:00:00Z (UTC when it names no zone)",
         ) from None
 
 
 def parse_env(texts: Iterable[str], *, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns variables by name from ``--env`` texts: ``K=V``, or ``K`` with the value in ``environ``.
-
-    Raises:
-        UsageError: The name is empty, or a ``K`` without ``=`` is not in ``environ``.
-    """
+    """Returns variables by name from ``--env`` texts: ``K=V``, or ``K`` with the value in ``environ``."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -181,11 +165,7 @@ def parse_env(texts: Iterable[str], *, environ: Mapping[str, str]) -> dict[str, 
 
 
 def parse_success(text: str) -> dict[str, str | float]:
-    """Returns ``$.success`` fields from ``all``, ``rank0``, ``0.8`` or ``80%``.
-
-    Raises:
-        UsageError: Another form.
-    """
+    """Returns ``$.success`` fields from ``all``, ``rank0``, ``0.8`` or ``80%``."""
     if text in {"all", "rank0"}:
         return {"policy": text}
     match = _SHARE.fullmatch(text)
@@ -199,11 +179,7 @@ def parse_success(text: str) -> dict[str, str | float]:
 
 
 def parse_budgets(texts: Iterable[str], *, also: Collection[str] = ()) -> dict[str, int]:
-    """Parses budgets ``SLUG=N`` of causes, families and ``also``.
-
-    Raises:
-        UsageError: Unknown name, or no number.
-    """
+    """Parses budgets ``SLUG=N`` of causes, families and ``also``."""
     found = {}
     families = sorted({info.family for info in catalogue().values()})
     for text in texts:
@@ -225,3 +201,44 @@ def _near(name: str) -> str:
 
     near = difflib.get_close_matches(name[:60], catalogue(), n=3, cutoff=0.6)
     return f"; near it: {', '.join(near)}" if near else ""
+
+
+def line_of(field: str, raw: bytes, data: Any) -> int | None:
+    """Returns a field's line in YAML, unless ``data`` has another value."""
+    import yaml  # noqa: PLC0415 - only -f
+
+    node = yaml.compose(raw, Loader=yaml.SafeLoader)
+    value, rest, line = yaml.safe_load(raw), field.removeprefix("$"), None
+    while rest:
+        found: tuple[str, Any, Any] | None = None
+        if isinstance(node, yaml.MappingNode):
+            # Keys may hold dots.
+            for key, inner in sorted(node.value, key=lambda pair: -len(str(pair[0].value))):
+                if (rest + ".").replace("[", ".").startswith(f".{str(key.value).replace('[', '.')}."):
+                    found = f".{key.value}", yaml.SafeLoader("").construct_object(key), inner
+                    line = key.start_mark.line + 1
+                    break
+        elif isinstance(node, yaml.SequenceNode) and (number := _INDEX.match(rest)) is not None:
+            index = numbers.matched(number[1])
+            if index < len(node.value):
+                found, line = (number[0], index, node.value[index]), node.value[index].start_mark.line + 1
+        if found is None:
+            break
+        text, key, node = found
+        try:
+            value, data = value[key], data[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+        rest = rest[len(text) :]
+    try:
+        return line if isinstance(value, dict) or value == data else None
+    except RecursionError:
+        # An alias inside its own anchor.
+        return line
+
+
+def yaml_problem(error: Exception) -> str:
+    """Describes a fault in YAML."""
+    mark = getattr(error, "problem_mark", None)
+    where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
+    return (getattr(error, "problem", None) or str(error).partition("\n")[0])[:200] + where

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from rankfall.model import JobSpec, StoreError, UsageError, check_spec
+from rankfall.model import JobSpec, StoreError, UsageError
+from rankfall.model.jobspec.check import typed
 from rankfall.rundir import RunDir
 
 
@@ -16,9 +17,9 @@ def complete(spec: JobSpec) -> JobSpec:
     """Returns the spec with absolute paths; local jobs get this folder and Python.
 
     Raises:
-        SpecError: Fields contradict each other.
+        SpecError: Fields are wrong or contradict each other.
     """
-    check_spec(spec)
+    spec = typed(spec)
     folders = tuple(str(Path(folder).expanduser().absolute()) for folder in spec.code_folders)
     if folders:
         spec = msgspec.structs.replace(spec, code=folders)

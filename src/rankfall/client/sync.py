@@ -138,6 +138,7 @@ class SyncRun:
 
     def logs(self, **filters: Any) -> Iterator[Line]:
         """Calls :meth:`Run.logs`."""
+        _refuse_loop()
         with asyncio.Runner() as runner:
             lines = self._run.logs(**filters)
             with contextlib.suppress(StopAsyncIteration):
@@ -278,4 +279,21 @@ async def _next(lines: AsyncIterator[T]) -> T:
 
 
 def _sync(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        _refuse_loop()
+    except UsageError:
+        work.close()
+        raise
     return asyncio.run(work)
+
+
+def _refuse_loop() -> None:
+    """Raises UsageError inside an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise UsageError(
+        "SyncClient cannot run inside an event loop",
+        hint="use Client with await, or asyncio.to_thread(client.submit, spec)",
+    )

@@ -70,6 +70,16 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def size(number: int) -> str:
+    """Formats bytes, as ``1.5 GiB``."""
+    amount = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:  # noqa: PLR2004
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
 def span(seconds: float) -> str:
     """Formats a duration: ``0.4s``, ``42s``, ``3m05s``, ``2h10m``, ``4d02h``."""
     if seconds < 10:  # noqa: PLR2004 - below ten seconds the tenth is useful

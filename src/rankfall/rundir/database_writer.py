@@ -73,7 +73,17 @@ class Writer(Queries):
                 # Fails while a reader is connected; the remaining journal files are equally valid.
                 self._connection.execute("PRAGMA busy_timeout=0")
                 self._connection.execute("PRAGMA journal_mode=DELETE")
+                self._shrink()
             self._connection.close()
+
+    def _shrink(self) -> None:
+        """Frees an ended run's reserved space."""
+        ended = self._connection.execute("SELECT state FROM run").fetchone()
+        pages, free = (
+            self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count")
+        )
+        if ended and ended[0] in FINAL_STATES and free * 2 > pages:
+            self._connection.execute("VACUUM")
 
     def set_run(self, state: RunState, *, reason: str | None = None, at: int) -> None:
         """Stores the run's new state.

@@ -20,34 +20,30 @@ _PATH: Final = click.Path(path_type=Path)
 
 
 @click.command("agent")
-@click.option("--node", envvar="NODE_NAME", metavar="NAME", help="Name of this machine's Node; default: $NODE_NAME.")
-@click.option("--kmsg", type=_PATH, default=Path("/dev/kmsg"), show_default=True, help="The kernel's log.")
+@click.option("--node", envvar="NODE_NAME", metavar="NAME")
+@click.option("--kmsg", type=_PATH, default=Path("/dev/kmsg"), show_default=True)
 @click.option(
     "--kmsg-socket",
     type=_PATH,
-    help="Read records from this socket instead (AF_UNIX, SOCK_SEQPACKET, the boot id first), for nodes that share a kernel.",
 )
 @click.option(
     "--state",
     type=_PATH,
     envvar="RANKFALL_AGENT_STATE",
     metavar="FOLDER",
-    help="File that stores the cursor for restarts; default: none.",
 )
-@click.option("--all", "all_", is_flag=True, help="Print every record, not only those that concern the node.")
-@click.option("--once", is_flag=True, help="Read the existing records, then exit.")
-@click.option("--publish/--no-publish", default=True, show_default=True, help="Write the findings to the Node.")
+@click.option("--all", "all_", is_flag=True)
+@click.option("--once", is_flag=True)
+@click.option("--publish/--no-publish", default=True, show_default=True)
 @click.option(
     "--accept-injected-kmsg",
     is_flag=True,
-    help="TEST MODE: lines that any process writes into the kernel log count as lines of the kernel.",
 )
-@click.option("--probe-address", metavar="HOST:PORT", help="Address that answers a liveness probe over HTTP.")
-@click.option("--context", metavar="NAME", help="Context of the kubeconfig; default: the current one.")
+@click.option("--probe-address", metavar="HOST:PORT")
+@click.option("--context", metavar="NAME")
 @click.option(
     "--kubeconfig",
     metavar="FILE",
-    help="Kubeconfig file; default: as kubectl finds it, else the pod's service account.",
 )
 def agent(
     *,

@@ -1,27 +1,31 @@
-"""``attach``, ``wait`` and ``cancel``: return to a run."""
+"""``attach``, ``wait``, ``cancel``, ``suspend``, ``resume`` and ``resize``: return to a run."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from rankfall.cli import console
 from rankfall.cli.console import Output
 from rankfall.cli.interrupts import Reading, goes_on
-from rankfall.cli.options import output_option, rank_options, run_argument
+from rankfall.cli.options import confirm, output_option, rank_options, run_argument, runs_argument
 from rankfall.cli.session import Session, Supervision, print_exit_origin
-from rankfall.cli.target import one_run
+from rankfall.cli.target import one_run, read_home, several_runs
 from rankfall.cli.values import Ranks, parse_ranks, parse_span
 from rankfall.cli.viewer import Viewer
 from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, Outcome, UsageError
-from rankfall.rundir import RunDir
+from rankfall.rundir import RunDir, list_runs
 from rankfall.supervisor import request_cancel
 from rankfall.supervisor.outcome import outcome_of
 from rankfall.supervisor.requests import refuse_foreign
+
+if TYPE_CHECKING:
+    from rankfall.client import SyncRun
+    from rankfall.client.resizing import How, Resized
 
 _TICK_S: Final = 0.1
 # Longest pause of a recording process, whose recorder wakes it; seconds.
@@ -41,9 +45,8 @@ _CANCELLED: Final = 130
     default=20,
     show_default=True,
     metavar="N",
-    help="Begin with the last N lines.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print only the outcome.")
+@click.option("-q", "--quiet", is_flag=True)
 def attach(
     *, run: str | None, rank: tuple[str, ...], everything: bool, max_bytes: int | None, tail: int, quiet: bool
 ) -> int:
@@ -71,7 +74,7 @@ def attach(
 
 @click.command("wait")
 @run_argument
-@click.option("--timeout", metavar="90s|10m", help="Give up after this time.")
+@click.option("--timeout", metavar="90s|10m")
 @output_option("Format of the outcome.")
 def wait(*, run: str | None, timeout: str | None, output: Output) -> int:
     """Wait for a run's end and exit with the code of `run`; 124 after the timeout."""
@@ -94,24 +97,62 @@ def wait(*, run: str | None, timeout: str | None, output: Output) -> int:
 
 
 @click.command("cancel")
-@run_argument
-@click.option("--reason", default="", help="Text that is stored with the run.")
-@click.option("-y", "--yes", is_flag=True, help="Skip the confirmation.")
+@runs_argument
+@click.option("--all", "everything", is_flag=True)
+@click.option("--reason", default="")
+@click.option("-y", "--yes", is_flag=True)
 @output_option("Format of the outcome.")
-def cancel(*, run: str | None, reason: str, yes: bool, output: Output) -> int:
-    """Stop a run and all its processes; returns after the last one ended."""
-    directory = one_run(run)
-    refuse_foreign(directory, "cancel")
-    if run is None and not yes:
-        _ask(directory)
-    with directory.reader() as reader:
-        state = reader.run().state
-    if state in FINAL_STATES:
-        console.say(f"rankfall: {directory.id} has already ended: {state}")
-        return 0
+def cancel(*, runs: tuple[str, ...], everything: bool, reason: str, yes: bool, output: Output) -> int:
+    """Stop runs and all their processes; returns after the last one ended.
+
+    If one of several does not exist, none stops.
+    """
+    if everything and runs:
+        raise UsageError("--all and RUN contradict each other", hint="give one of them")
+    chosen = _live_runs() if everything else several_runs(runs)
+    for directory in chosen:
+        refuse_foreign(directory, "cancel")
+    if not chosen:
+        console.say("rankfall: no run to cancel")
+    if chosen and not runs and not yes:
+        confirm(f"Cancel {', '.join(one.id for one in chosen)}?", hint=f"rankfall cancel {chosen[0].id}")
+    live = []
+    for directory in chosen:
+        with directory.reader() as reader:
+            state = reader.run().state
+        if state in FINAL_STATES:
+            console.say(f"rankfall: {directory.id} has already ended: {state}")
+            continue
+        live.append(directory)
+        if not directory.spec.unattended:
+            request_cancel(directory.path, reason=reason)
+    failed: InfrastructureError | None = None
+    code = 0
+    for directory in live:
+        try:
+            code = max(code, _cancel(directory, reason, output))
+        except InfrastructureError as error:
+            if failed is not None:
+                console.say(f"rankfall: {error.in_one_line}")
+            failed = failed or error
+    if failed is not None:
+        raise failed
+    return code
+
+
+def _live_runs() -> list[RunDir]:
+    found = []
+    for directory in list_runs(read_home()):
+        with directory.reader() as reader:
+            ended = reader.run().state in FINAL_STATES
+        if not ended and directory.foreign is None:
+            found.append(directory)
+    return found
+
+
+def _cancel(directory: RunDir, reason: str, output: Output) -> int:
     if directory.spec.unattended:
         return _cancel_unattended(directory, reason, output)
-    request_cancel(directory.path, reason=reason)
     viewer = Viewer(directory, ranks=Ranks(), quiet=True, history=False, show_outcome=False)
     outcome = Session(directory, viewer, own=False).stay()
     if outcome is None:
@@ -200,10 +241,99 @@ def _tell(outcome: Outcome, output: Output) -> None:
         sys.stdout.write(console.document(outcome, output))
 
 
-def _ask(directory: RunDir) -> None:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError("cancel needs a run's id, or -y for the newest one", hint=f"rankfall cancel {directory.id}")
-    sys.stderr.write(f"Cancel {directory.id}? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise click.Abort
+@click.command("suspend")
+@run_argument
+@click.option("--reason", default="")
+def suspend(*, run: str | None, reason: str) -> None:
+    """Stop all processes of a run without ending the run; returns after the last one ended.
+
+    Uses no budget; the total deadline pauses until `rankfall resume`.
+    """
+    directory = one_run(run)
+    if not _api(directory).suspend(reason):
+        raise _over(directory, "suspend")
+    console.out(f"{directory.id} suspended")
+    console.say(f"rankfall: continue it with: rankfall resume {directory.id}")
+
+
+@click.command("resume")
+@run_argument
+@click.option("--reason", default="")
+def resume(*, run: str | None, reason: str) -> None:
+    """Continue a suspended run in a new attempt, in the background.
+
+    Also restores a lost supervisor.
+    """
+    directory = one_run(run)
+    found = _api(directory)
+    if found.resume(reason):
+        console.out(f"{directory.id} resumed")
+        console.say(f"rankfall: watch it with: rankfall attach {directory.id}")
+        return
+    with directory.reader() as reader:
+        state = reader.run().state
+    if state in FINAL_STATES:
+        raise _over(directory, "resume")
+    console.say(f"rankfall: {directory.id} is not suspended: {state}")
+
+
+def _over(directory: RunDir, verb: str) -> UsageError:
+    with directory.reader() as reader:
+        state = reader.run().state
+    return UsageError(
+        f"{directory.id} has ended ({state}): there is nothing to {verb}",
+        hint="start it as a new run with rankfall run",
+    )
+
+
+_WORDS: Final[dict[How, str]] = {
+    "nothing": "unchanged",
+    "in_place": "in place: the other slots continue",
+    "new_attempt": "in a new attempt that starts now",
+    "next_attempt": "from the next attempt",
+}
+
+
+@click.command("resize")
+@click.argument("run", metavar="RUN")
+@click.argument("nodes", metavar="N", type=click.IntRange(min=1))
+@click.option("--role", metavar="NAME")
+@click.option("--wait", is_flag=True)
+@click.option("--reason", default="")
+def resize(*, run: str, nodes: int, role: str | None, wait: bool, reason: str) -> None:
+    """Give a run another number of nodes. Uses no budget; the total deadline continues.
+
+    MIN:MAX jobs change in place if possible; others restart in a new attempt.
+    """
+    directory = one_run(run)
+    answer = _api(directory).resize(nodes, role=role, reason=reason, wait=wait)
+    if answer.over and not answer.holds:
+        raise UsageError(
+            f"{answer.run} has ended ({answer.state}): there is nothing to resize",
+            hint="start it as a new run with rankfall run --nnodes",
+        )
+    console.out(f"{answer.run} {_line(answer)}")
+    if wait and not answer.holds:
+        console.say(f"rankfall: stopped waiting: {_why_not(answer)}")
+    elif answer.how != "nothing":
+        console.say(f"rankfall: check it with: rankfall status {answer.run}")
+
+
+def _line(answer: Resized) -> str:
+    if answer.how == "nothing":
+        return f"{answer.role}: {answer.nodes} nodes, {_WORDS['nothing']}"
+    if answer.holds:
+        return f"{answer.role}: {answer.before} -> {answer.nodes} nodes, done"
+    return f"{answer.role}: {answer.before} -> {answer.nodes} nodes, {_WORDS[answer.how]}"
+
+
+def _why_not(answer: Resized) -> str:
+    if answer.state == "suspended":
+        return f"the run is suspended and gets its new size when it continues: rankfall resume {answer.run}"
+    return "another size was requested since then"
+
+
+def _api(directory: RunDir) -> SyncRun:
+    from rankfall.client import Run, SyncRun  # noqa: PLC0415 - asyncio
+
+    return SyncRun(Run(directory))

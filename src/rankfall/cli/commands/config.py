@@ -1,18 +1,25 @@
-"""``config``: prints JSON schemas, exit codes, causes, commands and cluster rights."""
+"""``config``: prints settings, completion scripts, JSON schemas, exit codes, causes, commands and cluster rights."""
 
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from rankfall.cli import console
-from rankfall.cli.app import SETTINGS, VERBS, load
+from rankfall.cli.app import SETTINGS, VERBS, config_path, load
+from rankfall.cli.console import Output
+from rankfall.cli.options import defaults_of, output_option, read_config
 from rankfall.model import UsageError
+from rankfall.model.jobspec.secrets import masked_words
+from rankfall.render.escape import one_line
+from rankfall.rundir import default_home
 
 _SCHEMAS = (
     "job",
@@ -27,24 +34,89 @@ _SCHEMAS = (
     "kernelline",
 )
 
-_HEAD: Final = """# Command line
-
-After this page you know each command of `rankfall`, its arguments and its options. `rankfall config commands` generates this page; do not edit it.
-
-Examples: [jobs](local.md), [logs](logs.md), [verdicts](verdicts.md), [node health](node-health.md), [agent](agent.md), [controller](controller.md).
-
-- `RUN` is the beginning of a run's id. Most commands use the newest run without it and print its id on stderr.
-- `KIND/NAME` is a [foreign job](logs.md#foreign-jobs). `[...]` is optional; `...` may repeat.
-- Flags accept dashes and underscores (`--nproc_per_node`, `--nproc-per-node`). `-h` or `--help` of each command prints its help.
-- Data goes to stdout, progress to stderr. `NO_COLOR` disables colors. Exit codes: [local.md](local.md#exit-codes).
-- An error is one line, then `next:` with the next step. `RANKFALL_DEBUG=1` shows tracebacks.
-"""
 _ESCAPES: Final = str.maketrans({"*": "\\*", "<": "&lt;"})
 
 
 @click.group("config")
 def config() -> None:
-    """Show formats: JSON schemas of the documents, exit codes, causes, commands, rights in a cluster."""
+    """Show settings and formats: JSON schemas, exit codes, causes, commands, rights in a cluster."""
+
+
+@config.command("show")
+@click.option("-a", "--all", "everything", is_flag=True, help="Also flags that have only their default.")
+@output_option()
+def show(*, everything: bool, output: Output) -> None:
+    """Print each setting with its value and source: environment, config.toml or default."""
+    path = config_path()
+    rows = [
+        ("home", str(default_home()), "RANKFALL_HOME" if os.environ.get("RANKFALL_HOME") else "default"),
+        ("config", str(path), "read" if path.exists() else "missing"),
+    ]
+    data = read_config(path, VERBS)
+    known: set[str] = set()
+    for verb in VERBS:
+        command = load(verb)
+        defaults = defaults_of(path, verb, command, verbs=VERBS)
+        for name, one, given in _leaves(verb, command, defaults):
+            for param in one.params:
+                if isinstance(param, click.Option) and param.envvar:
+                    known.update(param.envvar)
+                    rows += _setting(name, param, given, path, everything=everything)
+    rows += [(f"retention {key}", str(value), str(path)) for key, value in data.get("retention", {}).items()]
+    if output is Output.TABLE:
+        widths = [max(len(row[at]) for row in rows) for at in range(2)]
+        for row in rows:
+            console.out(f"{row[0]:<{widths[0]}}  {one_line(row[1], width=200):<{widths[1]}}  {row[2]}")
+    else:
+        document = [{"setting": row[0], "value": row[1], "source": row[2]} for row in rows]
+        sys.stdout.write(console.document({"schema": "rankfall.settings/1", "settings": document}, output))
+    starts = tuple(f"RANKFALL_{verb.upper()}_" for verb in VERBS)
+    for variable in sorted(set(os.environ) - known):
+        if variable.startswith(starts):
+            console.say(f"rankfall: {variable} belongs to no flag")
+
+
+def _leaves(
+    name: str, command: click.Command, given: dict[str, Any]
+) -> Iterator[tuple[str, click.Command, dict[str, Any]]]:
+    yield name, command, given
+    if isinstance(command, click.Group):
+        for key in sorted(command.commands):
+            yield from _leaves(f"{name} {key}", command.commands[key], given.get(key, {}))
+
+
+def _setting(
+    verb: str, param: click.Option, given: dict[str, Any], path: Path, *, everything: bool
+) -> list[tuple[str, str, str]]:
+    flag = max(param.opts, key=len)
+    source = next((one for one in param.envvar or () if os.environ.get(one)), None)
+    if source is not None:
+        value: Any = os.environ[source]
+    elif param.name in given:
+        value, source = given[param.name or ""], str(path)
+    elif everything:
+        value, source = param.get_default(click.Context(click.Command(verb)), call=False), "default"
+        value = value if isinstance(value, str | int | float | Path | list | tuple) else ""
+    else:
+        return []
+    texts = value if isinstance(value, list | tuple) else [value]
+    return [
+        (f"{verb} {flag}", " ".join(masked_words([f"{flag}={text}" for text in texts])).replace(f"{flag}=", ""), source)
+    ]
+
+
+@config.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(*, shell: str) -> None:
+    """Print the script that completes commands, flags and ids of runs.
+
+    In ~/.bashrc or ~/.zshrc: `eval "$(rankfall config completion bash)"`; for fish in ~/.config/fish/completions.
+    """
+    from click.shell_completion import get_completion_class  # noqa: PLC0415
+
+    found = get_completion_class(shell)
+    if found is not None:
+        console.out(found(click.Group("rankfall"), {}, "rankfall", "_RANKFALL_COMPLETE").source().rstrip("\n"))
 
 
 @config.command("schema")
@@ -117,7 +189,8 @@ def rights(*, backends: tuple[str, ...], namespace: str) -> None:
 def commands_page() -> str:
     """Returns ``docs/cli.md``; terminal and environment do not change it, and a test compares them."""
     root = click.Context(click.Group("rankfall"), info_name="rankfall", **SETTINGS)
-    return _HEAD + "".join(_section(load(verb), verb, root) for verb in VERBS)
+    head = resources.files("rankfall.cli.commands").joinpath("commands_head.md").read_text("utf-8")
+    return head + "".join(_section(load(verb), verb, root) for verb in VERBS)
 
 
 def _section(command: click.Command, name: str, parent: click.Context) -> str:

@@ -28,21 +28,17 @@ _NAME: Final = anchored(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", limit=1_024)
 
 
 @click.command("manifests")
-@click.option("--image", required=True, metavar="NAME@sha256:…", help="Image with Rankfall, by digest.")
-@click.option(
-    "-n", "--namespace", default="rankfall", show_default=True, help="Namespace of all objects that have one."
-)
-@click.option("--loki-url", metavar="URL", help="Address of Loki for the controller; default: it queries no Loki.")
-@click.option("--agent/--no-agent", default=True, show_default=True, help="The DaemonSet that reads kernel logs.")
+@click.option("--image", required=True, metavar="NAME@sha256:…")
+@click.option("-n", "--namespace", default="rankfall", show_default=True)
+@click.option("--loki-url", metavar="URL")
+@click.option("--agent/--no-agent", default=True, show_default=True)
 @click.option(
     "--accept-injected-kmsg",
     is_flag=True,
-    help="TEST MODE: lines that any process writes into a kernel log count as lines of the kernel.",
 )
 @click.option(
     "--admission-policy",
     is_flag=True,
-    help="Add policies of the API server that limit what these accounts may change on a Node.",
 )
 @health_config_option
 def manifests(
@@ -91,59 +87,46 @@ def _text(yaml: Any, item: dict[str, Any]) -> str:
 @click.option(
     "--loki-url",
     metavar="URL",
-    help="Address of Loki; default: $LOG_ENDPOINT or $RANKFALL_LOKI_URL. Tenant and credentials: $RANKFALL_LOKI_*.",
 )
 @click.option(
     "--config",
     metavar="FILE",
-    help="TOML file with policy and rules; read again after a change. $RANKFALL_HEALTH_CONFIG.",
 )
 @click.option(
     "-n",
     "--namespace",
     default=None,
-    help="Namespace of the controller's lease, state and switches.  [default: rankfall]",
 )
-@click.option(
-    "--context", metavar="NAME", help="Context of the kubeconfig; default: the pod's own cluster, else the current one."
-)
-@click.option(
-    "--kubeconfig", metavar="FILE", help="Kubeconfig file; default: the pod's own cluster, else as kubectl finds it."
-)
-@click.option("--dry-run", is_flag=True, help="Print decisions and write nothing to the cluster.")
+@click.option("--context", metavar="NAME")
+@click.option("--kubeconfig", metavar="FILE")
+@click.option("--dry-run", is_flag=True)
 @click.option(
     "--watch",
     "watched",
     metavar="NAMES",
-    help="Namespaces whose pods' output is read, separated by commas; $WATCHED_NAMESPACES.",
 )
 @click.option(
     "--stream", "streams", multiple=True, metavar="NAMESPACE/NAME",
-    help="A DaemonSet whose kernel lines are trusted; repeatable.  [default: dmesg-logging/dmesg, rankfall/rankfall-agent]",
+
 )  # fmt: skip
 @click.option(
     "--poll",
     type=click.FloatRange(min=0.2, max=300),
     default=5.0,
     show_default=True,
-    help="Seconds from the start of one Loki query to the start of the next.",
 )
 @click.option(
     "--look-back",
     type=click.IntRange(min=0, max=86_400),
     default=600,
     show_default=True,
-    help="Seconds of the past that the first Loki query covers.",
 )
-@click.option(
-    "--shared-kernel-node", metavar="NODE", help="Node that owns the kernel log if several Nodes share one boot id."
-)
+@click.option("--shared-kernel-node", metavar="NODE")
 @click.option(
     "--accept-injected-kmsg",
     is_flag=True,
-    help="TEST MODE: lines that any process writes into the kernel log count as lines of the kernel.",
 )
-@click.option("--metrics-address", metavar="HOST:PORT", help="Address that serves /metrics, /healthz and /readyz.")
+@click.option("--metrics-address", metavar="HOST:PORT")
 @click.pass_context
 def controller(
     ctx: click.Context,

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal
 
 import click
+import msgspec
 
 from rankfall.cli import console
 from rankfall.cli.interrupts import Reading, goes_on
 from rankfall.cli.options import max_bytes, target_argument
 from rankfall.cli.run_output import LineWriter, spent_text
-from rankfall.cli.target import Where, as_it_is, resolve_target
+from rankfall.cli.target import Where, as_it_is, parse_target, resolve_target, slots_on
 from rankfall.cli.values import Ranks, parse_ranks, parse_since, parse_slots
 from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, LockHeld, NotFound, UsageError, numbers
 from rankfall.model.exit_codes import LINES_LOST, SUCCESS
@@ -142,17 +143,24 @@ _SHARE: Final = 60
 @click.option("--rank", multiple=True, metavar="0,8-15|first|last|failed", help="Only these.")
 @click.option("--all", "everything", is_flag=True, help="All ranks, and lines that belong to no rank (the default).")
 @click.option("--since", metavar="10m|TIME", help="Only lines since this age, or this time as 2026-01-31T12:00:00Z.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of all ranks combined.")
+@click.option("--until", metavar="10m|TIME", help="Only lines until this age or time.")
+@click.option(
+    "--tail",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Only the last N lines of all ranks combined; of a run also -n N.",
+)
 @click.option("-p", "--previous", is_flag=True, help="The attempt before the newest.")
 @click.option("--attempt", metavar="N|all", help="Number of the attempt, or all; default: the newest.")
 @click.option("--grep", metavar="RE2", help="Only lines that match this RE2 pattern.")
 @click.option("--level", type=click.Choice(["error"]), help="Only lines of errors, tracebacks whole.")
 @click.option("--slot", multiple=True, metavar="0,8-15", help="Only these slots (pods).")
+@click.option("--node", multiple=True, metavar="NAME", help="Only the slots on these nodes, of one attempt.")
 @click.option(
     "--instance", type=click.IntRange(min=0), metavar="N", help="Only this start of a slot's container, from 0."
 )
 @click.option("--stream", type=click.Choice(["stdout", "stderr"]), help="Only this stream.")
-@click.option("--timestamps", is_flag=True, help="Print the time of each line (UTC).")
+@click.option("-t", "--timestamps", is_flag=True, help="Print the time of each line (UTC).")
 @click.option(
     "--prefix/--no-prefix", default=None, help="Print [rank N] before each line; default: with more than one rank."
 )
@@ -181,12 +189,14 @@ def logs(
     rank: tuple[str, ...],
     everything: bool,
     since: str | None,
+    until: str | None,
     tail: int | None,
     previous: bool,
     attempt: str | None,
     grep: str | None,
     level: Literal["error"] | None,
     slot: tuple[str, ...],
+    node: tuple[str, ...],
     instance: int | None,
     stream: str | None,
     timestamps: bool,
@@ -203,6 +213,12 @@ def logs(
     """
     if everything and rank:
         raise UsageError("--all and --rank contradict each other", hint="give one of them")
+    if follow and until:
+        raise UsageError("--follow and --until contradict each other", hint="give one of them")
+    if where.namespace is not None and where.namespace.isdecimal() and (run is None or parse_target(run) is None):
+        # head and tail call the number of lines -n.
+        number = numbers.clamped(where.namespace, least=0, most=_MOST_ATTEMPTS)
+        tail, where = number if tail is None else tail, msgspec.structs.replace(where, namespace=None)
     ranks = parse_ranks(rank)
     take = backfill_for(log_source, loki_url=loki_url, follow=follow)
     directory = resolve_target(run, where=where)
@@ -211,6 +227,10 @@ def logs(
         as_it_is(directory)
         _say_whether_ranks_are_known(directory)
     chosen = chosen_attempt(directory, attempt=attempt, previous=previous)
+    slots = parse_slots(slot) or None
+    if node:
+        found = slots_on(directory, node, attempt=chosen)
+        slots = found if slots is None else found & slots
     query = LineQuery(
         ranks=ranks.numbers or None,
         last=ranks.last,
@@ -218,10 +238,11 @@ def logs(
         attempt=chosen,
         streams="all" if stream is None else "out" if stream == "stdout" else "err",
         since=parse_since(since, now=time.time_ns()) if since else None,
+        until=parse_since(until, now=time.time_ns(), flag="--until") if until else None,
         tail=tail,
         grep=grep,
         level=level,
-        slots=parse_slots(slot) or None,
+        slots=slots,
         instance=instance,
     )
     single = len(ranks.numbers) + ranks.last == 1 and not ranks.failed

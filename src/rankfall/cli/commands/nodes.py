@@ -29,11 +29,9 @@ if TYPE_CHECKING:
     from rankfall.nodes.config import HealthConfig
 
 _T = TypeVar("_T")
-_SELECTOR: Final = click.option(
-    "-l", "--selector", metavar="LABELS", help="Only nodes with these labels, as rankfall.dev/pool=h100."
-)
-_DRY_RUN: Final = click.option("--dry-run", is_flag=True, help="Print the planned changes and write nothing.")
-_YES: Final = click.option("-y", "--yes", is_flag=True, help="Skip the confirmation.")
+_SELECTOR: Final = click.option("-l", "--selector", metavar="LABELS")
+_DRY_RUN: Final = click.option("--dry-run", is_flag=True)
+_YES: Final = click.option("-y", "--yes", is_flag=True)
 
 
 @click.group("nodes")
@@ -66,7 +64,7 @@ def describe(
 
 @nodes.command("taint")
 @click.argument("names", nargs=-1, required=True, metavar="NODE...")
-@click.option("--reason", required=True, help="Reason; stored in the node's record and shown in its condition.")
+@click.option("--reason", required=True)
 @_DRY_RUN
 @cluster_options
 @health_config_option
@@ -88,7 +86,7 @@ def taint(*, names: tuple[str, ...], reason: str, dry_run: bool, where: Where, c
 @nodes.command("clear")
 @click.argument("names", nargs=-1, metavar="[NODE]...")
 @_SELECTOR
-@click.option("--cause", metavar="CODE", help="Only this fault, as xid/79 or 'xid/79@gpu 0000:4e:00'.")
+@click.option("--cause", metavar="CODE")
 @_DRY_RUN
 @_YES
 @cluster_options
@@ -127,11 +125,9 @@ def clear(
 
 
 @nodes.command("reset")
-@click.option("--node", "names", multiple=True, metavar="NAME", help="Only this node; repeatable.")
+@click.option("--node", "names", multiple=True, metavar="NAME")
 @_SELECTOR
-@click.option(
-    "--key", "keys", multiple=True, metavar="KEY", help="Taints of this key instead of Rankfall's; repeatable."
-)
+@click.option("--key", "keys", multiple=True, metavar="KEY")
 @_DRY_RUN
 @_YES
 @cluster_options
@@ -172,11 +168,9 @@ def reset(
 
 @nodes.command("check")
 @click.argument("name", metavar="NODE")
-@click.option("--check", "only", multiple=True, metavar="NAME", help="Only this check of the file; repeatable.")
-@click.option("--peer", metavar="NODE", help="A healthy node as the partner in checks of two nodes.")
-@click.option(
-    "-n", "--namespace", default="rankfall", show_default=True, help="Namespace in which the checks run as Jobs."
-)
+@click.option("--check", "only", multiple=True, metavar="NAME")
+@click.option("--peer", metavar="NODE")
+@click.option("-n", "--namespace", default="rankfall", show_default=True)
 @cluster_options
 @health_config_option
 def check(

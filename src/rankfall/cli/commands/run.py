@@ -1,52 +1,43 @@
-"""``run`` and ``submit``: start a job from flags or a file; refuse impossible jobs before creating anything."""
+"""``run``, ``submit`` and ``retry``: start a job from flags, a file or a run; refuse impossible jobs before creating anything."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
+import time
 from typing import Any, Final
 
 import click
+import msgspec
 
 from rankfall.backends.plan import Plan
 from rankfall.backends.registry import first_plan
 from rankfall.cli import console
+from rankfall.cli.app import VERBS, config_path
 from rankfall.cli.console import Output
-from rankfall.cli.job_options import Flags, job_options, make_spec
-from rankfall.cli.options import rank_options
+from rankfall.cli.job_options import HELP, Flags, in_file, job_options, make_spec
+from rankfall.cli.options import output_option, rank_options, run_argument
 from rankfall.cli.session import Session
-from rankfall.cli.values import parse_ranks
+from rankfall.cli.target import one_run
+from rankfall.cli.values import Ranks, parse_ranks
 from rankfall.cli.viewer import Viewer
 from rankfall.client import complete, create_run
-from rankfall.model import JobSpec, UsageError
+from rankfall.model import FINAL_STATES, JobSpec, RankfallError, UsageError, decoding
 from rankfall.render.escape import one_line
 from rankfall.rundir import RunDir, default_home, home
 from rankfall.supervisor import spawn_detached
 from rankfall.supervisor.detach import LOG_NAME
+from rankfall.supervisor.requests import refuse_foreign
 
 # The first other word ends the flags.
 _SETTINGS: Final[dict[str, Any]] = {"allow_interspersed_args": False}
 _MANY_SLOTS: Final = 8
-_RUN: Final = """Run a job on this machine or a cluster, and supervise it until its end.
-
-Shows the output of rank 0 and the last rank; of the other ranks only lines of errors. Exits with 0, the code of the root cause's rank
-(128+N for a signal), 69 (infrastructure, budget spent), 74 (evidence lost) or 130 (cancelled). The last line of stderr names
-the source of the code.
-
-\b
-  rankfall run --nnodes 2 --nproc-per-node 2 train.py --lr 1e-3
-  rankfall run --nnodes 2 --nproc-per-node 2 -m package.train --lr 1e-3
-  rankfall run --nnodes 2 --nproc-per-node 2 -- torchrun train.py
-"""
-_SUBMIT: Final = """Run a job in the background; prints the run's id.
-
-\b
-  run=$(rankfall submit --nnodes 2 --nproc-per-node 2 train.py)
-  rankfall wait "$run"
-"""
+# Seconds.
+_RETAIN_S: Final = 1.0
 
 
-@click.command("run", help=_RUN, context_settings=_SETTINGS)
+@click.command("run", help=HELP["run"], context_settings=_SETTINGS)
 @job_options
 @click.option("-d", "--detach", is_flag=True, help="Run in the background, as submit does.")
 @rank_options
@@ -66,18 +57,55 @@ def run(
         raise UsageError("--all and --rank contradict each other", hint="give one of them")
     selection = parse_ranks(rank)
     directory = _made(job, dry_run=dry_run, output=output)
+    return _stay(
+        directory, detach=detach, output=output, quiet=quiet, ranks=selection, everything=everything, limit=max_bytes
+    )
+
+
+def _stay(
+    directory: RunDir | None,
+    *,
+    detach: bool,
+    output: Output,
+    quiet: bool,
+    ranks: Ranks,
+    everything: bool = False,
+    limit: int | None = None,
+) -> int:
     if directory is None:
         return 0
     if detach:
         _start_in_background(directory, output, quiet=quiet)
         return 0
     console.say(f"rankfall: run {directory.id}", quiet=quiet)
-    viewer = Viewer(directory, ranks=selection, everything=everything, quiet=quiet, limit=max_bytes)
+    viewer = Viewer(directory, ranks=ranks, everything=everything, quiet=quiet, limit=limit)
     session = Session(directory, viewer, own=True)
     return session.exit_code(session.stay())
 
 
-@click.command("submit", help=_SUBMIT, context_settings=_SETTINGS)
+@click.command("retry", help=HELP["retry"])
+@run_argument
+@click.option("--log-dir", metavar="DIR", help="Folder of readable logs; needed if the run has one.")
+@click.option("--dry-run", is_flag=True, help="Print what would be started, without secrets; create nothing.")
+@click.option("-d", "--detach", is_flag=True, help="Run in the background, as submit does.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only the outcome.")
+@output_option("Format of --dry-run and of -d.")
+def retry(*, run: str | None, log_dir: str | None, dry_run: bool, detach: bool, quiet: bool, output: Output) -> int:
+    """Starts the spec of an ended run."""
+    old = one_run(run)
+    refuse_foreign(old, "retry")
+    with old.reader() as reader:
+        state = reader.run().state
+    if state not in FINAL_STATES:
+        raise UsageError(f"{old.id} has not ended: {state}", hint=f"stop it first: rankfall cancel {old.id}")
+    spec = old.whole_spec()
+    if log_dir is not None:
+        spec = msgspec.structs.replace(spec, log_dir=log_dir)
+    made = _create(spec, dry_run=dry_run, output=output)
+    return _stay(made, detach=detach, output=output, quiet=quiet, ranks=Ranks())
+
+
+@click.command("submit", help=HELP["submit"], context_settings=_SETTINGS)
 @job_options
 def submit(*, dry_run: bool, output: Output, quiet: bool, **job: Any) -> int:
     """Works as ``run -d``."""
@@ -96,12 +124,49 @@ def _made(job: dict[str, Any], *, dry_run: bool, output: Output) -> RunDir | Non
             "--replace is only for a run in a cluster with a --request-token: only such a run can replace an earlier one",
             hint="leave --replace out: without a token each run has unique names",
         )
+    with in_file(job["file"], decoding.decode(msgspec.json.encode(spec))):
+        return _create(spec, dry_run=dry_run, output=output, token=token, replace=replace)
+
+
+def _create(
+    spec: JobSpec, *, dry_run: bool, output: Output, token: str | None = None, replace: bool = False
+) -> RunDir | None:
     plan = first_plan(spec, home=default_home(), elsewhere=True)
     if dry_run:
         _print_plan(plan, spec, output)
         return None
+    _retain()
     # Fixes folder and Python: a later supervisor may start elsewhere.
     return create_run(complete(spec), home=home(), request_token=token, replace=replace)
+
+
+def _retain() -> None:
+    """Applies ``[retention]``; problems never prevent a run."""
+    if not config_path().exists():
+        return
+    from rankfall.cli.commands import runs  # noqa: PLC0415
+    from rankfall.cli.options import read_config  # noqa: PLC0415
+    from rankfall.rundir import removal  # noqa: PLC0415
+
+    rules = runs.rules_of(read_config(config_path(), VERBS).get("retention", {}), of=str(config_path()))
+    if rules.empty:
+        return
+    go_on = removal.time_limit(_RETAIN_S)
+    removed = 0
+    try:
+        found, others = runs.candidates(default_home(), go_on=go_on)
+        for one in removal.chosen(rules, found, others=others, now=time.time_ns(), go_on=go_on):
+            if not go_on():
+                break
+            with contextlib.suppress(removal.Kept):
+                removal.remove(one.run)
+                removed += 1
+    except RankfallError as error:
+        console.say(f"rankfall: retention: {error.in_one_line}")
+    if removed:
+        console.say(f"rankfall: retention: removed {removed} old runs")
+    if not go_on():
+        console.say("rankfall: retention needs more time: rankfall prune")
 
 
 def _start_in_background(directory: RunDir, output: Output, *, quiet: bool) -> None:

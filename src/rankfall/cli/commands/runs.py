@@ -1,22 +1,39 @@
-"""``ps`` and ``status``: show runs from their directories."""
+"""``ps``, ``status``, ``rm`` and ``prune``: show and delete run directories."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import click
 
 from rankfall.cli import console
 from rankfall.cli.console import Output
-from rankfall.cli.options import output_option, target_argument
-from rankfall.cli.target import Where, read_home, resolve_refreshed
-from rankfall.model import FINAL_STATES, RunsDocument, RunSummary
+from rankfall.cli.options import confirm, output_option, runs_argument, target_argument
+from rankfall.cli.target import Where, as_it_is, read_home, resolve_refreshed, several_runs
+from rankfall.cli.values import parse_size, parse_span
+from rankfall.model import (
+    FINAL_STATES,
+    RankfallError,
+    RunsDocument,
+    RunSummary,
+    StatusDocument,
+    StoreError,
+    UsageError,
+)
+from rankfall.render.formatting import size
 from rankfall.render.tables import render_runs, render_status
-from rankfall.rundir import list_runs
+from rankfall.rundir import RunDir, list_runs
+from rankfall.rundir.removal import Ended, Kept, Rules, chosen, ended, remove, remove_remains, size_of
 
 _MAX_LISTED = 20
+_WATCH_S = 1.0
+# For requests to a cluster.
+_CLUSTER_S = 5.0
 
 
 @click.command("ps")
@@ -43,18 +60,39 @@ def ps(*, everything: bool, output: Output) -> None:
 
 @click.command("status")
 @target_argument
+@click.option("-w", "--watch", is_flag=True, help="Follow to the end.")
 @output_option()
-def status(*, run: str | None, where: Where, output: Output) -> None:
+def status(*, run: str | None, where: Where, watch: bool, output: Output) -> None:
     """Show a run: state, slots, ranks.
 
     KIND/NAME is a cluster job not started by Rankfall.
     """
-    with resolve_refreshed(run, where=where).reader() as reader:
-        document = reader.status(time.time_ns())
-    if output is Output.TABLE:
-        console.out(render_status(document, now=datetime.now(UTC), color=console.color_on()))
-    else:
+    directory = resolve_refreshed(run, where=where)
+    printed = None
+    while True:
+        with directory.reader() as reader:
+            document = reader.status(time.time_ns())
+        state = (document.state, document.attempts, [(one.state, one.slot) for one in document.slots], [
+            (one.rank, one.state, one.exit) for one in document.ranks
+        ])  # fmt: skip
+        screen = sys.stdout.isatty()
+        if screen or state != printed:
+            _show(document, output, clear=watch and screen, again=printed is not None)
+        printed = state
+        if not watch or document.state in FINAL_STATES:
+            return
+        sys.stdout.flush()
+        time.sleep(_CLUSTER_S if directory.spec.unattended else _WATCH_S)
+        as_it_is(directory)
+
+
+def _show(document: StatusDocument, output: Output, *, clear: bool, again: bool) -> None:
+    if output is not Output.TABLE:
         sys.stdout.write(console.document(document, output))
+        return
+    text = render_status(document, now=datetime.now(UTC), color=console.color_on())
+    # Overwrites the old screen without flicker.
+    console.out("\x1b[H" + text.replace("\n", "\x1b[K\n") + "\x1b[K\x1b[J" if clear else f"\n{text}" if again else text)
 
 
 def _summaries() -> list[RunSummary]:
@@ -63,3 +101,108 @@ def _summaries() -> list[RunSummary]:
         with run.reader() as reader:
             found.append(reader.summary())
     return found
+
+
+@click.command("rm")
+@runs_argument
+@click.option("-y", "--yes", is_flag=True, help="Skip the confirmation.")
+def rm(*, runs: tuple[str, ...], yes: bool) -> None:
+    """Delete ended runs: output, records, verdicts; nothing in a cluster.
+
+    If one of several runs lives or does not exist, all stay.
+    """
+    if not runs:
+        raise UsageError("rm needs a run's id", hint="rankfall ps -a lists the runs")
+    _remove([ended(run) for run in several_runs(runs)], yes=yes, hint=f"rankfall rm --yes {' '.join(runs)}")
+
+
+@click.command("prune")
+@click.option("--older-than", metavar="30d", help="Runs ended before.")
+@click.option("--keep", type=click.IntRange(min=0), metavar="N", help="The newest N ended runs stay.")
+@click.option("--max-size", metavar="10G", help="The oldest, until all runs use this.")
+@click.option("--dry-run", is_flag=True, help="Only print.")
+@click.option("-y", "--yes", is_flag=True, help="Skip the confirmation.")
+def prune(*, older_than: str | None, keep: int | None, max_size: str | None, dry_run: bool, yes: bool) -> None:
+    """Delete old ended runs. Without a rule, `[retention]` of config.toml applies.
+
+    Live runs, foreign jobs and other folders stay.
+    """
+    given = {"older-than": older_than, "keep": keep, "max-size": max_size}
+    rules = rules_of({key: value for key, value in given.items() if value is not None})
+    if rules.empty:
+        from rankfall.cli.app import VERBS, config_path  # noqa: PLC0415
+        from rankfall.cli.options import read_config  # noqa: PLC0415
+
+        rules = rules_of(read_config(config_path(), VERBS).get("retention", {}), of=str(config_path()))
+    if rules.empty:
+        raise UsageError("prune needs a rule", hint="rankfall prune --older-than 30d, --keep 20 or --max-size 10G")
+    home = read_home()
+    found, others = candidates(home)
+    old = chosen(rules, found, others=others, now=time.time_ns())
+    if dry_run:
+        for one in old:
+            console.out(f"{one.run.id} {size(size_of(one.run.path))}")
+        console.say(f"rankfall: {len(old)} of {len(found) + len(others)} runs would be deleted")
+        return
+    _remove(old, yes=yes, hint="rankfall prune --yes", remains=remove_remains(home))
+
+
+def candidates(home: Path, *, go_on: Callable[[], bool] = lambda: True) -> tuple[list[Ended], list[RunDir]]:
+    """Returns removable runs, and all others."""
+    found: list[Ended] = []
+    others = []
+    for run in list_runs(home):
+        try:
+            one = ended(run) if go_on() and run.foreign is None else None
+        except RankfallError:
+            one = None
+        if one is None:
+            others.append(run)
+        else:
+            found.append(one)
+    return found, others
+
+
+def rules_of(given: dict[str, Any], *, of: str = "") -> Rules:
+    """Parses rules of ``prune`` or ``[retention]``.
+
+    Raises:
+        UsageError: Wrong key or value.
+    """
+    place = f"{of}: [retention] " if of else "--"
+    known = ("older-than", "keep", "max-size")
+    data = {key.replace("_", "-"): value for key, value in given.items()}
+    for key in data:
+        if key not in known:
+            raise UsageError(f"{place}{key[:60]} is no rule", hint=f"allowed: {', '.join(known)}")
+    keep = data.get("keep")
+    if keep is not None and (not isinstance(keep, int) or keep < 0):
+        raise UsageError(f"{place}keep {str(keep)[:60]!r} is no number of runs", hint="as: keep = 20")
+    age, most = data.get("older-than"), data.get("max-size")
+    return Rules(
+        older_than=None if age is None else parse_span(str(age), flag=f"{place}older-than"),
+        keep=keep,
+        max_size=None if most is None else parse_size(str(most), flag=f"{place}max-size"),
+    )
+
+
+def _remove(found: list[Ended], *, yes: bool, hint: str, remains: int = 0) -> None:
+    if found and not yes:
+        total = sum(size_of(one.run.path) for one in found)
+        names = ", ".join(one.run.id for one in found[:_MAX_LISTED]) + (" ..." if len(found) > _MAX_LISTED else "")
+        confirm(f"Delete {len(found)} runs ({size(total)}): {names}?", hint=hint)
+    freed, count = remains, 0
+    problems = []
+    for one in found:
+        try:
+            bytes_of = remove(one.run)
+        except (Kept, StoreError) as error:
+            problems.append(error)
+            continue
+        console.out(f"removed {one.run.id} {size(bytes_of)}")
+        freed, count = freed + bytes_of, count + 1
+    console.say(f"rankfall: removed {count} runs, {size(freed)}")
+    for other in problems[1:]:
+        console.say(f"rankfall: {other.message}")
+    if problems:
+        raise problems[0]

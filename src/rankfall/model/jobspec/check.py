@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import UnionType
-from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -18,80 +18,11 @@ from rankfall.model import decoding
 from rankfall.model.errors import SpecError
 from rankfall.model.foreign import FOREIGN
 from rankfall.model.jobspec.check_kubernetes import check_kubernetes
-from rankfall.model.jobspec.check_rules import check_rules
+from rankfall.model.jobspec.check_rules import check_error_file, check_record_store, check_rules
 from rankfall.model.jobspec.job import JobSpec, Role
 from rankfall.model.jobspec.kubernetes import Kubernetes
-from rankfall.model.jobspec.secrets import is_masked, secrets_of
-
-_FIELD: Final = "$.record_store"
-_FILE: Final = re.compile(r"file://(/[\w.@+-]+)+/?")
-_S3: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[\w.=+-]+)*/?")
-_MAX: Final = 1024
-_ERROR_FILE: Final = re.compile(r"(/[\w.@+-]+)*/[\w.@+-]*\*?[\w.@+-]*\.(?:json|pb)")
-# Refused stores, which get a hint.
-_OTHERS: Final = ("gs://", "gcs://", "az://", "azure://", "abfs://", "abfss://", "http://", "https://")
-
-
-def check_record_store(spec: JobSpec) -> None:
-    """Refuses a store that slots cannot write.
-
-    Raises:
-        SpecError: The store is wrong; names allowed ones.
-    """
-    url = spec.record_store
-    if url is None:
-        return
-    if url.startswith(_OTHERS):
-        raise SpecError(
-            _FIELD,
-            f"{url.partition('://')[0]}:// is not supported: code in a slot has only Python's standard library",
-            hint="use s3://BUCKET/PREFIX with AWS_ENDPOINT_URL of an S3-compatible server, or file:///DIR of a shared volume",
-        )
-    if len(url) > _MAX or not (_FILE.fullmatch(url) or _S3.fullmatch(url)) or "/../" in f"{url}/":
-        raise SpecError(
-            _FIELD,
-            f"{url[:100]!r} is not a store",
-            hint="allowed: file:///DIR with an absolute path, s3://BUCKET/PREFIX",
-        )
-    if spec.inside == "off":
-        raise SpecError(
-            _FIELD, "with inside: off, no code of Rankfall in the slots could write there", hint="use inside: auto"
-        )
-    if url.startswith("file://") and spec.backend != "local":
-        path = url.removeprefix("file://").rstrip("/")
-        if not any(path == seen or path.startswith(f"{seen}/") for seen in _mounted(spec)):
-            raise SpecError(
-                _FIELD,
-                f"{path} is on no volume of the pods: its files would be lost with the pods",
-                hint="name a path below one of $.kubernetes.volume_mounts or the workspace, mounted at the same path here",
-            )
-
-
-def check_error_file(spec: JobSpec) -> None:
-    """Refuses an error file that no reader recognizes.
-
-    Raises:
-        SpecError: The path is wrong; names allowed ones.
-    """
-    path = spec.error_file
-    if path is None:
-        return
-    if len(path) > _MAX or not _ERROR_FILE.fullmatch(path) or "/../" in path:
-        raise SpecError(
-            "$.error_file",
-            f"{path[:100]!r} is not an absolute path of a .json or .pb file",
-            hint="as: /out/error.json (torchelastic's form), /out/error-*.pb (Flyte's, one for each slot)",
-        )
-    if spec.inside == "off":
-        raise SpecError("$.error_file", "with inside: off, no code of Rankfall in the slots could write it")
-
-
-def _mounted(spec: JobSpec) -> list[str]:
-    found = [str(mount.get("mountPath", "")).rstrip("/") for mount in spec.kubernetes.volume_mounts]
-    if spec.kubernetes.workspace is not None:
-        found.append(spec.kubernetes.workspace.path.rstrip("/"))
-    return [path for path in found if path]
-
+from rankfall.model.jobspec.policies import nearest
+from rankfall.model.jobspec.secrets import is_masked, masked_text, secrets_of
 
 ROLE_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?")
 ROLE_RULE: Final = "1-20 lower-case letters, digits and dashes, no dash at the ends"
@@ -277,8 +208,75 @@ def spec_from(data: Any) -> JobSpec:
         return check_spec(decoding.convert(data, JobSpec))
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `")
-        where = path.rstrip("`") or "$"
-        raise SpecError(where, message, hint=_allowed(where)) from None
+        where, value = _exact(path.rpartition("`")[0].rpartition("`")[2] or "$", data)
+        if path.startswith("key` in "):
+            raise SpecError(where, f"a key: {message}", hint="write keys in quotes") from None
+        raise SpecError(where, message, hint=_remedy(where, message, value)) from None
+
+
+def typed(spec: object) -> JobSpec:
+    """Returns a spec with checked fields and types."""
+    if not isinstance(spec, JobSpec):
+        raise SpecError(
+            "$", f"a job is a JobSpec, not {type(spec).__name__}", hint="as: JobSpec(command=('train.py',))"
+        )
+    data = {}
+    for name in spec.__struct_fields__:
+        try:
+            data[name] = msgspec.to_builtins(getattr(spec, name))
+        except TypeError as error:
+            raise SpecError(f"$.{name}", f"{error}", hint="give text, as: str(path)") from None
+    return spec_from(data)
+
+
+def _exact(path: str, data: Any) -> tuple[str, Any]:
+    """Replaces ``[...]`` by the key; adds the value."""
+    hint: Any = JobSpec
+    where = "$"
+    for name, number, other in re.findall(r"\.([^.\[]+)|\[(\d+)\]|\[(\.\.\.)\]", path):
+        kinds = [one for one in _members(hint) if one is not type(None)]
+        if name:
+            struct = next(one for one in kinds if isinstance(one, type) and issubclass(one, msgspec.Struct))
+            hint, data, where = get_type_hints(struct, include_extras=True)[name], data[name], f"{where}.{name}"
+        elif number:
+            hint = next(get_args(one)[0] for one in kinds if get_origin(one) is tuple)
+            data, where = data[int(number)], f"{where}[{number}]"
+        elif other:
+            hint = next(get_args(one)[1] for one in kinds if get_origin(one) is dict)
+            key = next(key for key, value in data.items() if not _fits(value, hint))
+            data, where = data[key], f"{where}.{key}"
+    return where, data
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    if get_origin(hint) is Annotated:
+        return _members(get_args(hint)[0])
+    return get_args(hint) if get_origin(hint) in {Union, UnionType} else (hint,)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    try:
+        decoding.convert(value, hint)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _remedy(where: str, message: str, value: Any) -> str | None:
+    """Returns allowed values or the right form."""
+    allowed = _choices().get(re.sub(r"\[\d+\]", "[]", where))
+    if allowed:
+        near = nearest(value, allowed) if isinstance(value, str) else None
+        return f"{f'{near} ' if near else ''}allowed values of {where}: {', '.join(allowed)}"
+    name = where.rpartition(".")[2]
+    name = "- " if "[" in name else f"{name}: "
+    if "Expected `array" in message and isinstance(value, str):
+        return f"write a list, as: {name}[{masked_text(value.partition(' ')[0][:60])}]"
+    if "Expected `str" in message and isinstance(value, bool | int | float | None):
+        return f'write it in quotes, as: {name}"..."'
+    if ("Expected `int" in message or "Expected `float" in message) and isinstance(value, str):
+        return f"write a number without quotes, as: {name}2"
+    return None
 
 
 def _check_names(spec: JobSpec) -> None:
@@ -378,7 +376,9 @@ def _known_fields(data: Any, kind: msgspec.inspect.Type, path: str) -> None:
             if where in _MOVED:
                 raise SpecError(where, f"is now {_MOVED[where]}", hint=f"move it: {_MOVED[where].removeprefix('$.')}")
             if key not in fields:
-                raise SpecError(where, f"is not a field; allowed here: {', '.join(fields)}")
+                raise SpecError(
+                    where, f"is not a field; allowed here: {', '.join(fields)}", hint=nearest(str(key), fields)
+                )
             _known_fields(value, fields[key], where)
     elif isinstance(kind, msgspec.inspect.VarTupleType) and isinstance(data, list | tuple):
         for number, value in enumerate(data):
@@ -408,8 +408,3 @@ def _choices() -> dict[str, tuple[str, ...]]:
 
     walk(JobSpec, "$")
     return found
-
-
-def _allowed(path: str) -> str | None:
-    values = _choices().get(re.sub(r"\[\d+\]", "[]", path))
-    return f"allowed values of {path}: {', '.join(values)}" if values else None

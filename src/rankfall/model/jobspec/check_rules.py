@@ -1,8 +1,9 @@
-"""Checks failure rules and restart budgets, independent of the backend."""
+"""Checks failure rules, restart budgets, record stores and error files, independent of the backend."""
 
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from rankfall.model.causes import catalogue
 from rankfall.model.errors import SpecError
@@ -114,3 +115,73 @@ def _check_action(rule: FailureRule, path: str, spec: JobSpec) -> None:
             f"{rule.budget!r} has no number",
             hint=f"add it, as: policies: {{budgets: {{{rule.budget}: 3}}}}",
         )
+
+
+_FIELD: Final = "$.record_store"
+_FILE: Final = re.compile(r"file://(/[\w.@+-]+)+/?")
+_S3: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[\w.=+-]+)*/?")
+_MAX: Final = 1024
+_ERROR_FILE: Final = re.compile(r"(/[\w.@+-]+)*/[\w.@+-]*\*?[\w.@+-]*\.(?:json|pb)")
+# Refused stores, which get a hint.
+_OTHERS: Final = ("gs://", "gcs://", "az://", "azure://", "abfs://", "abfss://", "http://", "https://")
+
+
+def check_record_store(spec: JobSpec) -> None:
+    """Refuses a store that slots cannot write.
+
+    Raises:
+        SpecError: The store is wrong; names allowed ones.
+    """
+    url = spec.record_store
+    if url is None:
+        return
+    if url.startswith(_OTHERS):
+        raise SpecError(
+            _FIELD,
+            f"{url.partition('://')[0]}:// is not supported: code in a slot has only Python's standard library",
+            hint="use s3://BUCKET/PREFIX with AWS_ENDPOINT_URL of an S3-compatible server, or file:///DIR of a shared volume",
+        )
+    if len(url) > _MAX or not (_FILE.fullmatch(url) or _S3.fullmatch(url)) or "/../" in f"{url}/":
+        raise SpecError(
+            _FIELD,
+            f"{url[:100]!r} is not a store",
+            hint="allowed: file:///DIR with an absolute path, s3://BUCKET/PREFIX",
+        )
+    if spec.inside == "off":
+        raise SpecError(
+            _FIELD, "with inside: off, no code of Rankfall in the slots could write there", hint="use inside: auto"
+        )
+    if url.startswith("file://") and spec.backend != "local":
+        path = url.removeprefix("file://").rstrip("/")
+        if not any(path == seen or path.startswith(f"{seen}/") for seen in _mounted(spec)):
+            raise SpecError(
+                _FIELD,
+                f"{path} is on no volume of the pods: its files would be lost with the pods",
+                hint="name a path below one of $.kubernetes.volume_mounts or the workspace, mounted at the same path here",
+            )
+
+
+def check_error_file(spec: JobSpec) -> None:
+    """Refuses an error file that no reader recognizes.
+
+    Raises:
+        SpecError: The path is wrong; names allowed ones.
+    """
+    path = spec.error_file
+    if path is None:
+        return
+    if len(path) > _MAX or not _ERROR_FILE.fullmatch(path) or "/../" in path:
+        raise SpecError(
+            "$.error_file",
+            f"{path[:100]!r} is not an absolute path of a .json or .pb file",
+            hint="as: /out/error.json (torchelastic's form), /out/error-*.pb (Flyte's, one for each slot)",
+        )
+    if spec.inside == "off":
+        raise SpecError("$.error_file", "with inside: off, no code of Rankfall in the slots could write it")
+
+
+def _mounted(spec: JobSpec) -> list[str]:
+    found = [str(mount.get("mountPath", "")).rstrip("/") for mount in spec.kubernetes.volume_mounts]
+    if spec.kubernetes.workspace is not None:
+        found.append(spec.kubernetes.workspace.path.rstrip("/"))
+    return [path for path in found if path]

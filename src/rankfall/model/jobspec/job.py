@@ -11,14 +11,22 @@ from typing import Any, Literal
 import msgspec
 
 from rankfall.model.jobspec.kubernetes import Kubernetes, Resources
-from rankfall.model.jobspec.policies import Count, Deadlines, FailureRule, Policies, Positive, Success
+from rankfall.model.jobspec.policies import (
+    Count,
+    Deadlines,
+    FailureRule,
+    JobStruct,
+    Policies,
+    Positive,
+    Success,
+)
 from rankfall.model.jobspec.secrets import concealed
 
 LauncherName = Literal["auto", "torchrun", "plain", "exec"]
 RestartScope = Literal["gang", "replica"]
 
 
-class RoleKubernetes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RoleKubernetes(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Pod settings of a role, over the section ``kubernetes``.
 
     Attributes:
@@ -34,7 +42,7 @@ class RoleKubernetes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     pod: dict[str, Any] = {}
 
 
-class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Role(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One role of a job; absent fields come from the job.
 
     Attributes:
@@ -71,7 +79,7 @@ BackendName = Literal["local", "job", "jobset", "trainjob", "foreign"]
 Inside = Literal["auto", "require", "off"]
 
 
-class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JobSpec(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One job.
 
     Attributes:

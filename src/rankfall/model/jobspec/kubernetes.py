@@ -12,12 +12,12 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from rankfall.model.errors import SpecError
-from rankfall.model.jobspec.policies import Count
+from rankfall.model.jobspec.policies import Count, JobStruct
 
 GPU_RESOURCE = "nvidia.com/gpu"
 
 
-class EnvSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EnvSource(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Value of a variable: one key of exactly one secret or config map."""
 
     secret: str | None = None
@@ -25,7 +25,7 @@ class EnvSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     key: str
 
 
-class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Resources(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Resources of each container.
 
     Attributes:
@@ -39,7 +39,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     limits: dict[str, str] = {}
 
 
-class Workspace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Workspace(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A volume visible to all slots, for code and ``rankfall cp``.
 
     Attributes:
@@ -55,7 +55,7 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     folder: str | None = None
 
 
-class Kubernetes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Kubernetes(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Pods of a job and their place.
 
     Attributes:

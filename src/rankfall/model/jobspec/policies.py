@@ -5,11 +5,14 @@ Data only; :mod:`rankfall.model.jobspec.check` refuses contradictions.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from fractions import Fraction
 from math import ceil
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+
+from rankfall.model.errors import SpecError
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -19,7 +22,44 @@ SuccessPolicy = Literal["all", "rank0", "fraction"]
 RuleAction = Literal["fail", "restart", "restart_elsewhere", "ignore"]
 
 
-class Policies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+def nearest(word: str, known: Collection[str]) -> str | None:
+    """Hints at a similar name."""
+    import difflib  # noqa: PLC0415
+
+    near = difflib.get_close_matches(word[:60], known, n=1)
+    return f"did you mean {near[0]}?" if near else None
+
+
+if TYPE_CHECKING:
+
+    class JobStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+        """Part of a job."""
+
+else:
+
+    class _Arguments(type(msgspec.Struct)):
+        def __call__(cls, *args: Any, **fields: Any) -> Any:
+            try:
+                return super().__call__(*args, **fields)
+            except TypeError as error:
+                raise _wrong(cls, args, fields, error) from None
+
+    class JobStruct(msgspec.Struct, metaclass=_Arguments, frozen=True, kw_only=True, forbid_unknown_fields=True):
+        """Part of a job."""
+
+
+def _wrong(kind: type[msgspec.Struct], args: Any, fields: dict[str, Any], error: TypeError) -> SpecError:
+    known = kind.__struct_fields__
+    for name in fields:
+        if name not in known:
+            message = f"is not a field of {kind.__name__}; allowed: {', '.join(known)}"
+            return SpecError(f"$.{name}", message, hint=nearest(name, known))
+    if args:
+        return SpecError("$", f"{kind.__name__} takes fields by name", hint=f"as: {kind.__name__}(FIELD=VALUE)")
+    return SpecError("$", f"{kind.__name__}: {error}")
+
+
+class Policies(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Reaction to failures.
 
     Attributes:
@@ -47,7 +87,7 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     backoff_max_s: Seconds = 60.0
 
 
-class Success(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Success(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Condition of success.
 
     Attributes:
@@ -71,7 +111,7 @@ class Success(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return ceil(Fraction(str(self.fraction)) * slots) if self.fraction is not None else slots
 
 
-class Deadlines(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Deadlines(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Time limits in seconds; null = none. A deadline accuses no rank.
 
     Attributes:
@@ -85,7 +125,7 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     startup_s: Seconds | None = None
 
 
-class FailureRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FailureRule(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Action for one kind of failure; the first matching rule decides.
 
     All non-empty lists must match, each by one value. Exit codes or signals alone mean a bare code: a proven other

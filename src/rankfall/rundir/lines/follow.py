@@ -261,6 +261,7 @@ class LineTail:
             wanted=self._wanted.get(name.attempt, Wanted(ranks=None if not self._query.by_rank else frozenset())),
             unranked=self._query.unranked,
             since=self._query.since,
+            until=self._query.until,
             matches=self._matches,
             errors=self._errors() if self._errors is not None else None,
         )

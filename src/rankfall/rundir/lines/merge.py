@@ -108,6 +108,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     wanted: Wanted
     unranked: bool
     since: int | None
+    until: int | None
     matches: Matcher
     errors: ErrorLines | None = None
 
@@ -117,6 +118,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         ranges = self.ranges
         return ranges.any_in(self.wanted) or (self.unranked and (not ranges.simple or ranges.rank is None))
 
+    def covers(self, at: int | None) -> bool:
+        """True for a selected or unknown time."""
+        if at is None:
+            return True
+        return (self.since is None or at >= self.since) and (self.until is None or at <= self.until)
+
     def line(self, at: int | None, offset: int, data: bytes, *, cut: bool, late: bool = False) -> Line | None:
         """Returns the line if the query selects it, else None."""
         rank = self.ranges.at(offset)
@@ -125,7 +132,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
                 return None
         elif rank not in self.wanted:
             return None
-        if self.since is not None and at is not None and at < self.since:
+        if not self.covers(at):
             return None
         if not self.matches(data):
             return None
@@ -151,7 +158,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     def lines(self, span: Span, *, late: bool = False) -> Iterator[Line]:
         """Yields the selected lines of a span."""
-        if self.since is not None and span.at is not None and span.at < self.since:
+        if not self.covers(span.at):
             return
         picked = None if self.errors is None else self.errors.pick(span.data)
         if span.cut:
@@ -173,7 +180,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         if span.cut or self.errors is not None or not self.matches.everything:
             yield from map(block_of, self.lines(span, late=late))
             return
-        if self.since is not None and span.at is not None and span.at < self.since:
+        if not self.covers(span.at):
             return
         offset = span.offset
         for rank, data in self.ranges.pieces(offset, span.data):
@@ -275,6 +282,7 @@ def open_view(run_dir: RunDir, query: LineQuery, problems: list[str]) -> list[Vi
             wanted=wanted[name.attempt],
             unranked=query.unranked,
             since=query.since,
+            until=query.until,
             matches=matches,
             errors=errors() if errors is not None else None,
         )

@@ -143,6 +143,7 @@ class LineQuery(msgspec.Struct, frozen=True, kw_only=True):
         attempt: Number; None = the newest, and later ones; or ``all``.
         streams: Both, only stdout or only stderr.
         since: Earliest arrival, nanoseconds since the epoch; lines without a time are included.
+        until: Latest arrival, in the same way.
         tail: Number of last lines in the whole result.
         level: ``error`` = error lines and whole tracebacks.
         instance: Only this start of a slot, from 0.
@@ -157,6 +158,7 @@ class LineQuery(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int | Literal["all"] | None = None
     streams: Literal["all", "out", "err"] = "all"
     since: int | None = None
+    until: int | None = None
     tail: int | None = None
     grep: str | None = None
     level: Literal["error"] | None = None
