@@ -120,7 +120,7 @@ def test_i18_p9_helpers_make_no_mode_wider_than_it_should_be(tmp_path: Path) -> 
 
 # What makes files elsewhere than in the home: for the user, for the machine that builds, or for a volume of a pod.
 _ELSEWHERE = {
-    "rankfall/rundir/lease.py", "rankfall/rundir/lines/log_dir.py", "rankfall/model/schemas/__main__.py", "rankfall/backends/kubernetes/rights.py",
+    "rankfall/rundir/lease.py", "rankfall/rundir/lines/log_dir.py", "rankfall/rundir/bundle.py", "rankfall/cli/commands/why.py", "rankfall/backends/kubernetes/rights.py",
     "rankfall/backends/kubernetes/copy/transfer.py", "rankfall/cli/commands/doctor.py", "rankfall/kube/discovery.py", "rankfall/nodes/agent/state_file.py",
     "rankfall/rundir/lines/derived_files.py",
 }  # fmt: skip

@@ -22,8 +22,7 @@ from rankfall.rundir import RunDir, Writer
 from rankfall.rundir.cluster.journal import JournalWriter, journal_path
 from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact
 from rankfall.supervisor.attempt_table import Attempts
-from rankfall.supervisor.attended.decisions import Decisions
-from rankfall.supervisor.attended.late_evidence import LateEvidence
+from rankfall.supervisor.attended.decisions import Decisions, LateEvidence
 from rankfall.supervisor.best_effort_store import BestEffortStore
 from rankfall.supervisor.run_events import Event, EventLog
 

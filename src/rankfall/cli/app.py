@@ -34,6 +34,7 @@ VERBS: Final = {
     "attach": ("attach", "Watch a run; supervise it if no other process does."),
     "wait": ("attach", "Wait for a run's end and exit with its code."),
     "why": ("why", "Show which rank failed first, why, and on which node."),
+    "report": ("why", "Write what happened to a run as HTML, Markdown, JSON or an archive."),
     "cancel": ("attach", "Stop runs and everything they started."),
     "suspend": ("attach", "Stop a run without ending it; no budget is used."),
     "resume": ("attach", "Continue a suspended run, or start a lost supervisor again."),

@@ -6,10 +6,12 @@ recorder are refreshed first; on failure the last state appears with a message.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+import click
 import msgspec
 
 from rankfall.cli import console
@@ -143,6 +145,33 @@ def as_it_is(directory: RunDir) -> RunDir:
     except RankfallError as error:
         console.say(f"rankfall: cannot query the job now; this is its last recorded state: {error.message}")
     return directory
+
+
+def opened_copy(path: Path) -> RunDir | None:
+    """Returns the run in a run directory, a copy of one, or an archive of ``report --bundle``; None for other files.
+
+    An archive is unpacked until the command ends. The run is only read.
+
+    Raises:
+        UsageError: Damaged archive.
+    """
+    from rankfall.rundir.bundle import is_bundle, unpack  # noqa: PLC0415
+
+    try:
+        if path.is_file() and is_bundle(path):
+            folder = tempfile.TemporaryDirectory(prefix="rankfall-")
+            click.get_current_context().call_on_close(folder.cleanup)
+            path = unpack(path, Path(folder.name))
+        if not all((path / name).exists() for name in ("meta.json", "spec.json", "run.db")):
+            return None
+    except OSError:
+        return None
+    run = RunDir(path.resolve())
+    with run.reader() as reader:
+        stored = reader.diagnosis(None)
+    # Records belong to the run's id, and a copy may have any name.
+    run.id = (stored.verdict.run if stored is not None else None) or run.id
+    return run
 
 
 def one_run(name: str | None, *, quiet: bool = False) -> RunDir:

@@ -1,14 +1,17 @@
-"""``rankfall.runs/1``, ``rankfall.status/1`` and a run's outcome; computed, never stored."""
+"""``rankfall.runs/1``, ``rankfall.status/1``, ``rankfall.report/1`` and a run's outcome; computed, never stored."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 
 from rankfall.model import numbers
-from rankfall.model.verdict import ExitOrigin, RunState, Verdict
+from rankfall.model.verdict import Decision, ExitOrigin, RunState, Verdict
 
 RUNS_SCHEMA = "rankfall.runs/1"
 STATUS_SCHEMA = "rankfall.status/1"
+REPORT_SCHEMA = "rankfall.report/1"
 # Totals appear above this count.
 _MANY = 3
 FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled", "deleted"})
@@ -219,3 +222,71 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             return self
         cause = f"{self.verdict.cause.slug}, rank {self.verdict.rank}" if self.verdict else "no verdict"
         raise JobFailed(f"run {self.run} {self.state}: {cause}", code=self.code, hint=f"rankfall why {self.run}")
+
+
+#: Part of a rank in its attempt: root cause, consequence, stopped by Rankfall, completed, failed otherwise.
+RankOutcome = Literal["root", "consequence", "stopped", "completed", "failed", "running", "unknown"]
+
+
+class RankSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of an attempt on the time line.
+
+    Attributes:
+        exit: ``0``, ``1`` or ``SIGKILL``; null if unknown.
+        started, ended: RFC 3339, UTC, by its node's clock; ``ended`` is ± ``uncertainty_s`` seconds.
+        step: Last training step.
+    """
+
+    rank: int
+    slot: int | None = None
+    node: str | None = None
+    outcome: RankOutcome = "unknown"
+    exit: str | None = None
+    started: str | None = None
+    ended: str | None = None
+    uncertainty_s: float | None = None
+    step: int | None = None
+
+
+class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt; of plain log files the only one, without number.
+
+    Attributes:
+        summary: Verdict in one to three sentences.
+        frames: Places where the decisive exception was raised, innermost first.
+        before: Lines printed before the decisive line, oldest first.
+        advice: Possible next step for a person; empty if none.
+    """
+
+    attempt: int | None = None
+    state: str | None = None
+    started: str | None = None
+    ended: str | None = None
+    summary: str = ""
+    advice: str = ""
+    verdict: Verdict | None = None
+    frames: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    ranks: tuple[RankSpan, ...] = ()
+
+
+class ReportDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """``rankfall report -o FILE.json``: a run with all attempts, verdicts, ranks and decisions.
+
+    Attributes:
+        made: Time of the report, RFC 3339.
+        version: Rankfall's version.
+        source: Run ID, or names of the files.
+        run: The run; null for files.
+        incomplete: Sentences about lines that the record lacks.
+        attempts: Oldest first.
+    """
+
+    schema: str = REPORT_SCHEMA
+    made: str
+    version: str
+    source: str
+    run: RunSummary | None = None
+    incomplete: tuple[str, ...] = ()
+    attempts: tuple[AttemptReport, ...] = ()

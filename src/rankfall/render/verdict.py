@@ -224,19 +224,25 @@ def _summary(verdict: Verdict, details: Details, *, width: int, paint: Paint) ->
     return "\n".join(paint.bold(line) for line in lines)
 
 
-def _labels(verdict: Verdict, *, source: str | None, width: int, paint: Paint) -> str:
+def labels(verdict: Verdict, *, source: str | None) -> tuple[tuple[str, str], ...]:
+    """Returns label and text of run, rank, place, cause and action."""
     action = action_text(verdict.decision) if verdict.run else "none: the input is files, not a run"
     if is_no_failure(verdict) and verdict.decision is None:
         action = "none"
+    return (
+        ("run", _run(verdict, source)),
+        ("rank", _rank(verdict)),
+        ("pod" if verdict.pod else "node", _node(verdict)),
+        ("cause", cause_text(verdict)),
+        ("action", action),
+    )
+
+
+def _labels(verdict: Verdict, *, source: str | None, width: int, paint: Paint) -> str:
+    styles = {"cause": _cause_style(verdict, paint)}
     return "\n".join(
-        _field(label, text, style=style, width=width, paint=paint)
-        for label, text, style in (
-            ("run", _run(verdict, source), None),
-            ("rank", _rank(verdict), None),
-            ("pod" if verdict.pod else "node", _node(verdict), None),
-            ("cause", cause_text(verdict), _cause_style(verdict, paint)),
-            ("action", action, None),
-        )
+        _field(label, text, style=styles.get(label), width=width, paint=paint)
+        for label, text in labels(verdict, source=source)
     )
 
 

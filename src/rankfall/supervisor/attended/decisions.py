@@ -1,22 +1,26 @@
 """Decides what follows a failure of an attempt or a single slot, and stores it.
 
-A decision is written as intent first and is final: a later supervisor carries it out.
+A decision is written as intent first and is final: a later supervisor carries it out. Evidence newer than a verdict, as
+a node's Event minutes later, revises what is not completed.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
 
 from rankfall.backends.protocol import Backend
-from rankfall.model import Case, Decision, Diagnosis, Evidence, JobSpec, RankFacts, SlotFacts, Verdict
+from rankfall.collect.pods.lazy_collector import get_context
+from rankfall.explain import explain_run
+from rankfall.model import Case, Decision, Diagnosis, Evidence, JobSpec, RankFacts, RankfallError, SlotFacts, Verdict
 from rankfall.model.timestamps import rfc3339
-from rankfall.rundir import DecisionRow, SlotFailureRow, Writer
+from rankfall.rundir import DecisionRow, RunDir, SlotFailureRow, Writer
 from rankfall.rundir.database import Queries
+from rankfall.rundir.layout import context_path
 from rankfall.supervisor.attempt_table import Attempts
 from rankfall.supervisor.best_effort_store import BestEffortStore
 from rankfall.supervisor.requests import RESIZED
@@ -299,3 +303,57 @@ def _same(one: Diagnosis, other: Diagnosis) -> bool:
     """True if two diagnoses are equal apart from version and decision."""
     verdict = msgspec.structs.replace(other.verdict, version=one.verdict.version, decision=one.verdict.decision)
     return one == msgspec.structs.replace(other, verdict=verdict)
+
+
+# Newest attempts to check: Kubernetes stores an Event for an hour.
+_MOST: Final = 4
+_FOR_S: Final = 3600.0
+# No process of the job writes to these sources.
+_STATED: Final = frozenset({"event", "node", "pod"})
+
+
+class LateEvidence:
+    """Checks failed attempts for late evidence."""
+
+    def __init__(self, run_dir: RunDir, *, attempts: Attempts, decisions: Decisions, backend: Backend) -> None:
+        self._run_dir = run_dir
+        self._attempts = attempts
+        self._decisions = decisions
+        self._backend = backend
+
+    def look(self) -> list[tuple[int, Diagnosis]]:
+        """Queries the cluster about failed attempts; returns changed verdicts."""
+        return [(number, found) for number in self._recent() if (found := self._look_at(number)) is not None]
+
+    def _recent(self) -> Iterator[int]:
+        now, newest = time.time_ns(), self._attempts.newest
+        for number in range(max(1, newest - _MOST + 1), newest + 1):
+            row = self._attempts.row(number)
+            if row is not None and row.state == "failed" and now - (row.ended or now) < _FOR_S * _NS:
+                yield number
+
+    def _look_at(self, number: int) -> Diagnosis | None:
+        pods = next((one.pods for one in self._backend.sources(self._attempts.plan(number)) if one.pods), None)
+        held = self._attempts.diagnosis(number)
+        if pods is None or held is None:
+            return None
+        path = context_path(self._run_dir.path, number)
+        try:
+            if not get_context(self._run_dir.path, number, pods, into=path):
+                return None
+            found = explain_run(self._run_dir, attempt=number, fresh=True)
+        except (RankfallError, OSError, TimeoutError):
+            # Late evidence is optional.
+            return None
+        if not _overrules(found.verdict, held.verdict):
+            return None
+        found = self._attempts.revise(number, found)
+        self._decisions.revise(number, found)
+        return found
+
+
+def _overrules(found: Verdict, held: Verdict) -> bool:
+    """True if a new verdict differs and platform evidence proves it."""
+    stated = found.decisive is not None and found.decisive.source in _STATED
+    other = (found.cause.slug, found.rank, found.node) != (held.cause.slug, held.rank, held.node)
+    return other and stated and found.state == "failed" and found.cause.confidence == "proven"

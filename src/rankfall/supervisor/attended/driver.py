@@ -17,8 +17,7 @@ from rankfall.rundir import RunDir, Writer
 from rankfall.supervisor.attempt.monitor import AttemptMonitor
 from rankfall.supervisor.attempt_facts import start_failure
 from rankfall.supervisor.attempt_table import Attempts
-from rankfall.supervisor.attended.decisions import Decisions
-from rankfall.supervisor.attended.late_evidence import LateEvidence
+from rankfall.supervisor.attended.decisions import Decisions, LateEvidence
 from rankfall.supervisor.attended.next_attempt import Planner, RestartSchedule
 from rankfall.supervisor.attended.takeover import AttemptMirror, Takeover
 from rankfall.supervisor.attended.ttl import needed, spawn

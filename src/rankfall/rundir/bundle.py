@@ -1,0 +1,104 @@
+"""Packs a run directory into one archive, and unpacks it.
+
+An untrusted archive yields only regular files in one folder, within limits.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from rankfall.model import StoreError, UsageError
+from rankfall.rundir.layout import SECRETS_FILE
+
+#: Suffix of an archive.
+SUFFIX: Final = ".tar.gz"
+_MAX_FILES: Final = 200_000
+_MAX_BYTES: Final = 64 << 30
+_META: Final = "meta.json"
+# Files that concern this machine or hold secrets.
+_LEFT_OUT: Final = frozenset({SECRETS_FILE, "lock", "lease"})
+
+
+def pack(run: Path, to: Path, *, extra: dict[str, bytes]) -> int:
+    """Writes a run directory without secrets, links and special files; returns the archive's bytes.
+
+    Args:
+        run: Run directory.
+        to: New archive.
+        extra: More files, by name.
+
+    Raises:
+        StoreError: A file is not accessible.
+    """
+    temporary = to.with_name(f".{to.name}.{os.getpid()}")
+    try:
+        with tarfile.open(temporary, "w:gz", compresslevel=6) as archive:
+            for path in sorted(run.rglob("*")):
+                if path.name in _LEFT_OUT or not stat.S_ISREG(path.lstat().st_mode):
+                    continue
+                archive.add(path, f"{run.name}/{path.relative_to(run)}", recursive=False, filter=_anonymous)
+            for name, data in extra.items():
+                info = tarfile.TarInfo(f"{run.name}/{name}")
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+        temporary.rename(to)
+    except (OSError, tarfile.TarError) as error:
+        temporary.unlink(missing_ok=True)
+        raise StoreError(f"cannot write {to}: {error}", hint="choose another file with -o") from error
+    return to.stat().st_size
+
+
+def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    info.uid = info.gid = 0
+    info.uname = info.gname = ""
+    return info
+
+
+def is_bundle(path: Path) -> bool:
+    """True for an archive of a run directory."""
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            for _ in range(_MAX_FILES):
+                found = archive.next()
+                if found is None:
+                    return False
+                place = PurePosixPath(found.name)
+                if place.name == _META and len(place.parts) == 2:  # noqa: PLR2004 - folder and file
+                    return True
+    except (OSError, EOFError, tarfile.TarError, ValueError):
+        return False
+    return False
+
+
+def unpack(path: Path, folder: Path) -> Path:
+    """Unpacks an archive into an empty folder; returns the run directory.
+
+    Raises:
+        UsageError: Damaged, too large, or with other files.
+    """
+    hint = "make it again with rankfall report RUN --bundle"
+    left, names = _MAX_BYTES, set[str]()
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            for number, info in enumerate(archive):
+                place = PurePosixPath(info.name)
+                if not info.isreg() or place.is_absolute() or ".." in place.parts or len(place.parts) < 2:  # noqa: PLR2004
+                    raise UsageError(f"{path} contains {info.name[:200]!r}, which is no file of a run", hint=hint)
+                names.add(place.parts[0])
+                left -= info.size
+                if left < 0 or number >= _MAX_FILES or len(names) > 1:
+                    raise UsageError(f"{path} is larger than a run may be", hint=hint)
+                source = archive.extractfile(info)
+                target = folder / place
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("xb") as file:
+                    while source is not None and (data := source.read(1 << 20)):
+                        file.write(data)
+    except (OSError, EOFError, tarfile.TarError, ValueError) as error:
+        raise UsageError(f"cannot unpack {path}: {error}", hint=hint) from error
+    return folder / names.pop()
