@@ -134,7 +134,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Cause, rank, node, confidence, proof, consequences, rejected alternatives, missing evidence.
 
     Later, stronger evidence increments ``version``. ``phase`` is ``teardown`` if the work was complete, else absent;
-    ``independent`` is absent if empty.
+    ``independent`` is absent if empty. ``exclude`` lists suspected nodes in Slurm's form, else absent.
     """
 
     schema: str = SCHEMA
@@ -160,6 +160,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...] = ()
     independent: tuple[IndependentFault, ...] | msgspec.UnsetType = msgspec.UNSET
     phase: Literal["teardown"] | msgspec.UnsetType = msgspec.UNSET
+    exclude: str | msgspec.UnsetType = msgspec.UNSET
     retry: Retry = "once"
     node_action: NodeAction = "none"
     decision: Decision | None = None

@@ -5,6 +5,7 @@ The decisive evidence comes first and whole, all other evidence in one line each
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -198,7 +199,7 @@ def render_brief(verdict: Verdict, *, details: Details = NO_DETAILS, width: int 
 def next_commands(verdict: Verdict, *, apart: bool = True) -> tuple[str, ...]:
     """Returns the commands to type next; ``apart`` as in ``Details``."""
     if verdict.run is None:
-        return ()
+        return (f"sbatch --exclude={shlex.quote(verdict.exclude)} SCRIPT",) if verdict.exclude else ()
     if verdict.attempt is None:
         # Without an attempt there are no lines.
         return (f"rankfall status {verdict.run}", f"rankfall why {verdict.run} -o json")
