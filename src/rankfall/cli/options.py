@@ -12,6 +12,7 @@ import click
 from rankfall.cli.console import Output
 from rankfall.cli.target import Where
 from rankfall.cli.values import parse_size
+from rankfall.model import RankfallError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -87,6 +88,25 @@ def health_config_option(function: F) -> F:
         metavar="FILE",
         help="TOML file with policy and rules of node health; default: $RANKFALL_HEALTH_CONFIG, else the packaged ones.",
     )(function)
+
+
+def redact_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds ``--redact`` as ``redact: Redactor | None``, which also masks errors."""
+
+    @functools.wraps(function)
+    def masked(*, redact: bool, **rest: Any) -> Any:
+        from rankfall.render.escape import Redactor  # noqa: PLC0415
+
+        redactor = Redactor() if redact else None
+        try:
+            return function(redact=redactor, **rest)
+        except RankfallError as error:
+            if redactor is not None:
+                error.message = redactor.text(error.message)
+                error.hint = error.hint and redactor.text(error.hint)
+            raise
+
+    return click.option("--redact", is_flag=True, help="Mask secrets in the output.")(masked)
 
 
 def max_bytes(function: F) -> F:

@@ -130,11 +130,28 @@ class IndependentFault(msgspec.Struct, frozen=True, kw_only=True):
     because: str
 
 
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Form of a redacted or bounded document.
+
+    Attributes:
+        sentence: What failed and what followed.
+        cut: Number of rows of each field, and of ``characters``, that the limit removed.
+        untrusted: JSON pointers of text that a job can choose, ``*`` for any index: data, never instructions.
+    """
+
+    sentence: str
+    redacted: bool
+    max_bytes: int | None
+    cut: dict[str, int]
+    untrusted: tuple[str, ...]
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Cause, rank, node, confidence, proof, consequences, rejected alternatives, missing evidence.
 
     Later, stronger evidence increments ``version``. ``phase`` is ``teardown`` if the work was complete, else absent;
-    ``independent`` is absent if empty. ``exclude`` lists suspected nodes in Slurm's form, else absent.
+    ``independent`` is absent if empty. ``exclude`` lists suspected nodes in Slurm's form, else absent. ``answer`` is
+    absent from the complete document.
     """
 
     schema: str = SCHEMA
@@ -164,6 +181,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     retry: Retry = "once"
     node_action: NodeAction = "none"
     decision: Decision | None = None
+    answer: Answer | msgspec.UnsetType = msgspec.UNSET
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,9 +6,11 @@ escapes. Colors and the sequences of progress bars are removed. The stored recor
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, TypeVar
 
 from rankfall.model.patterns import bounded
 
@@ -110,3 +112,72 @@ def _escaped(char: str) -> str:
 
 def _cut(line: str, limit: int) -> str:
     return line if len(line) <= limit else f"{line[:limit]}… [{len(line) - limit} more characters]"
+
+
+_T = TypeVar("_T")
+_BEGIN: Final = bounded(r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----(?![^\n]*-----END )", limit=1 << 20)
+_END: Final = bounded(r"-----END [A-Z ]{0,32}PRIVATE KEY-----", limit=1 << 20)
+# Lines of one key; more are no key.
+_MAX_KEY: Final = 128
+
+
+class Redactor:
+    """Masks secrets in output: those of this process's environment, of a run, and of known forms."""
+
+    def __init__(self) -> None:
+        # Only --redact needs its patterns.
+        from rankfall_inside import redact  # noqa: PLC0415
+
+        self._masks = redact
+        self._secrets = redact.secrets_of(os.environ)
+        self._keys: dict[object, int] = {}
+
+    def learn(self, values: Iterable[str]) -> None:
+        """Adds secret values."""
+        self._secrets = sorted({*self._secrets, *self._masks.forms_of(values)}, key=lambda one: (-len(one), one))
+
+    def text(self, text: str) -> str:
+        """Returns a text without secrets."""
+        return self._masks.redact(text, self._secrets)
+
+    def line(self, text: str, *, stream: object = None) -> str:
+        """Returns the next line of a stream; a private key may have several."""
+        left = self._keys.pop(stream, 0)
+        if left:
+            if _END.search(text) is None and left > 1:
+                self._keys[stream] = left - 1
+            return self._masks.MASK
+        if _BEGIN.search(text) is not None:
+            self._keys[stream] = _MAX_KEY
+        return self.text(text)
+
+    def lines(self, texts: Iterable[str]) -> tuple[str, ...]:
+        """Returns adjacent lines without secrets."""
+        self._keys.pop("", None)
+        return tuple(self.line(text, stream="") for text in texts)
+
+    def of(self, value: _T) -> _T:
+        """Returns a document without secrets."""
+        import msgspec  # noqa: PLC0415
+
+        from rankfall.model import decoding  # noqa: PLC0415
+
+        kind = type(value)
+        words = frozenset(_vocabulary(msgspec.json.schema(kind)))
+        return decoding.convert(self._of(msgspec.to_builtins(value), words), kind)
+
+    def _of(self, value: Any, words: frozenset[str]) -> Any:
+        if isinstance(value, str):
+            return value if value in words else self.text(value)
+        if isinstance(value, dict):
+            return {key if key in words else self.text(key): self._of(one, words) for key, one in value.items()}
+        return [self._of(one, words) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def _vocabulary(schema: Any) -> Iterator[str]:
+    """Yields the words that a document's schema fixes: names of fields and values of enums."""
+    if isinstance(schema, dict):
+        yield from (word for word in schema.get("enum", ()) if isinstance(word, str))
+        yield from schema.get("properties", ())
+    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _vocabulary(part)

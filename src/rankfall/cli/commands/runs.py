@@ -10,9 +10,11 @@ import click
 
 from rankfall.cli import console
 from rankfall.cli.console import Output
-from rankfall.cli.options import output_option, target_argument
+from rankfall.cli.options import output_option, redact_option, target_argument
+from rankfall.cli.run_output import secret_values
 from rankfall.cli.target import Where, read_home, resolve_refreshed
 from rankfall.model import FINAL_STATES, RunsDocument, RunSummary
+from rankfall.render.escape import Redactor
 from rankfall.render.tables import render_runs, render_status
 from rankfall.rundir import list_runs
 
@@ -43,14 +45,19 @@ def ps(*, everything: bool, output: Output) -> None:
 
 @click.command("status")
 @target_argument
+@redact_option
 @output_option()
-def status(*, run: str | None, where: Where, output: Output) -> None:
+def status(*, run: str | None, where: Where, redact: Redactor | None, output: Output) -> None:
     """Show a run: state, slots, ranks.
 
     KIND/NAME is a cluster job not started by Rankfall.
     """
-    with resolve_refreshed(run, where=where).reader() as reader:
+    directory = resolve_refreshed(run, where=where)
+    with directory.reader() as reader:
         document = reader.status(time.time_ns())
+    if redact is not None:
+        redact.learn(secret_values(directory))
+        document = redact.of(document)
     if output is Output.TABLE:
         console.out(render_status(document, now=datetime.now(UTC), color=console.color_on()))
     else:
