@@ -16,8 +16,7 @@ _NAME = (
     r"private[_-]?key|account[_-]?key|client[_-]?(?:key|certificate)[_-]?data|credentials?|auth[_-]?key|signature|session[_-]?key|"
     r"x-amz-signature)|pwd|sig)"
 )
-# Tokens by form: AWS; GitHub, GitLab; Hugging Face; Slack; Google; OpenAI, Anthropic and alike; Stripe; W&B; NVIDIA, npm,
-# PyPI, Docker, Databricks, Groq, Replicate, Vault; JWT; base64 of a PEM block.
+# AWS, GitHub, GitLab, Hugging Face, Slack, Google, OpenAI, Stripe, W&B, others, JWT, base64 of a PEM block.
 _TOKENS = (
     r"(?:AKIA|ASIA|ABIA|ACCA|AROA|AIDA|AGPA|ANPA|AIPA)[0-9A-Z]{16}",
     r"gh[opsur]_\w{20,255}|github_pat_\w{20,255}|glpat-[\w-]{16,255}",
@@ -32,7 +31,7 @@ _TOKENS = (
     r"LS0tLS1CRUdJTi[\w+/=]{8,16384}",
 )
 _PATTERNS = (
-    # user:password@host keeps the user; a long user without a password is a token
+    # user:password@host keeps the user
     (re.compile(r"(://[^\s/:@'\"]{0,128}):([^\s/@'\"]{1,512})@"), r"\1:" + MASK + "@"),
     (re.compile(r"(://)[^\s/:@'\"]{16,512}@"), r"\1" + MASK + "@"),
     (
@@ -49,7 +48,7 @@ _PATTERNS = (
         ),
         MASK,
     ),
-    # a line of such a block whose beginning is missing
+    # a line of such a block
     (
         re.compile(
             r"(?<![\w+/=])(?=[^\s]{0,76}[A-Z])(?=[^\s]{0,76}[a-z])(?=[^\s]{0,76}[0-9])[A-Za-z0-9+/]{60,76}={0,2}(?=[ \t\r]{0,4}(?:\n|\Z))"
@@ -57,7 +56,6 @@ _PATTERNS = (
         MASK,
     ),
     (re.compile(r"(?<![A-Za-z0-9])(?:" + "|".join(_TOKENS) + ")"), MASK),
-    # wandb login 0123…: the form of a commit
     (re.compile(r"(?i)(wandb\b[^\n]{0,80}?(?<![0-9a-f]))[0-9a-f]{40}(?![0-9a-f])"), r"\1" + MASK),
     (
         re.compile(
@@ -68,7 +66,7 @@ _PATTERNS = (
         r"\1" + MASK,
     ),
     (re.compile(r"(?i)((?<![\w-])--?" + _NAME + r"[ \t]{1,4})(?!-)[^\s'\"]{1,4096}"), r"\1" + MASK),
-    # a token that a length limit cut
+    # cut by a length limit
     (
         re.compile(
             r"(?<![A-Za-z0-9])(?:AKIA|ASIA|gh[opsur]_|github_pat_|glpat-|hf_|xox[a-z]-|AIza|(?:sk|pk|rk)-|eyJ)[\w.-]{4,64}\Z"
@@ -90,7 +88,7 @@ def secrets_of(environ: Mapping[str, str]) -> list[str]:
 
 
 def forms_of(values: Iterable[str]) -> list[str]:
-    """Returns values as texts show them: whole, by line, escaped, percent-encoded, base64; longest first."""
+    """Returns values whole, by line, escaped, percent-encoded, base64; longest first."""
     import base64
     import json
     from urllib.parse import quote
@@ -109,7 +107,7 @@ def redact(text: str, secrets: list[str] | None = None) -> str:
     """Returns ``text`` with secrets replaced by ``***``."""
     for value in secrets_of(os.environ) if secrets is None else secrets:
         text = text.replace(value, MASK)
-        # A value that a length limit cut.
+        # Cut by a length limit.
         for size in range(min(len(value), len(text)) - 1, _MIN_VALUE - 1, -1) if value[:_MIN_VALUE] in text else ():
             if text.endswith(value[:size]):
                 text = text[:-size] + MASK

@@ -39,9 +39,9 @@ class LineWriter:
 
     Args:
         prefix: Put ``[rank N] `` (or ``[slot S] ``) before each line.
-        timestamps: Add arrival times, RFC 3339 with nanoseconds.
+        timestamps: Add arrival times.
         as_json: Write one JSON object per line.
-        limit: Most bytes; the first line beyond them ends the output. None = unlimited.
+        limit: Most bytes; the first line beyond them ends the output.
         redact: Masks secrets.
 
     Attributes:
@@ -139,7 +139,7 @@ class LineWriter:
         return "".join(f"{head}{clean_line(line)}\n" for line in block.data[:-1].split(b"\n"))
 
     def _masked(self, blocks: Iterable[Block], redact: Redactor) -> Iterator[Block]:
-        """Yields each line without secrets; other bytes stay."""
+        """Yields each line without secrets."""
         for line in (line for block in blocks for line in block.lines()):
             text = redact.line(line.data.decode("utf-8", "surrogateescape"), stream=line.stream)
             data = text.encode("utf-8", "surrogateescape")

@@ -134,9 +134,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Form of a redacted or bounded document.
 
     Attributes:
-        sentence: What failed and what followed.
-        cut: Number of rows of each field, and of ``characters``, that the limit removed.
-        untrusted: JSON pointers of text that a job can choose, ``*`` for any index: data, never instructions.
+        cut: Removed rows of each field, and ``characters``.
+        untrusted: JSON pointers of text that a job can choose, ``*`` for any index.
     """
 
     sentence: str
@@ -150,7 +149,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Cause, rank, node, confidence, proof, consequences, rejected alternatives, missing evidence.
 
     Later, stronger evidence increments ``version``. ``phase`` is ``teardown`` if the work was complete, else absent;
-    ``independent`` is absent if empty. ``exclude`` lists suspected nodes in Slurm's form, else absent. ``answer`` is
+    ``independent`` is absent if empty. ``exclude`` is Slurm's list of suspected nodes, else absent. ``answer`` is
     absent from the complete document.
     """
 

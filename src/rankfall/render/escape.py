@@ -1,7 +1,7 @@
 """Makes hostile text safe for a terminal.
 
 Characters that would move the cursor, ring the bell, change the title, reorder text or forge a line become visible
-escapes. Colors and the sequences of progress bars are removed. The stored record itself never changes.
+escapes. Colors and the sequences of progress bars are removed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def clean(text: str | bytes, *, max_line: int = MAX_LINE, max_text: int = MAX_TE
     r"""Returns the text, safe to print, without control characters except ``\n`` and ``\t``.
 
     Args:
-        text: Any text; bytes are read as UTF-8, invalid ones appear as ``\xff``.
-        max_line: Maximum length of a line in characters; the excess is counted, not printed.
-        max_text: Maximum length of the text in characters, over all lines.
+        text: Bytes are read as UTF-8, invalid ones appear as ``\xff``.
+        max_line: Characters of a line; the excess is counted.
+        max_text: Characters over all lines.
     """
     if isinstance(text, bytes):
         # One character over the limit suffices to detect a text that is too long.
@@ -122,7 +122,7 @@ _MAX_KEY: Final = 128
 
 
 class Redactor:
-    """Masks secrets in output: those of this process's environment, of a run, and of known forms."""
+    """Masks secrets of this process's environment, of a run, and of known forms."""
 
     def __init__(self) -> None:
         # Only --redact needs its patterns.
@@ -141,7 +141,7 @@ class Redactor:
         return self._masks.redact(text, self._secrets)
 
     def line(self, text: str, *, stream: object = None) -> str:
-        """Returns the next line of a stream; a private key may have several."""
+        """Returns the next line of a stream, masking all lines of a key."""
         left = self._keys.pop(stream, 0)
         if left:
             if _END.search(text) is None and left > 1:
@@ -175,7 +175,7 @@ class Redactor:
 
 
 def _vocabulary(schema: Any) -> Iterator[str]:
-    """Yields the words that a document's schema fixes: names of fields and values of enums."""
+    """Yields a schema's names of fields and values of enums."""
     if isinstance(schema, dict):
         yield from (word for word in schema.get("enum", ()) if isinstance(word, str))
         yield from schema.get("properties", ())

@@ -28,10 +28,10 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of the run directory that a verdict does not hold.
 
     Attributes:
-        frames: Places where the decisive exception was raised, innermost first, as ``FILE:LINE in FUNCTION``.
-        before: Lines printed before the decisive line, oldest first.
-        step: Last training step of the verdict's rank.
-        apart: True if the lines of the rank have a stream separate from the rest of its slot.
+        frames: Frames of the decisive exception, innermost first, as ``FILE:LINE in FUNCTION``.
+        before: Lines before the decisive one, oldest first.
+        step: Last training step of the rank.
+        apart: The rank has a separate stream.
     """
 
     frames: tuple[str, ...] = ()
@@ -152,12 +152,7 @@ def render_verdict(
 ) -> str:
     """Returns the whole answer as text, without a newline at its end.
 
-    Args:
-        verdict: Verdict to show.
-        source: Name of the input if there is no run.
-        details: Facts of the run directory.
-        width: Columns of the terminal.
-        color: True to add SGR attributes.
+    ``source``: name of the input without a run. ``width``: columns. ``color``: add SGR attributes.
     """
     paint = Paint(color=color)
     width = max(_MIN_WIDTH, width)

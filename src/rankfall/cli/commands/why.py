@@ -32,10 +32,10 @@ from rankfall.strategy_registry import find_strategy
 if TYPE_CHECKING:
     from rankfall.render.escape import Redactor
 
-# Least value of --max-bytes, and lengths of the texts that it leaves.
+# Least --max-bytes, and lengths of texts.
 _LEAST: Final = 1 << 10
 _SHORTER: Final = (500, 200, 80, 20, 0)
-# What it cuts, the least important first: field, and role of evidence.
+# What it cuts, the least important first.
 _CUT: Final = (
     ("evidence", "context"),
     ("alternatives", None),
@@ -161,7 +161,7 @@ def _limit(text: str | None) -> int | None:
 
 
 def _text(verdict: Verdict, source: str, details: Details, *, limit: int | None) -> str:
-    """Renders the verdict within ``limit`` bytes: lines before the decisive one go first, then lines from the end."""
+    """Renders the verdict within ``limit`` bytes."""
     color = console.color_on()
 
     def size(text: str) -> int:
@@ -181,7 +181,7 @@ def _text(verdict: Verdict, source: str, details: Details, *, limit: int | None)
 
 
 def _answer(verdict: Verdict, output: Output, *, redact: Redactor | None, limit: int | None) -> Verdict:
-    """Returns the document with its ``answer``, without secrets and within ``limit`` bytes."""
+    """Returns the document with its ``answer``, within ``limit`` bytes."""
     sentence = summary(verdict)
     if redact is not None:
         verdict, sentence = redact.of(verdict), redact.text(sentence)
@@ -235,7 +235,7 @@ def _decides(row: Proof, verdict: Verdict) -> bool:
 
 
 def _shortened(verdict: Verdict, most: int) -> tuple[Verdict, int]:
-    """Returns the document with texts of ``most`` characters, and the number of removed ones."""
+    """Shortens texts to ``most`` characters; returns also the number of removed ones."""
     removed = 0
 
     def short(value: Any) -> Any:

@@ -96,22 +96,20 @@ class Source(msgspec.Struct, kw_only=True):
     """One file and its findings.
 
     Attributes:
-        name: Path for users.
         group: Key of one process's files.
         found, last: First evidence of each kind, and the last.
-        reported: Last launcher report of each rank or process.
-        prefixed: Ranks in line prefixes.
+        reported: Last report of each rank or process.
+        prefixed: Ranks in prefixes.
         ends: Prefix and line end of each failure, by ID.
-        survival: Detects speakers that continued after a failure.
-        stacks: Stacks at the file's end, or None.
-        workers: Number in the name of the worker that printed a finding, by ID.
-        from_zero: The text names a worker 0: some programs count from 1.
-        several: The text names other roles, or launchers of several ranks for each worker.
-        world: Largest number of ranks that the text states, or 0.
-        tasks: Numbers of srun's tasks that ended with an error.
-        het: The text names a component of a heterogeneous step.
-        pids: Process that printed or is named by a finding, by ID.
-        pid_ranks: Rank of each process by tables in the text; None if they differ.
+        stacks: Stacks at the end.
+        workers: Number in the name of a finding's worker, by ID.
+        from_zero: The text names a worker 0.
+        several: The text names other roles, or launchers of several ranks.
+        world: Largest stated number of ranks, or 0.
+        tasks: srun's tasks that failed.
+        het: A component of a heterogeneous step is named.
+        pids: Process of a finding, by ID.
+        pid_ranks: Rank of each process by tables; None if they differ.
     """
 
     name: str

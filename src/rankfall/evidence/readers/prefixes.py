@@ -1,12 +1,11 @@
 """Parses the prefixes that launchers, log collectors and loggers put before a line.
 
-A prefix gives the global rank (``[rank3]:``), a local one (``[default1]:``), or the number of a task (``3:`` of srun).
 A task's number is the global rank unless an inner tag contradicts it. Tags follow one another in any order, up to
 ``_MAX_TAGS``; times, levels and modules of a logger between them are skipped.
 
-:func:`learn` takes all bytes before a traceback's head as its speaker's prefix: this needs no list of launchers.
+:func:`learn` takes all bytes before a traceback's head as its speaker's prefix.
 
-Cost: at most the first ``_LOOK`` bytes of a line are read, and nothing is cached.
+Cost: at most the first ``_LOOK`` bytes of a line are read.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _TAGS: Final = tuple(
         ("both", r"\[[A-Za-z_]+(\d{1,6})\|(\d{1,6})\]:[ \t]?"),
         ("local", r"\[[A-Za-z_]+(\d{1,4})\]: ?"),
         ("slot", r"\[slot (\d{1,6})\] ?"),
-        # --label marks slurmstepd's lines with the first task of its node
+        # slurmstepd has the label of its node's first task
         ("none", r" {0,5}\d{1,6}: (?=slurmstepd)"),
         # 3: of srun --label, padded; [3]: of torchrun with the template [${rank}]:, and of mpirun; but not the shell's
         # [1]   1234 killed
@@ -125,16 +124,13 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
     """Prefix of a line.
 
     Attributes:
-        length: Number of bytes of all tags.
+        length: Bytes of all tags.
         raw: The tags without timestamps and final spaces; the same for all lines of one speaker.
-        rank: Global rank; None if no tag gives one.
-        local_rank: Rank within its slot; None if no tag gives one.
-        slot: Number in Rankfall's tag of a slot.
-        name: Name of a pod or host.
-        hosts: Slurm's list of nodes in a line of srun about tasks, as ``gpu-[01-03]``.
+        name: Pod or host.
+        hosts: srun's list of nodes, as ``gpu-[01-03]``.
         pid: Process ID in a tag of Ray.
-        tasks: Numbers in a line of srun about several tasks.
-        stamp: The line's timestamp as printed.
+        tasks: srun's several tasks.
+        stamp: Timestamp as printed.
     """
 
     length: int = 0

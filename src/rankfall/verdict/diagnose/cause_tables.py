@@ -102,7 +102,7 @@ CHILD_DEATHS: Final = frozenset({"killed_unknown.dataloader", "killed_unknown.po
 # Likewise by a shell, which stops no other process: no launcher's end of the rest.
 DEATHS: Final = CHILD_DEATHS | {"killed_unknown.shell"}
 
-# How Slurm takes a step away, and all its lines about the end of a step: it ends the tasks afterwards.
+# Slurm took the step away; all its lines about a step's end.
 STEP_TAKEN: Final = frozenset(
     {"node_lost.slurm", "node_lost.srun", "preempted.slurm", "walltime_or_requeue.requeue", "walltime_or_requeue.slurm"}
 )

@@ -37,7 +37,7 @@ from rankfall.verdict.diagnose.no_failure import state_of
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, same_line, work_over
 from rankfall.verdict.signatures.matcher import SLURM
 
-# Host lists of Slurm in a document, and the form of one.
+# Slurm's host lists in a document, and their form.
 _MAX_HOSTS: Final = 64
 _HOSTS: Final = bounded(r"[\w.,\[\]-]+", limit=512)
 MAX_PROOF: Final = 40
@@ -355,7 +355,7 @@ def _role(case: Case, subjects: Subjects, named: Sequence[Subject]) -> str | Non
 
 
 def _hosts(subjects: Subjects, chosen: Candidate) -> tuple[str, ...]:
-    """Returns the nodes that Slurm's text names for the cause, as host lists; empty for other text."""
+    """Returns the host lists that Slurm's text names for the cause."""
     if not any(SLURM.search(e.line) for s in subjects.all.values() for e in s.evidence):
         return ()
     if chosen.subject.rank is not None:

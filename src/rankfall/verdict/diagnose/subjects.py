@@ -257,16 +257,16 @@ class Subjects:
         return None, False
 
 
-# srun's report of tasks that ended, and causes after which it ends tasks.
+# srun's report of tasks, and causes after which it ends them.
 _TASK: Final = bounded(r"srun: error: \S{1,512}: tasks? [\d,-]{1,400}: ", limit=2_000)
 _STOPS: Final = frozenset({"cancelled", "peer_teardown", "preempted", "walltime_or_requeue"})
 
 
 def _of_srun(evidence: Sequence[Evidence]) -> Iterable[Evidence]:
-    """Classifies ends of Slurm's tasks by what the same text reports before them.
+    """Classifies ends of Slurm's tasks by earlier lines.
 
-    SIGTERM before any other end came from outside; SIGKILL after the end of the step is its consequence. A step that
-    was taken away counts memory events of its whole life at its end.
+    SIGTERM before any other end came from outside; SIGKILL after the step's end is its consequence. A step counts
+    memory events at its end.
     """
     found = {e.id: e for e in evidence}
     text = [e for e in found.values() if e.source == "log" and e.stream is not None and e.order is not None]
