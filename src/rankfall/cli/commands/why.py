@@ -182,9 +182,8 @@ def _text(verdict: Verdict, source: str, details: Details, *, limit: int | None)
 
 def _answer(verdict: Verdict, output: Output, *, redact: Redactor | None, limit: int | None) -> Verdict:
     """Returns the document with its ``answer``, within ``limit`` bytes."""
+    verdict = redact.of(verdict) if redact is not None else verdict
     sentence = summary(verdict)
-    if redact is not None:
-        verdict, sentence = redact.of(verdict), redact.text(sentence)
     cut: Counter[str] = Counter()
 
     def made(changed: Verdict, more: Counter[str], sentence: str = sentence) -> Verdict:
