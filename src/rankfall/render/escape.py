@@ -115,8 +115,6 @@ def _cut(line: str, limit: int) -> str:
 
 
 _T = TypeVar("_T")
-_BEGIN: Final = bounded(r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----(?![^\n]*-----END )", limit=1 << 20)
-_END: Final = bounded(r"-----END [A-Z ]{0,32}PRIVATE KEY-----", limit=1 << 20)
 # Lines of one key; more are no key.
 _MAX_KEY: Final = 128
 
@@ -144,10 +142,11 @@ class Redactor:
         """Returns the next line of a stream, masking all lines of a key."""
         left = self._keys.pop(stream, 0)
         if left:
-            if _END.search(text) is None and left > 1:
+            if not ("-----END " in text and "PRIVATE KEY-----" in text) and left > 1:
                 self._keys[stream] = left - 1
             return self._masks.MASK
-        if _BEGIN.search(text) is not None:
+        begin = text.rfind("-----BEGIN ")
+        if begin >= 0 and "PRIVATE KEY-----" in text[begin : begin + 64] and "-----END " not in text[begin:]:
             self._keys[stream] = _MAX_KEY
         return self.text(text)
 
