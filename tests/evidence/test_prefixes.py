@@ -108,7 +108,7 @@ def test_i23_p1_ordinary_text_has_no_rank(line):
     ],
 )
 def test_i23_p2_srun_names_node_and_task(line, node, rank):
-    assert (parse_prefix(line).node, parse_prefix(line).rank) == (node, rank)
+    assert (parse_prefix(line).hosts, parse_prefix(line).rank) == (node, rank)
 
 
 @given(st.binary(max_size=300))

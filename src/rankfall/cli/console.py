@@ -26,8 +26,8 @@ class Output(enum.StrEnum):
     YAML = "yaml"
 
 
-def document(data: Any, output: Output) -> str:
-    """Formats a struct or builtins as JSON or YAML with final newline."""
+def document(data: Any, output: Output, *, compact: bool = False) -> str:
+    """Formats a struct or builtins as JSON (``compact``: on one line) or YAML with final newline."""
     if output is Output.YAML:
         import yaml  # noqa: PLC0415 - only -o yaml
 
@@ -35,7 +35,8 @@ def document(data: Any, output: Output) -> str:
         text: str = yaml.safe_dump(msgspec.to_builtins(data), sort_keys=False, width=1000)
         return text
     # ASCII only: job text must not reach a terminal unescaped.
-    return json.dumps(msgspec.to_builtins(data), indent=2).replace("\x7f", "\\u007f") + "\n"
+    form: dict[str, Any] = {"separators": (",", ":")} if compact else {"indent": 2}
+    return json.dumps(msgspec.to_builtins(data), **form).replace("\x7f", "\\u007f") + "\n"
 
 
 def out(text: str = "") -> None:

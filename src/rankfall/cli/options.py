@@ -145,6 +145,25 @@ def health_config_option(function: F) -> F:
     )(function)
 
 
+def redact_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds ``--redact`` as ``redact: Redactor | None``, which also masks errors."""
+
+    @functools.wraps(function)
+    def masked(*, redact: bool, **rest: Any) -> Any:
+        from rankfall.render.escape import Redactor  # noqa: PLC0415
+
+        redactor = Redactor() if redact else None
+        try:
+            return function(redact=redactor, **rest)
+        except RankfallError as error:
+            if redactor is not None:
+                error.message = redactor.text(error.message)
+                error.hint = error.hint and redactor.text(error.hint)
+            raise
+
+    return click.option("--redact", is_flag=True, help="Mask secrets in the output.")(masked)
+
+
 def max_bytes(function: F) -> F:
     """Adds ``--max-bytes SIZE``, in bytes."""
     return click.option(

@@ -15,10 +15,11 @@ from typing import Final
 
 import msgspec
 
-from rankfall.model import LostLines, Record, StoreError, Verdict, decoding, numbers
+from rankfall.model import LostLines, RankfallError, Record, StoreError, Verdict, decoding, numbers
+from rankfall.model.jobspec.secrets import secrets_of
 from rankfall.model.patterns import anchored
 from rankfall.render import formatting
-from rankfall.render.escape import clean_line, is_plain
+from rankfall.render.escape import Redactor, clean_line, is_plain
 from rankfall.render.formatting import Paint, wants_color
 from rankfall.render.verdict import Details
 from rankfall.rundir import RunDir
@@ -38,17 +39,25 @@ class LineWriter:
 
     Args:
         prefix: Put ``[rank N] `` (or ``[slot S] ``) before each line.
-        timestamps: Add arrival times, RFC 3339 with nanoseconds.
+        timestamps: Add arrival times.
         as_json: Write one JSON object per line.
-        limit: Most bytes; the first line beyond them ends the output. None = unlimited.
+        limit: Most bytes; the first line beyond them ends the output.
+        redact: Masks secrets.
 
     Attributes:
         spent: True if ``limit`` was reached.
     """
 
     def __init__(
-        self, *, prefix: bool = True, timestamps: bool = False, as_json: bool = False, limit: int | None = None
+        self,
+        *,
+        prefix: bool = True,
+        timestamps: bool = False,
+        as_json: bool = False,
+        limit: int | None = None,
+        redact: Redactor | None = None,
     ) -> None:
+        self._redact = redact
         self._left = limit
         self.spent = False
         self._prefix = prefix
@@ -64,7 +73,7 @@ class LineWriter:
         raw: list[bytes] = []
         lines_out: list[str] = []
         size = 0
-        for block in blocks:
+        for block in blocks if self._redact is None else self._masked(blocks, self._redact):
             if self.spent:
                 break
             for text in self._texts(block, note):
@@ -129,6 +138,13 @@ class LineWriter:
             return _before_each(head.encode(), block.data).decode()
         return "".join(f"{head}{clean_line(line)}\n" for line in block.data[:-1].split(b"\n"))
 
+    def _masked(self, blocks: Iterable[Block], redact: Redactor) -> Iterator[Block]:
+        """Yields each line without secrets."""
+        for line in (line for block in blocks for line in block.lines()):
+            text = redact.line(line.data.decode("utf-8", "surrogateescape"), stream=line.stream)
+            data = text.encode("utf-8", "surrogateescape")
+            yield block_of(msgspec.structs.replace(line, data=data, stream=redact.text(line.stream)))
+
     def _head(self, line: Line, note: str | None) -> str:
         time = f"{stamp(line.at)} " if self._timestamps else ""
         if not self._prefix:
@@ -145,6 +161,14 @@ def _before_each(head: bytes, data: bytes) -> bytes:
 
 def _size(text: str | bytes) -> int:
     return len(text if isinstance(text, bytes) else text.encode(errors="replace"))
+
+
+def secret_values(directory: RunDir) -> list[str]:
+    """Returns the secrets of a run's job; empty if they cannot be read."""
+    try:
+        return [found.text for found in secrets_of(directory.whole_spec()).values()]
+    except RankfallError:
+        return []
 
 
 def spent_text(directory: RunDir) -> str:

@@ -76,7 +76,7 @@ def resolve_target(name: str | None, *, where: Where = NOWHERE) -> RunDir:
     """Returns the run ``name``, possibly a foreign job.
 
     Args:
-        name: Run id, prefix, None for the newest, or ``KIND/NAME``.
+        name: None for the newest.
         where: Place of ``KIND/NAME``.
 
     Raises:

@@ -130,11 +130,27 @@ class IndependentFault(msgspec.Struct, frozen=True, kw_only=True):
     because: str
 
 
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Form of a redacted or bounded document.
+
+    Attributes:
+        cut: Removed rows of each field, and ``characters``.
+        untrusted: JSON pointers of text that a job can choose, ``*`` for any index.
+    """
+
+    sentence: str
+    redacted: bool
+    max_bytes: int | None
+    cut: dict[str, int]
+    untrusted: tuple[str, ...]
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Cause, rank, node, confidence, proof, consequences, rejected alternatives, missing evidence.
 
     Later, stronger evidence increments ``version``. ``phase`` is ``teardown`` if the work was complete, else absent;
-    ``independent`` is absent if empty.
+    ``independent`` is absent if empty. ``exclude`` is Slurm's list of suspected nodes, else absent. ``answer`` is
+    absent from the complete document.
     """
 
     schema: str = SCHEMA
@@ -160,9 +176,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...] = ()
     independent: tuple[IndependentFault, ...] | msgspec.UnsetType = msgspec.UNSET
     phase: Literal["teardown"] | msgspec.UnsetType = msgspec.UNSET
+    exclude: str | msgspec.UnsetType = msgspec.UNSET
     retry: Retry = "once"
     node_action: NodeAction = "none"
     decision: Decision | None = None
+    answer: Answer | msgspec.UnsetType = msgspec.UNSET
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,14 +1,16 @@
 """Makes hostile text safe for a terminal.
 
 Characters that would move the cursor, ring the bell, change the title, reorder text or forge a line become visible
-escapes. Colors and the sequences of progress bars are removed. The stored record itself never changes.
+escapes. Colors and the sequences of progress bars are removed.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, TypeVar
 
 from rankfall.model.patterns import bounded
 
@@ -33,9 +35,9 @@ def clean(text: str | bytes, *, max_line: int = MAX_LINE, max_text: int = MAX_TE
     r"""Returns the text, safe to print, without control characters except ``\n`` and ``\t``.
 
     Args:
-        text: Any text; bytes are read as UTF-8, invalid ones appear as ``\xff``.
-        max_line: Maximum length of a line in characters; the excess is counted, not printed.
-        max_text: Maximum length of the text in characters, over all lines.
+        text: Bytes are read as UTF-8, invalid ones appear as ``\xff``.
+        max_line: Characters of a line; the excess is counted.
+        max_text: Characters over all lines.
     """
     if isinstance(text, bytes):
         # One character over the limit suffices to detect a text that is too long.
@@ -110,3 +112,71 @@ def _escaped(char: str) -> str:
 
 def _cut(line: str, limit: int) -> str:
     return line if len(line) <= limit else f"{line[:limit]}… [{len(line) - limit} more characters]"
+
+
+_T = TypeVar("_T")
+# Lines of one key; more are no key.
+_MAX_KEY: Final = 128
+
+
+class Redactor:
+    """Masks secrets of this process's environment, of a run, and of known forms."""
+
+    def __init__(self) -> None:
+        # Only --redact needs its patterns.
+        from rankfall_inside import redact  # noqa: PLC0415
+
+        self._masks = redact
+        self._secrets = redact.secrets_of(os.environ)
+        self._keys: dict[object, int] = {}
+
+    def learn(self, values: Iterable[str]) -> None:
+        """Adds secret values."""
+        self._secrets = sorted({*self._secrets, *self._masks.forms_of(values)}, key=lambda one: (-len(one), one))
+
+    def text(self, text: str) -> str:
+        """Returns a text without secrets."""
+        return self._masks.redact(text, self._secrets)
+
+    def line(self, text: str, *, stream: object = None) -> str:
+        """Returns the next line of a stream, masking all lines of a key."""
+        left = self._keys.pop(stream, 0)
+        if left:
+            if not ("-----END " in text and "PRIVATE KEY-----" in text) and left > 1:
+                self._keys[stream] = left - 1
+            return self._masks.MASK
+        begin = text.rfind("-----BEGIN ")
+        if begin >= 0 and "PRIVATE KEY-----" in text[begin : begin + 64] and "-----END " not in text[begin:]:
+            self._keys[stream] = _MAX_KEY
+        return self.text(text)
+
+    def lines(self, texts: Iterable[str]) -> tuple[str, ...]:
+        """Returns adjacent lines without secrets."""
+        self._keys.pop("", None)
+        return tuple(self.line(text, stream="") for text in texts)
+
+    def of(self, value: _T) -> _T:
+        """Returns a document without secrets."""
+        import msgspec  # noqa: PLC0415
+
+        from rankfall.model import decoding  # noqa: PLC0415
+
+        kind = type(value)
+        words = frozenset(_vocabulary(msgspec.json.schema(kind)))
+        return decoding.convert(self._of(msgspec.to_builtins(value), words), kind)
+
+    def _of(self, value: Any, words: frozenset[str]) -> Any:
+        if isinstance(value, str):
+            return value if value in words else self.text(value)
+        if isinstance(value, dict):
+            return {key if key in words else self.text(key): self._of(one, words) for key, one in value.items()}
+        return [self._of(one, words) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def _vocabulary(schema: Any) -> Iterator[str]:
+    """Yields a schema's names of fields and values of enums."""
+    if isinstance(schema, dict):
+        yield from (word for word in schema.get("enum", ()) if isinstance(word, str))
+        yield from schema.get("properties", ())
+    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _vocabulary(part)

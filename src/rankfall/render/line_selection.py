@@ -28,8 +28,7 @@ _LAUNCHER: Final = bounded(rb"errors\.ChildFailedError|raise ChildFailedError", 
 class DefaultLineFilter:
     """Selects the default lines of ``run``: all of some ranks, from others those about a failure, whole tracebacks.
 
-    Of lines without a rank, only those that name a failure count, without their frames. Most come from the launcher,
-    whose report adds nothing to the final verdict.
+    Of lines without a rank, only those that name a failure count, without their frames.
 
     Args:
         whole: Returns True for a line of a rank that is displayed completely.
@@ -101,9 +100,7 @@ class _Unknown(msgspec.Struct):
 class LateRankFilter:
     """Selects lines of some ranks, even if these become known late, and from all others those about a failure.
 
-    Args:
-        tail: Source of the lines.
-        whole: Returns True for a line of a rank that is displayed completely.
+    ``whole``: True for a line of a rank that is displayed completely.
     """
 
     def __init__(self, tail: LineTail, whole: Callable[[Line], bool]) -> None:

@@ -44,9 +44,9 @@ class Advice(NamedTuple):
     """Texts about one cause.
 
     Attributes:
-        happened: Predicate of a sentence whose subject is the rank or slot.
-        advice: What a person can do; empty if nothing.
-        needs: Fact of ``_FACTS`` without which ``otherwise`` is the advice; empty = none.
+        happened: Predicate of the rank or slot.
+        advice: What a person can do.
+        needs: Fact of ``_FACTS`` without which ``otherwise`` is the advice.
     """
 
     happened: str

@@ -5,6 +5,7 @@ The decisive evidence comes first and whole, all other evidence in one line each
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -27,10 +28,10 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of the run directory that a verdict does not hold.
 
     Attributes:
-        frames: Places where the decisive exception was raised, innermost first, as ``FILE:LINE in FUNCTION``.
-        before: Lines printed before the decisive line, oldest first.
-        step: Last training step of the verdict's rank.
-        apart: True if the lines of the rank have a stream separate from the rest of its slot.
+        frames: Frames of the decisive exception, innermost first, as ``FILE:LINE in FUNCTION``.
+        before: Lines before the decisive one, oldest first.
+        step: Last training step of the rank.
+        apart: The rank has a separate stream.
     """
 
     frames: tuple[str, ...] = ()
@@ -151,12 +152,7 @@ def render_verdict(
 ) -> str:
     """Returns the whole answer as text, without a newline at its end.
 
-    Args:
-        verdict: Verdict to show.
-        source: Name of the input if there is no run.
-        details: Facts of the run directory.
-        width: Columns of the terminal.
-        color: True to add SGR attributes.
+    ``source``: name of the input without a run. ``width``: columns. ``color``: add SGR attributes.
     """
     paint = Paint(color=color)
     width = max(_MIN_WIDTH, width)
@@ -198,7 +194,7 @@ def render_brief(verdict: Verdict, *, details: Details = NO_DETAILS, width: int 
 def next_commands(verdict: Verdict, *, apart: bool = True) -> tuple[str, ...]:
     """Returns the commands to type next; ``apart`` as in ``Details``."""
     if verdict.run is None:
-        return ()
+        return (f"sbatch --exclude={shlex.quote(verdict.exclude)} SCRIPT",) if verdict.exclude else ()
     if verdict.attempt is None:
         # Without an attempt there are no lines.
         return (f"rankfall status {verdict.run}", f"rankfall why {verdict.run} -o json")

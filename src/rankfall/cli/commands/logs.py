@@ -15,8 +15,8 @@ import msgspec
 
 from rankfall.cli import console
 from rankfall.cli.interrupts import Reading, goes_on
-from rankfall.cli.options import max_bytes, target_argument
-from rankfall.cli.run_output import LineWriter, spent_text
+from rankfall.cli.options import max_bytes, redact_option, target_argument
+from rankfall.cli.run_output import LineWriter, secret_values, spent_text
 from rankfall.cli.target import Where, as_it_is, parse_target, resolve_target, slots_on
 from rankfall.cli.values import Ranks, parse_ranks, parse_since, parse_slots
 from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, LockHeld, NotFound, UsageError, numbers
@@ -29,6 +29,7 @@ from rankfall.rundir.lines.follow import PATIENCE_S
 if TYPE_CHECKING:
     from rankfall.cli.session import Recording
     from rankfall.loki.settings import LokiSettings
+    from rankfall.render.escape import Redactor
     from rankfall.supervisor.backfill import LokiFollow
 
 Attempt = int | Literal["all"] | None
@@ -165,6 +166,7 @@ _SHARE: Final = 60
     "--prefix/--no-prefix", default=None, help="Print [rank N] before each line; default: with more than one rank."
 )
 @max_bytes
+@redact_option
 @click.option(
     "--log-source",
     type=click.Choice(["record", "loki", "store"]),
@@ -204,6 +206,7 @@ def logs(
     log_source: str,
     loki_url: str | None,
     max_bytes: int | None,
+    redact: Redactor | None,
     output: str,
 ) -> int:
     """Show what the ranks printed, merged by time.
@@ -226,6 +229,8 @@ def logs(
     if not recorded:
         as_it_is(directory)
         _say_whether_ranks_are_known(directory)
+    if redact is not None:
+        redact.learn(secret_values(directory))
     chosen = chosen_attempt(directory, attempt=attempt, previous=previous)
     slots = parse_slots(slot) or None
     if node:
@@ -251,6 +256,7 @@ def logs(
         timestamps=timestamps,
         as_json=output == "json",
         limit=max_bytes,
+        redact=redact,
     )
     recording: Recording | BackgroundBackfill | None = take(directory, chosen) if take is not None else None
     if recorded:
@@ -273,7 +279,7 @@ def logs(
     problems: list[str] = []
     anything = writer.write(read_blocks(directory, query, problems=problems))
     for problem in problems:
-        console.say(f"rankfall: {problem}")
+        console.say(f"rankfall: {redact.text(problem) if redact is not None else problem}")
     if writer.spent:
         console.say(f"rankfall: {spent_text(directory)}")
     elif not anything:

@@ -13,7 +13,8 @@ import click
 
 from rankfall.cli import console
 from rankfall.cli.console import Output
-from rankfall.cli.options import confirm, output_option, runs_argument, target_argument
+from rankfall.cli.options import confirm, output_option, redact_option, runs_argument, target_argument
+from rankfall.cli.run_output import secret_values
 from rankfall.cli.target import Where, as_it_is, read_home, resolve_refreshed, several_runs
 from rankfall.cli.values import parse_size, parse_span
 from rankfall.model import (
@@ -25,6 +26,7 @@ from rankfall.model import (
     StoreError,
     UsageError,
 )
+from rankfall.render.escape import Redactor
 from rankfall.render.formatting import size
 from rankfall.render.tables import render_runs, render_status
 from rankfall.rundir import RunDir, list_runs
@@ -61,8 +63,9 @@ def ps(*, everything: bool, output: Output) -> None:
 @click.command("status")
 @target_argument
 @click.option("-w", "--watch", is_flag=True, help="Follow to the end.")
+@redact_option
 @output_option()
-def status(*, run: str | None, where: Where, watch: bool, output: Output) -> None:
+def status(*, run: str | None, where: Where, watch: bool, redact: Redactor | None, output: Output) -> None:
     """Show a run: state, slots, ranks.
 
     KIND/NAME is a cluster job not started by Rankfall.
@@ -72,6 +75,9 @@ def status(*, run: str | None, where: Where, watch: bool, output: Output) -> Non
     while True:
         with directory.reader() as reader:
             document = reader.status(time.time_ns())
+        if redact is not None:
+            redact.learn(secret_values(directory))
+            document = redact.of(document)
         state = (document.state, document.attempts, [(one.state, one.slot) for one in document.slots], [
             (one.rank, one.state, one.exit) for one in document.ranks
         ])  # fmt: skip

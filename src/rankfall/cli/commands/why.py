@@ -7,29 +7,73 @@ import select
 import stat
 import sys
 import time
+from bisect import bisect_left
+from collections import Counter
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
+import msgspec
 
 from rankfall.cli import console
 from rankfall.cli.console import Output
-from rankfall.cli.options import output_option, place_options
-from rankfall.cli.run_output import details_of, details_of_files
+from rankfall.cli.options import output_option, place_options, redact_option
+from rankfall.cli.run_output import details_of, details_of_files, secret_values
 from rankfall.cli.target import Where, as_it_is, one_run, opened_copy, parse_target, read_home, resolve_target
+from rankfall.cli.values import parse_size
 from rankfall.explain import explain_files, explain_run, explain_slot_failure, explain_stream
 from rankfall.model import NotFound, RankFacts, StoreError, UsageError, Verdict
 from rankfall.model.run_status import AttemptReport, RankOutcome, RankSpan, ReportDocument
 from rankfall.model.timestamps import rfc3339
+from rankfall.model.verdict import Answer, Proof
 from rankfall.render.summary import advice_text, summary
-from rankfall.render.verdict import NO_DETAILS, render_verdict
+from rankfall.render.verdict import NO_DETAILS, Details, render_verdict
 from rankfall.rundir import AttemptRow, DecisionRow, RunDir
 from rankfall.rundir.bundle import SUFFIX, pack
 from rankfall.rundir.incomplete import lost_of_run
 from rankfall.rundir.status import exit_text, newest_round
 from rankfall.strategy_registry import find_strategy
 
+if TYPE_CHECKING:
+    from rankfall.render.escape import Redactor
+
+# Least --max-bytes, and lengths of texts.
+_LEAST: Final = 1 << 10
+_SHORTER: Final = (500, 200, 80, 20, 0)
+# What it cuts, the least important first.
+_CUT: Final = (
+    ("evidence", "context"),
+    ("alternatives", None),
+    ("evidence", "secondary"),
+    ("missing", None),
+    ("consequences", None),
+    ("evidence", "primary"),
+    ("independent", None),
+    ("evidence", None),
+)
+# Text that a job can choose.
+_SENTENCE: Final = "/answer/sentence"
+_UNTRUSTED: Final = (
+    _SENTENCE,
+    "/pod",
+    "/node",
+    "/gpu",
+    "/exclude",
+    "/decisive/where",
+    "/decisive/line",
+    "/evidence/*/node",
+    "/evidence/*/where",
+    "/evidence/*/line",
+    "/consequences/*/because",
+    "/alternatives/*/rejected",
+    "/missing/*",
+    "/independent/*/node",
+    "/independent/*/line",
+    "/independent/*/because",
+    "/decision/because",
+)
 # Seconds in which a program before the pipe prints its first bytes.
 _PIPE_S: Final = 0.5
 
@@ -61,6 +105,13 @@ _PIPE_S: Final = 0.5
     help="Rule that chooses the root: causal, earliest, first-listed, or a plug-in's.",
 )
 @place_options
+@click.option(
+    "--max-bytes",
+    metavar="SIZE",
+    callback=lambda ctx, param, value: _limit(value),  # noqa: ARG005 - click's signature
+    help="Maximum size of the answer, at least 1k; the least important parts are cut and counted.",
+)
+@redact_option
 @output_option("Format; json is rankfall.verdict/1.")
 def why(
     *,
@@ -74,6 +125,8 @@ def why(
     context: str | None,
     kubeconfig: str | None,
     no_exec: bool,
+    max_bytes: int | None,
+    redact: Redactor | None,
     output: Output,
 ) -> None:
     """Show which rank failed first, why, and where.
@@ -91,12 +144,119 @@ def why(
         strategy=strategy,
         where=Where(namespace=namespace, context=context, kubeconfig=kubeconfig, no_exec=no_exec),
     )
+    if redact is not None and run is not None:
+        redact.learn(secret_values(run))
     if output is not Output.TABLE:
-        sys.stdout.write(console.document(verdict, output))
+        bare = redact is None and max_bytes is None
+        shown = verdict if bare else _answer(verdict, output, redact=redact, limit=max_bytes)
+        sys.stdout.write(console.document(shown, output, compact=max_bytes is not None))
         return
     details = details_of(run, verdict) if run else details_of_files(verdict)
+    if redact is not None:
+        details = msgspec.structs.replace(redact.of(details), before=redact.lines(details.before))
+        verdict, source = redact.of(verdict), redact.text(source)
+    console.out(_text(verdict, source, details, limit=max_bytes))
+
+
+def _limit(text: str | None) -> int | None:
+    if not text:
+        return None
+    size = parse_size(text, flag="--max-bytes")
+    if size < _LEAST:
+        raise UsageError(f"--max-bytes {text[:60]!r} is too small", hint=f"at least {_LEAST}")
+    return size
+
+
+def _text(verdict: Verdict, source: str, details: Details, *, limit: int | None) -> str:
+    """Renders the verdict within ``limit`` bytes."""
     color = console.color_on()
-    console.out(render_verdict(verdict, source=source, details=details, width=console.width(), color=color))
+
+    def size(text: str) -> int:
+        return len(f"{text}\n".encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
+
+    text = render_verdict(verdict, source=source, details=details, width=console.width(), color=color)
+    if limit is None or size(text) <= limit:
+        return text
+    details = msgspec.structs.replace(details, before=())
+    text = render_verdict(verdict, source=source, details=details, width=console.width(), color=color)
+    lines = text.split("\n")
+    for kept in range(len(lines), 0, -1):
+        cut = [f"{len(lines) - kept} lines cut (--max-bytes)"] if kept < len(lines) else []
+        if size(text := "\n".join([*lines[:kept], *cut])) <= limit:
+            return text
+    return text.encode("ascii", "backslashreplace")[: limit - 1].decode("ascii")
+
+
+def _answer(verdict: Verdict, output: Output, *, redact: Redactor | None, limit: int | None) -> Verdict:
+    """Returns the document with its ``answer``, within ``limit`` bytes."""
+    verdict = redact.of(verdict) if redact is not None else verdict
+    sentence = summary(verdict)
+    cut: Counter[str] = Counter()
+
+    def made(changed: Verdict, more: Counter[str], sentence: str = sentence) -> Verdict:
+        paths = tuple(path for path in _UNTRUSTED if path == _SENTENCE or getattr(changed, path.split("/")[1]))
+        answer = Answer(
+            sentence=sentence, redacted=redact is not None, max_bytes=limit, cut=dict(+(cut + more)), untrusted=paths
+        )
+        return msgspec.structs.replace(changed, answer=answer)
+
+    def fits(document: Verdict) -> bool:
+        return limit is None or len(console.document(document, output, compact=True).encode()) <= limit
+
+    for field, role in _CUT:
+        if fits(made(verdict, Counter())):
+            break
+        least = [
+            number
+            for number, row in enumerate(getattr(verdict, field) or ())
+            if role is None or (row.role == role and not _decides(row, verdict))
+        ]
+        fitting = partial(_without, verdict, field, least)
+        count = bisect_left(range(len(least)), 1, key=lambda n: fits(made(fitting(n), Counter({field: n}))))
+        verdict = fitting(count)
+        cut[field] += count
+    for most in _SHORTER:
+        if fits(made(verdict, Counter())):
+            break
+        verdict, characters = _shortened(verdict, most)
+        cut["characters"] += characters
+    for most in (1 << 20, 200, 60, 10):
+        if fits(document := made(verdict, Counter(), sentence[:most])):
+            return document
+        verdict = msgspec.structs.replace(
+            verdict, node=verdict.node and verdict.node[:most], pod=None, gpu=None, role=None, exclude=msgspec.UNSET
+        )
+    return document
+
+
+def _without(verdict: Verdict, field: str, least: list[int], count: int) -> Verdict:
+    """Returns the document without the last ``count`` of the ``least`` rows."""
+    gone = set(least[len(least) - count :])
+    rows = tuple(row for number, row in enumerate(getattr(verdict, field) or ()) if number not in gone)
+    return msgspec.structs.replace(verdict, **{field: rows}) if gone else verdict
+
+
+def _decides(row: Proof, verdict: Verdict) -> bool:
+    return verdict.decisive is not None and row.where == verdict.decisive.where
+
+
+def _shortened(verdict: Verdict, most: int) -> tuple[Verdict, int]:
+    """Shortens texts to ``most`` characters; returns also the number of removed ones."""
+    removed = 0
+
+    def short(value: Any) -> Any:
+        nonlocal removed
+        changes = {
+            name: text[:most]
+            for name in ("because", "line", "where")
+            if len(text := getattr(value, name, None) or "") > most
+        }
+        removed += sum(len(getattr(value, name)) - most for name in changes)
+        return msgspec.structs.replace(value, **changes)
+
+    decisive = short(verdict.decisive) if verdict.decisive is not None else None
+    decision = short(verdict.decision) if verdict.decision is not None else None
+    return msgspec.structs.replace(verdict, decisive=decisive, decision=decision), removed
 
 
 def _explained(

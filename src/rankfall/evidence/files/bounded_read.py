@@ -55,11 +55,10 @@ class Share(msgspec.Struct, kw_only=True):
     """Limits of one log; its reader records results here.
 
     Attributes:
-        size: Maximum bytes.
         head_until, until: Deadlines for the beginning and for the whole log, by ``clock``.
         taken: Bytes read or unpacked.
         unread: Bytes unread because of ``why``.
-        endless: True if more bytes are unread and their number is unknown.
+        endless: More bytes of unknown number are unread.
     """
 
     size: int

@@ -35,14 +35,17 @@ MAX_KEPT: Final = 48 << 20
 MAX_RANKS: Final = 1 << 15
 # Failures in one file until reading stops.
 _MAX_FAILURES: Final = 8
-# Causes after which srun ends tasks, and its report of a task that it may have ended.
-_STOPS: Final = frozenset({"cancelled", "peer_teardown", "preempted", "walltime_or_requeue"})
-_TERMINATED: Final = "peer_teardown.srun_task"
 # Bytes of evidence without its line, and of its line at the memory limit.
 _PIECE: Final = 1000
 _SHORT: Final = 200
 _ELASTIC: Final = bounded(r"attempt_(\d{1,4})/(\d{1,4})/[^/]+$", limit=4_096)
 _MAX_NAME: Final = 256
+# srun's list of several nodes has brackets or commas; without a list it prints the word.
+_ONE_HOST: Final = bounded(r"[\w.-]+", limit=_MAX_NAME)
+_NO_HOST: Final = "Unknown"
+# srun's tasks are numbered in each component of a heterogeneous step.
+_TASKS: Final = bounded(r"srun: error: \S{1,512}: tasks? \d", limit=_MAX_NAME * 4)
+_COMPONENT: Final = linear(rb"\b(?:StepId=|STEP )\d{1,10}\.\w{1,16}\+\d")
 _ENDINGS: Final = (
     SUFFIXES,
     (".log", ".txt", ".out", ".err"),
@@ -93,21 +96,20 @@ class Source(msgspec.Struct, kw_only=True):
     """One file and its findings.
 
     Attributes:
-        name: Path for users.
         group: Key of one process's files.
         found, last: First evidence of each kind, and the last.
-        reported: Last launcher report of each rank or process.
-        prefixed: Ranks in line prefixes.
+        reported: Last report of each rank or process.
+        prefixed: Ranks in prefixes.
         ends: Prefix and line end of each failure, by ID.
-        survival: Detects speakers that continued after a failure.
-        stacks: Stacks at the file's end, or None.
-        workers: Number in the name of the worker that printed a finding, by ID.
-        from_zero: The text names a worker 0: some programs count from 1.
-        several: The text names other roles, or launchers of several ranks for each worker.
-        world: Largest number of ranks that the text states, or 0.
-        tasks: Numbers of srun's tasks that ended with an error.
-        pids: Process that printed or is named by a finding, by ID.
-        pid_ranks: Rank of each process by tables in the text; None if they differ.
+        stacks: Stacks at the end.
+        workers: Number in the name of a finding's worker, by ID.
+        from_zero: The text names a worker 0.
+        several: The text names other roles, or launchers of several ranks.
+        world: Largest stated number of ranks, or 0.
+        tasks: srun's tasks that failed.
+        het: A component of a heterogeneous step is named.
+        pids: Process of a finding, by ID.
+        pid_ranks: Rank of each process by tables; None if they differ.
     """
 
     name: str
@@ -127,6 +129,7 @@ class Source(msgspec.Struct, kw_only=True):
     several: bool = False
     world: int = 0
     tasks: set[int] = msgspec.field(default_factory=set)
+    het: bool = False
     pids: dict[str, int] = msgspec.field(default_factory=dict)
     pid_ranks: dict[int, int | None] = msgspec.field(default_factory=dict)
 
@@ -142,11 +145,13 @@ class Source(msgspec.Struct, kw_only=True):
     @property
     def ranks(self) -> int:
         """Number of ranks by the text, or 0."""
-        return max(self.world, len(self.tasks) if self.tasks == set(range(len(self.tasks))) else 0)
+        counted = not self.het and self.tasks == set(range(len(self.tasks)))
+        return max(self.world, len(self.tasks) if counted else 0)
 
     def learn(self, data: bytes) -> None:
         """Reads statements about the job's ranks in a part of the text."""
         self.several |= any(word in data for word in _SEVERAL)
+        self.het |= _COMPONENT.search(data) is not None
         self.from_zero |= any(word in data for word in _FIRST_WORKERS)
         stated = [numbers.matched(one[1]) for one in _WORLD.finditer(data)]
         stated += [numbers.matched(one[1]) + 1 for one in _PEERS.finditer(data)]
@@ -162,6 +167,8 @@ class Source(msgspec.Struct, kw_only=True):
         ``alone``: the whole file is from one process.
         """
         for piece in (*self.found, *self.last.values()):
+            if self.het and _TASKS.search(piece.line):
+                piece = msgspec.structs.replace(piece, rank=None)  # noqa: PLW2901 - the same piece without a rank
             place = self.ends.get(piece.id)
             if place is not None and self.survival.outlived(*place, alone=alone, whole=piece.whole):
                 yield msgspec.structs.replace(piece, role="context", outlived=True)
@@ -242,7 +249,6 @@ class TextReader:
         self._scanner = ChunkScanner(catalogue, survival=source.survival)
         self._flooded: str | None = None
         self._searched = 0
-        self._ends = False
         self._tail = b""
 
     @property
@@ -334,6 +340,8 @@ class TextReader:
         source, prefix = self._source, finding.prefix
         if prefix.rank is not None and len(source.prefixed) < MAX_RANKS:
             source.prefixed.add(prefix.rank)
+        hosts = prefix.hosts or finding.groups.get("node")
+        node = hosts if hosts and _ONE_HOST.fullmatch(hosts) and hosts != _NO_HOST else None
         piece = make.of_finding(
             finding,
             stream=source.group,
@@ -342,10 +350,11 @@ class TextReader:
             when=None,
             rank=next(iter(prefix.tasks), None),
             slot=prefix.slot,
-            node=prefix.node or finding.groups.get("node"),
+            node=node,
             attempt=source.attempt,
         )
-        piece = self._first_end(piece, task=prefix.node is not None)
+        if hosts and node is None and hosts != _NO_HOST:
+            piece = msgspec.structs.replace(piece, peer_hosts=(hosts,))
         worker = _WORKER.search(prefix.name[-_MAX_NAME:]) if prefix.name else None
         if worker is not None and (number := numbers.matched(worker[1])) is not None:
             source.workers[piece.id] = number
@@ -362,7 +371,7 @@ class TextReader:
             source.last[finding.kind] = piece
         else:
             source.found.append(piece)
-        if prefix.node is not None and len(source.tasks) < MAX_RANKS:
+        if prefix.hosts is not None and len(source.tasks) < MAX_RANKS:
             source.tasks.update(prefix.tasks or (() if prefix.rank is None else (prefix.rank,)))
         for task in prefix.tasks[1:]:
             other = msgspec.structs.replace(piece, id=digest(piece.id, task), rank=task)
@@ -371,13 +380,6 @@ class TextReader:
             source.found.append(other)
         if finding.fails:
             source.ends[piece.id] = prefix, byte + finding.end - finding.start
-
-    def _first_end(self, piece: Evidence, *, task: bool) -> Evidence:
-        """Returns the piece; a task's end by SIGTERM before any other end is no work of srun, which ends only the rest."""
-        first, self._ends = not self._ends, self._ends or task or piece.slug in _STOPS
-        if not first or piece.signature != _TERMINATED:
-            return piece
-        return msgspec.structs.replace(piece, slug="external_signal", fingerprint=f"external_signal:{_TERMINATED}")
 
     def _report(self, reported: Reported, where: str) -> None:
         about = (reported.kind, reported.pid if reported.rank is None else reported.rank)

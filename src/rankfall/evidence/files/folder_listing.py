@@ -33,12 +33,10 @@ class Listed(NamedTuple):
     """One file.
 
     Attributes:
-        path: Name for users; may contain the rank.
         root: Path from the user.
-        parts: Names of folders and file below ``root``; empty if the user named the file itself.
-        size: Bytes when listed.
+        parts: Names below ``root``; empty if the user named the file itself.
         inode: Device and number, common to hard links.
-        pipe: True for a pipe, which only the user may name.
+        pipe: Only the user may name one.
     """
 
     path: Path

@@ -41,6 +41,7 @@ from rankfall.model import Case, Evidence, RankFacts, RankfallError, UsageError
 from rankfall.model.evidence import digest
 from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.verdict.signatures.catalogue import Catalogue, default_catalogue
+from rankfall.verdict.signatures.matcher import SLURM
 
 # Shorter text hardly shows why a job ended.
 _LEAST_TEXT: Final = 64
@@ -277,8 +278,10 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
         )
         for piece in source.weighed(alone=owner is not None or source.local_rank is not None):
             local = piece.local_rank if piece.local_rank is not None else source.local_rank
-            rank = piece.rank if piece.rank is not None else owner
-            if rank is None and local is None:
+            # slurmstepd prints into the output of its node's first task.
+            batch = SLURM.search(piece.line) is not None
+            rank = piece.rank if piece.rank is not None or batch else owner
+            if rank is None and local is None and not batch:
                 rank = source.rank_of_worker(piece)
             found.append(msgspec.structs.replace(piece, rank=rank, local_rank=local, attempt=None))
         for sheet in _reported_facts(source):
@@ -302,7 +305,7 @@ def _ranks_of_files(sources: list[Source]) -> dict[int, RankFacts]:
     count = len(named)
     if not named or named != set(range(count)):
         count = max((source.ranks for source in sources), default=0)
-    spoke = named.union(*(source.prefixed for source in sources))
+    spoke = named.union(*(source.prefixed | source.tasks for source in sources))
     return (
         {rank: RankFacts(rank=rank) for rank in range(count)}
         if max(_LEAST_RANKS, max(spoke, default=0) + 1) <= count <= MAX_RANKS

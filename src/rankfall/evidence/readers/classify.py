@@ -83,7 +83,7 @@ def exception_meaning(
     """Classifies an exception by its types and messages.
 
     The raised one has precedence, then the most specific of its chain: an error while handling a lost connection is
-    its consequence. ``frame``: top user frame, for the fingerprint. ``launcher``: a launcher raised it about a process.
+    its consequence. ``launcher``: a launcher raised it about a process.
     """
     head_type, head_text = chain[0] if chain else ("", "")
     print_of = f"{_short(head_type)}:{normalise(head_text.split(chr(10), 1)[0])}:{frame}"

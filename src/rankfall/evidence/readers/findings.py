@@ -32,14 +32,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         start, end: Bytes of the decisive line.
-        meaning: Classification.
-        prefix: Prefix of the line.
         explicit: True for a whole traceback.
-        groups: Named parts: exit, signal, rank, local_rank, pid, ...
         kind: Key for counting.
         last: True if it represents its kind after the first ones.
         clean_up: True if raised during an ending process's cleanup.
-        place, collective: Of a traceback: where the user's code raised it, and the collective that it called.
+        place, collective: Where the user's code raised it, and the collective that it called.
     """
 
     start: int

@@ -3,7 +3,7 @@
 Such a worker exits 0 despite its failure. Used only if a rank's recorder is silent; files older than the
 attempt are refused.
 
-Cost: time linear in the bytes of the file, of which at most ``MAX_FILE`` are read; memory a few times that.
+Cost: at most ``MAX_FILE`` bytes are read; memory a few times that.
 """
 
 from __future__ import annotations
@@ -122,11 +122,10 @@ class ContainerError(msgspec.Struct, frozen=True, kw_only=True):
     """One error of one worker.
 
     Attributes:
-        code: Flyte's kind, as ``USER:ValueError``.
-        recoverable: True if the worker requests a retry.
-        origin: ``user``, ``system`` or ``unknown``.
-        at: Nanoseconds since the epoch; None if the file has 1970, so no time.
-        worker: Name of the pod, or "".
+        code: As ``USER:ValueError``.
+        recoverable: The worker requests a retry.
+        at: Nanoseconds since the epoch; None if the file has 1970.
+        worker: Pod, or "".
     """
 
     code: str = ""

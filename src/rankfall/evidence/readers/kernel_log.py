@@ -2,8 +2,7 @@
 
 Only facility 0 counts, so a job cannot forge a line; the whole node shares the log.
 
-Cost: at most ``_MAX_LINES`` records of at most 16 KiB a poll, each matched once; only lines with a signature are
-stored.
+Cost: at most ``_MAX_LINES`` records of at most 16 KiB a poll, each matched once.
 """
 
 from __future__ import annotations

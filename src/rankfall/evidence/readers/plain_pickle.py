@@ -3,7 +3,7 @@
 Python's unpickler uses gigabytes for a hostile seven-byte file. Results may be circular: readers must bound
 their walk.
 
-Cost: each instruction takes a fixed time apart from its data bytes, so time is linear in bytes (about 0.15 s a MiB).
+Cost: about 0.15 s a MiB.
 Memory: reading ends when an estimate of the created objects exceeds ``MAX_MEMORY``.
 """
 

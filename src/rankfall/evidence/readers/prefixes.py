@@ -1,12 +1,11 @@
 """Parses the prefixes that launchers, log collectors and loggers put before a line.
 
-A prefix gives the global rank (``[rank3]:``), a local one (``[default1]:``), or the number of a task (``3:`` of srun).
 A task's number is the global rank unless an inner tag contradicts it. Tags follow one another in any order, up to
 ``_MAX_TAGS``; times, levels and modules of a logger between them are skipped.
 
-:func:`learn` takes all bytes before a traceback's head as its speaker's prefix: this needs no list of launchers.
+:func:`learn` takes all bytes before a traceback's head as its speaker's prefix.
 
-Cost: at most the first ``_LOOK`` bytes of a line are read, and nothing is cached.
+Cost: at most the first ``_LOOK`` bytes of a line are read.
 """
 
 from __future__ import annotations
@@ -56,6 +55,8 @@ _TAGS: Final = tuple(
         ("both", r"\[[A-Za-z_]+(\d{1,6})\|(\d{1,6})\]:[ \t]?"),
         ("local", r"\[[A-Za-z_]+(\d{1,4})\]: ?"),
         ("slot", r"\[slot (\d{1,6})\] ?"),
+        # slurmstepd has the label of its node's first task
+        ("none", r" {0,5}\d{1,6}: (?=slurmstepd)"),
         # 3: of srun --label, padded; [3]: of torchrun with the template [${rank}]:, and of mpirun; but not the shell's
         # [1]   1234 killed
         ("task", r" {0,5}(\d{1,6}): (?=\S| {2,8}File )"),
@@ -67,7 +68,7 @@ _TAGS: Final = tuple(
         # host:pid:thread [3] of NCCL: the device of the process
         ("device", r"[\w.-]{1,253}:\d{1,8}:\d{1,8} \[(\d{1,3})\] "),
         # srun: error: gpu-17: task 6: about a task that ended
-        ("srun", r"srun: error: ([\w.-]{1,253}): tasks? ([\d,-]{1,512}): "),
+        ("srun", r"srun: error: ([\w.,\[\]-]{1,512}): tasks? ([\d,-]{1,400}): "),
         ("name", r"\[pod/([\w.-]{1,253})/[\w.-]{1,63}\]:? ?"),
         ("name", rf"([\w.-]{{1,253}}): {_EXCEPTION}"),
         ("name", r"([\w.-]{1,128}) +\| ?"),
@@ -123,16 +124,13 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
     """Prefix of a line.
 
     Attributes:
-        length: Number of bytes of all tags.
+        length: Bytes of all tags.
         raw: The tags without timestamps and final spaces; the same for all lines of one speaker.
-        rank: Global rank; None if no tag gives one.
-        local_rank: Rank within its slot; None if no tag gives one.
-        slot: Number in Rankfall's tag of a slot.
-        name: Name of a pod or host.
-        node: Name of the node in a line of srun about a task.
+        name: Pod or host.
+        hosts: srun's list of nodes, as ``gpu-[01-03]``.
         pid: Process ID in a tag of Ray.
-        tasks: Numbers in a line of srun about several tasks.
-        stamp: The line's timestamp as printed.
+        tasks: srun's several tasks.
+        stamp: Timestamp as printed.
     """
 
     length: int = 0
@@ -141,7 +139,7 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
     local_rank: int | None = None
     slot: int | None = None
     name: str | None = None
-    node: str | None = None
+    hosts: str | None = None
     pid: int | None = None
     tasks: tuple[int, ...] = ()
     stamp: str | None = None
@@ -208,7 +206,7 @@ def _tag(rest: bytes, found: dict[str, bytes]) -> tuple[str, int, bytes] | None:
             return "global", match.end(), b"%d" % max(first, second)
         if kind == "srun":
             found["task" if match[2].isdigit() else "tasks"] = match[2]
-            return "node", match.end(), match[1]
+            return "hosts", match.end(), match[1]
         if kind not in found:
             return kind, match.end(), match[1]
     return None
@@ -241,7 +239,7 @@ def _keyed(text: bytes, found: dict[str, bytes], *, pattern: Bounded[bytes] = _K
 
 
 def _made(found: dict[str, bytes], *, length: int, raw: bytes) -> Prefix:
-    name, node = found.get("name"), found.get("node")
+    name, hosts = found.get("name"), found.get("hosts")
     # The inner tag of the program is the rank; that of the launcher around it counts tasks.
     rank = found.get("global", found.get("task") if "local" not in found else None)
     return Prefix(
@@ -251,7 +249,7 @@ def _made(found: dict[str, bytes], *, length: int, raw: bytes) -> Prefix:
         local_rank=whole(found.get("local", found.get("device"))),
         slot=whole(found.get("slot")),
         name=name.decode("utf-8", "replace") if name else None,
-        node=node.decode("utf-8", "replace") if node else None,
+        hosts=hosts.decode("utf-8", "replace") if hosts else None,
         pid=whole(found.get("pid")),
         tasks=_listed(found.get("tasks", b"")),
         stamp=found["stamp"].decode("ascii", "replace") if "stamp" in found else None,

@@ -4,9 +4,8 @@ An unfinished line or traceback waits for the next chunk.
 
 Cost: one search for signature words and traceback heads; only lines with one are read, each once.
 After ``FLOOD`` lines without new information, a word is searched only at the end of each chunk (``flooded`` names it).
-Time is linear in bytes. Memory: the unfinished line (at most ``MAX_PARTIAL`` bytes), that of ``tracebacks``, and counts
-of at most ``MAX_KINDS`` kinds. Of each kind the first ``KEEP_FIRST`` and the last of a chunk are returned, the others
-counted.
+Memory: the unfinished line (at most ``MAX_PARTIAL`` bytes), that of ``tracebacks``, and counts of at most ``MAX_KINDS``
+kinds. Of each kind the first ``KEEP_FIRST`` and the last of a chunk are returned.
 """
 
 from __future__ import annotations
@@ -64,9 +63,9 @@ class _Event(msgspec.Struct):
     """A finding, or ``count`` adjacent copies of ``width`` bytes each.
 
     Attributes:
-        known: Byte of the stream at which it was recognized.
-        byte: Offset in the stream; offsets inside the finding are relative.
-        line: Line number from 1; 0 if not counted.
+        known: Byte at which it was recognized.
+        byte: Offset in the stream.
+        line: Number from 1; 0 = not counted.
     """
 
     known: int

@@ -2,9 +2,8 @@
 
 Healthy ranks wait in one collective. Dumps of crashes, or with much later output, are ignored.
 
-Cost: at most ``_LOOK`` characters a line, so time is linear in bytes. Each stack is read once; text without the fixed
-words of a dump is skipped. Memory: the newest dump, at most ``_MAX_DUMP`` bytes; frames of at most 2,048 short texts
-are cached.
+Cost: at most ``_LOOK`` characters a line; each stack is read once. Memory: the newest dump, at most ``_MAX_DUMP``
+bytes; frames of at most 2,048 short texts are cached.
 """
 
 from __future__ import annotations
@@ -209,10 +208,10 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Position of one rank's main thread.
 
     Attributes:
-        collective: Collective in which the thread waits, or None.
+        collective: In which the thread waits.
         place: ``file:function:line`` of the user's innermost frame.
         top: ``file:function`` of the innermost frame.
-        importing: True inside an import, if in no collective.
+        importing: True inside an import.
     """
 
     rank: int

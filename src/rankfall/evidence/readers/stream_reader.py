@@ -68,11 +68,10 @@ class StreamTail:
     ``allowance`` limits the CPU time for costly text.
 
     Attributes:
-        offset: Number of bytes read.
+        offset: Bytes read.
         behind: True if more bytes are available.
-        problem: Reason why the stream is unreadable, or None.
+        problem: Why the stream is unreadable.
         survival: Detects speakers that continued; ``worked_at`` is the arrival of their newest work.
-        time: CPU time used.
     """
 
     def __init__(

@@ -98,8 +98,8 @@ class Speaker(msgspec.Struct):
     """Activity of one speaker since its first finding; bytes count from the beginning of the stream.
 
     Attributes:
-        newest: End of its newest finding; ``last_word``: end of its newest whole traceback.
-        advances, ordinary: Ends of its newest lines that show work, and of other lines.
+        newest, last_word: End of its newest finding, and of its newest whole traceback.
+        advances, ordinary: Ends of its newest lines that show work, and of others.
         counters: Newest counters of work lines, by the text before them.
     """
 

@@ -3,9 +3,8 @@
 The wrapper's wait status has precedence. A missing or zero time is unknown, never earliest. No error file older
 than its slot counts.
 
-Cost: of a report nine RE2 patterns over chunks with their fixed words, so time is linear in bytes. At most ``_MAX``
-statements of a chunk are read and of a stream stored. Of an error file: time linear in its bytes, at most ``MAX_FILE``;
-memory at most thirty times that, because of JSON with small containers.
+Cost: nine RE2 patterns over chunks with their fixed words. At most ``_MAX`` statements of a chunk are read and of a
+stream stored. Of an error file: at most ``MAX_FILE`` bytes; memory at most thirty times that.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: ``stopped`` (by torchrun's signal), ``exit``, ``signalled`` (torchrun received a signal).
         code: Exit code; negative for a signal.
-        at: Offset in the chunk in bytes; negative if in the previous chunk.
-        host: Name of the machine; None if unknown.
+        at: Offset in the chunk; negative in the previous one.
         first: The launcher observed it before all others.
     """
 

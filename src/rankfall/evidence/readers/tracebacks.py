@@ -2,7 +2,7 @@
 
 Their lines are never scanned as ordinary ones. Without prefixes a garbled one ends at the first unfitting line.
 
-Cost: each line is read once, so time is linear in bytes; without an open traceback, one search skips to the next head.
+Cost: each line is read once; without an open traceback, one search skips to the next head.
 Memory: at most ``MAX_OPEN`` open tracebacks with at most ``MAX_TEXT`` bytes in all; no line is stored.
 """
 
@@ -104,8 +104,8 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
         start, end: Offsets in the stream, in bytes.
         seen: Number of the last line read, from 0.
         expect: True if frames or the final line come next.
-        size: Bytes of the message; ``text``: of all stored text.
-        real: None while open; False if the lines are no traceback.
+        size, text: Bytes of the message and of all stored text.
+        real: None while open; False = no traceback.
         closed_at: Offset where ``real`` became known.
         key: Bytes that begin each line of its speaker: tags, or a learned prefix with folded times.
         learned: Number of bytes of a learned prefix; 0 = tags only.

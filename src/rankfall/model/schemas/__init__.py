@@ -31,7 +31,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "rankfall.verdict-1": Verdict,
 }
 #: Fields that printed documents may lack.
-OPTIONAL = frozenset({"phase", "independent"})
+OPTIONAL = frozenset({"answer", "exclude", "independent", "phase"})
 
 
 def schema_of(name: str) -> dict[str, Any]:

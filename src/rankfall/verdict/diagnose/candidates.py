@@ -33,6 +33,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     NODE_FAMILIES,
     NODE_SOURCES,
     OWN_FAULT_SIGNALS,
+    STEP_ENDS,
     SUSPECT_ONLY,
     TERMINAL_WINDOW_S,
     TRUSTED,
@@ -185,7 +186,8 @@ def _without_later_faults(subject: Subject, pieces: list[Evidence]) -> list[Evid
 def _without_ends_after_exception(pieces: list[Evidence]) -> list[Evidence]:
     """Removes a user's or batch system's end of the job after an uncaught exception in the same stream."""
     own = [e for e in pieces if of_own_code(e)]
-    return [e for e in pieces if e.slug not in ENDS_OF_THE_REST or not any(surely_after(e, one) for one in own)]
+    ends = [e for e in pieces if e.slug in ENDS_OF_THE_REST or e.signature in STEP_ENDS]
+    return [e for e in pieces if e not in ends or not any(surely_after(e, one) for one in own)]
 
 
 def _without_abort_at_shutdown(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:

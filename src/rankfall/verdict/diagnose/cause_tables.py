@@ -102,6 +102,12 @@ CHILD_DEATHS: Final = frozenset({"killed_unknown.dataloader", "killed_unknown.po
 # Likewise by a shell, which stops no other process: no launcher's end of the rest.
 DEATHS: Final = CHILD_DEATHS | {"killed_unknown.shell"}
 
+# Slurm took the step away; all its lines about a step's end.
+STEP_TAKEN: Final = frozenset(
+    {"node_lost.slurm", "node_lost.srun", "preempted.slurm", "walltime_or_requeue.requeue", "walltime_or_requeue.slurm"}
+)
+STEP_ENDS: Final = STEP_TAKEN | {"cancelled.scancel", "cancelled.slurm", "peer_teardown.srun"}
+
 # Kernel and node messages. In a job's output they override no cause and affect no node.
 KERNEL_SIGNATURE_IDS: Final = frozenset(
     {

@@ -14,6 +14,8 @@ from rankfall.verdict.diagnose.cause_tables import (
     ENDS_OF_THE_REST,
     NEVER_CAUSE,
     NODE_SOURCES,
+    STEP_ENDS,
+    STEP_TAKEN,
     TAKEN_AWAY,
     TIMED_OUT,
 )
@@ -111,9 +113,10 @@ def drop_ends_of_the_rest(candidates: list[Candidate], root: Root) -> list[Candi
         earlier = best is not None and any(
             other.best is not None and other.slug not in ENDS_OF_THE_REST and surely_after(best, other.best)
             for other in candidates
-            if not other.weak
+            if not other.weak and (candidate.slug in ENDS_OF_THE_REST or of_own_code(other.best))
         )
-        if candidate.slug in ENDS_OF_THE_REST and candidate.bare and earlier:
+        ends = candidate.slug in ENDS_OF_THE_REST or (best is not None and best.signature in STEP_ENDS)
+        if ends and candidate.bare and earlier:
             root.rejected.append((candidate, "it ended the job after another failure"))
         else:
             kept.append(candidate)
@@ -199,6 +202,8 @@ def drop_outlived(candidates: list[Candidate], subjects: Subjects, root: Root, *
             stopper = subjects.stopper if facts.killed_by == "wrapper" else "its agent"
             return f"{stopper} stopped this rank, which had not failed"
         if facts is not None and own_failure(facts):
+            return None
+        if best.signature in STEP_TAKEN and all(o.best and surely_after(o.best, best) for o in own_code):
             return None
         if any(not surely_after(best, o.best) and not _of_others(c, o) for o in own_code if o is not c and o.best):
             return "only a line of text, while an uncaught exception of the job's own code ended another rank"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -27,13 +28,18 @@ from rankfall.model import (
     cause_info,
 )
 from rankfall.model.exit_codes import shell_code
+from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import Moment, rfc3339
 from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node
 from rankfall.verdict.diagnose.cause_tables import BUILDS, LOST_PEER_SLUGS, NEAREST, NODE_FAULT_WHEN_SINGLE
 from rankfall.verdict.diagnose.consequences import only_text
 from rankfall.verdict.diagnose.no_failure import state_of
-from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, work_over
+from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, same_line, work_over
+from rankfall.verdict.signatures.matcher import SLURM
 
+# Slurm's host lists in a document, and their form.
+_MAX_HOSTS: Final = 64
+_HOSTS: Final = bounded(r"[\w.,\[\]-]+", limit=512)
 MAX_PROOF: Final = 40
 MAX_ALTERNATIVES: Final = 20
 MAX_LINE: Final = 2000
@@ -215,6 +221,8 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
     doubtful = only_text(chosen, subjects)
     members = [subject, *chosen.same]
     one_slot = len({s.slot_number for s in members}) == 1
+    action = _node_action(info.node_action, chosen, nowhere=everywhere or doubtful)
+    hosts = _hosts(subjects, chosen)
     verdict = Verdict(
         run=case.run,
         attempt=case.attempt,
@@ -227,7 +235,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         role=_role(case, subjects, members if everywhere else [subject]),
         slot=subject.slot_number if not everywhere or one_slot else None,
         pod=None if everywhere else subject.pod,
-        node=subject.node if not everywhere or one_slot else None,
+        node=subject.node if len(hosts) < 2 and (not everywhere or one_slot) else None,  # noqa: PLR2004 - none of several is named
         gpu=chosen.gpu,
         time=_time(chosen.moment),
         decisive=decisive_of(chosen),
@@ -245,7 +253,8 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         retry="no"
         if late
         else _retry(info.retry, chosen, case, one_node=_one_node(subjects, members), doubtful=doubtful),
-        node_action=_node_action(info.node_action, chosen, nowhere=everywhere or doubtful),
+        node_action=action,
+        exclude=",".join(hosts) or msgspec.UNSET if action != "none" and case.run is None else msgspec.UNSET,
     )
     return Diagnosis(
         verdict=verdict,
@@ -280,12 +289,16 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
     if root.alone:
         missing.insert(0, "the other end: all other ranks succeeded, so the peer was outside the job")
     at_subject = named and subject is not None and (subject.slot_number is not None or subject.rank is not None)
+    struck: set[object] = {
+        s.key for s in subjects.all.values() if at_subject and any(same_line(e, piece) for e in s.evidence)
+    }
     rank = root.suspects[0] if not at_subject and len(root.suspects) == 1 else None
     suspect = subjects.ranks.get(rank) if rank is not None else None
     info = cause_info(slug)
     confidence: Confidence = "unknown" if piece is None else "likely" if named and not root.alone else "suspected"
     if at_subject and subject is not None:
-        slot, node, rank = subject.slot_number, subject.node, subject.rank_number
+        slot, node, rank = subject.slot_number, subject.node, subject.rank_number if len(struck) < 2 else None  # noqa: PLR2004 - a line about several names none
+        struck.add(subject.key)
     else:
         slot, node = (suspect.slot, suspect.node) if suspect else (None, None)
         if slot is None and len(root.suspect_slots) == 1:
@@ -304,7 +317,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         local_rank=suspect.local_rank
         if suspect
         else subject.rank.local_rank
-        if at_subject and subject and subject.rank
+        if at_subject and subject and subject.rank and rank is not None
         else piece.local_rank
         if named and piece
         else None,
@@ -315,7 +328,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         time=_time(subject.when(piece)) if piece and subject else Time(),
         decisive=_decisive(piece or nearest),
         evidence=proof_of(subjects, None),
-        consequences=consequences_of(subjects, {subject.key} if at_subject and subject else set(), None),
+        consequences=consequences_of(subjects, struck, None),
         missing=tuple(missing) or (_NO_FIRST if slug in LOST_PEER_SLUGS else "any evidence of why the job ended",),
         phase="teardown" if late else msgspec.UNSET,
         retry="no" if late else info.retry,
@@ -339,6 +352,17 @@ def _role(case: Case, subjects: Subjects, named: Sequence[Subject]) -> str | Non
         place = subjects.slots.get(subject.slot_number) if subject.slot_number is not None else None
         found.add((subject.rank.role if subject.rank else None) or (place.role if place else None) or case.role)
     return found.pop() if len(found) == 1 else case.role
+
+
+def _hosts(subjects: Subjects, chosen: Candidate) -> tuple[str, ...]:
+    """Returns the host lists that Slurm's text names for the cause."""
+    if not any(SLURM.search(e.line) for s in subjects.all.values() for e in s.evidence):
+        return ()
+    if chosen.subject.rank is not None:
+        return (chosen.subject.node,) if chosen.subject.node else ()
+    pieces = sorted((e for e in chosen.subject.evidence if e.slug == chosen.slug), key=lambda e: (e.order or 0, e.id))
+    named = dict.fromkeys(host for e in pieces for host in (e.node, *e.peer_hosts) if host)
+    return tuple(host for host in islice(named, _MAX_HOSTS) if _HOSTS.fullmatch(host))
 
 
 def _local_rank(chosen: Candidate) -> int | None:

@@ -46,7 +46,7 @@ from rankfall.verdict.diagnose.consequences import (
     without_stopped_from_outside,
 )
 from rankfall.verdict.diagnose.node_faults import independent_faults, time_of, without_faults_elsewhere
-from rankfall.verdict.diagnose.subjects import OWN_CODE, Subject, Subjects, own_failure, surely_after
+from rankfall.verdict.diagnose.subjects import OWN_CODE, Subject, Subjects, own_failure, same_line, surely_after
 
 MISMATCH: Final = "collective_mismatch"
 
@@ -100,8 +100,11 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     root.chosen = chosen
     root.independent += independent_faults((c for c in candidates if c is not chosen), chosen)
     root.everywhere = _everywhere(case, subjects, chosen) or (disputed and chosen.slug == MISMATCH)
-    root.unnamed = (tier == HANG and root.tied) or (
-        is_without_message(chosen) and bool(chosen.same) and not root.everywhere
+    root.unnamed = (
+        (tier == HANG and root.tied)
+        or (is_without_message(chosen) and bool(chosen.same) and not root.everywhere)
+        # A launcher's line about several ranks.
+        or any(same_line(c.best, chosen.best) for c in earliest[1:])
     )
     if root.unnamed and tier != HANG:
         chosen.confidence = "suspected"

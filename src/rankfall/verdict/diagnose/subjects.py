@@ -6,7 +6,8 @@ A rank is never guessed; if only one rank can have written a line, elimination f
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Final, Literal
 
 import msgspec
@@ -19,6 +20,8 @@ from rankfall.verdict.diagnose.cause_tables import (
     ECHO_TYPES,
     LOST_PEER_SLUGS,
     SAME_FAULT,
+    STEP_ENDS,
+    STEP_TAKEN,
     TRUSTED,
     WORK_DONE,
     YIELDS_TO,
@@ -167,7 +170,7 @@ class Subjects:
             subject.ranks_seen = number in with_ranks
             subject.ranks_alive = number in with_ranks and number not in with_ends
         seen: set[str] = set()
-        for piece in sorted(case.evidence, key=lambda e: e.id):
+        for piece in sorted(_of_srun(case.evidence), key=lambda e: e.id):
             if piece.id not in seen and _in_scope(piece, case) and not self._of_earlier_round(piece):
                 seen.add(piece.id)
                 self._place(piece)
@@ -254,6 +257,44 @@ class Subjects:
         return None, False
 
 
+# srun's report of tasks, and causes after which it ends them.
+_TASK: Final = bounded(r"srun: error: \S{1,512}: tasks? [\d,-]{1,400}: ", limit=2_000)
+_STOPS: Final = frozenset({"cancelled", "peer_teardown", "preempted", "walltime_or_requeue"})
+
+
+def _of_srun(evidence: Sequence[Evidence]) -> Iterable[Evidence]:
+    """Classifies ends of Slurm's tasks by earlier lines.
+
+    SIGTERM before any other end came from outside; SIGKILL after the step's end is its consequence. A step counts
+    memory events at its end.
+    """
+    found = {e.id: e for e in evidence}
+    text = [e for e in found.values() if e.source == "log" and e.stream is not None and e.order is not None]
+    if not any(_TASK.search(e.line) or e.signature in STEP_ENDS for e in text):
+        return evidence
+    text.sort(key=lambda e: (e.stream or "", e.order or 0))
+    for _, stream in groupby(text, key=lambda e: e.stream):
+        ended = stopped = taken = False
+        for _, line in groupby(stream, key=lambda e: e.order):
+            pieces = list(line)
+            tasks = _TASK.search(pieces[0].line) is not None
+            for e in pieces:
+                if e.signature == "peer_teardown.srun_task" and not ended:
+                    found[e.id] = _renamed(e, "external_signal")
+                elif e.slug == "killed_unknown" and tasks and stopped:
+                    found[e.id] = msgspec.structs.replace(_renamed(e, "peer_teardown"), role="secondary")
+                elif e.signature == "host_oom.slurm" and taken:
+                    found[e.id] = msgspec.structs.replace(e, role="context")
+            ended = ended or tasks or any(e.slug in _STOPS for e in pieces)
+            stopped = stopped or any(e.signature in STEP_ENDS for e in pieces)
+            taken = taken or any(e.signature in STEP_TAKEN for e in pieces)
+    return found.values()
+
+
+def _renamed(piece: Evidence, slug: str) -> Evidence:
+    return msgspec.structs.replace(piece, slug=slug, fingerprint=f"{slug}:{piece.signature}")
+
+
 def _words(piece: Evidence) -> str:
     """Message without its rank's prefix."""
     return _PREFIX.sub("", piece.line.strip(), count=1)
@@ -321,7 +362,9 @@ def without_outlived(subject: Subject, pieces: list[Evidence]) -> list[Evidence]
 
 
 def _stands_beside(piece: Evidence, finals: list[Evidence]) -> bool:
-    if piece.source != "log" or piece.trust in TRUSTED or any(piece is one for one in finals):
+    if piece.source != "log" or piece.trust in TRUSTED or piece.signature in STEP_TAKEN:
+        return True
+    if any(piece is one for one in finals):
         return True
     if piece.whole and not any(one.source != "log" and surely_after(one, piece) for one in finals):
         # The recorded exception, or its inner one, as printed.
@@ -355,6 +398,13 @@ def surely_after(piece: Evidence, other: Evidence) -> bool:
     if piece.at is None or other.at is None or piece.slot != other.slot:
         return False
     return piece.at - other.at > round(((piece.uncertainty or 0.0) + (other.uncertainty or 0.0)) * _NS)
+
+
+def same_line(piece: Evidence | None, other: Evidence | None) -> bool:
+    """True if both are from one line of a text."""
+    if piece is None or other is None or piece.stream is None or piece.order is None:
+        return False
+    return (piece.stream, piece.order) == (other.stream, other.order)
 
 
 def of_own_code(piece: Evidence | None) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from rankfall.model.patterns import bounded
 from rankfall.verdict.signatures import patterns
 from rankfall.verdict.signatures.patterns import required_words
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from rankfall.verdict.signatures.catalogue import Signature, Where
 
+#: Lines of Slurm's programs, whose ``--label`` names no speaker.
+SLURM: Final = bounded(r"\A(?: {0,5}\d{1,6}: )?(?:slurmstepd[\w.-]{0,253}|srun|salloc): ", limit=300)
 #: Maximum bytes of a group.
 MAX_GROUP: Final = 512
 
