@@ -182,13 +182,13 @@ def explain_slot_failure(run_dir: RunDir, *, slot: int, attempt: int | None = No
 
 
 def _strategy(plan: Mapping[str, object]) -> str | None:
-    """Returns the plan's strategy; None if the plan is older or damaged."""
+    """Plan's strategy; None if the plan is older or damaged."""
     said = plan.get("strategy")
     return said if isinstance(said, str) else None
 
 
 def _launcher(plan: Mapping[str, object]) -> SlotLauncher | None:
-    """Returns the plan's launcher; None if the plan is older or damaged."""
+    """Plan's launcher; None if the plan is older or damaged."""
     said = plan.get("launcher")
     for name in get_args(SlotLauncher):
         if said == name:

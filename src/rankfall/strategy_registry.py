@@ -104,7 +104,7 @@ def diagnose_by(name: str | None, case: Case) -> Diagnosis:
 
 
 def _declared() -> Iterable[EntryPoint]:
-    from importlib import metadata  # noqa: PLC0415 - slow, rarely needed
+    from importlib import metadata  # noqa: PLC0415
 
     return metadata.entry_points(group=GROUP)
 

@@ -78,7 +78,7 @@ def find_interpreter(spec: JobSpec, *, cwd: Path) -> Interpreter:
 
 
 def resolve(program: str, *, cwd: Path, env: dict[str, str]) -> Path | None:
-    """Returns the file that a shell in ``cwd`` with ``env`` would execute, or None."""
+    """File that a shell in ``cwd`` with ``env`` would execute, or None."""
     if "/" in program:
         path = cwd / Path(program).expanduser()
         return path if path.is_file() and os.access(path, os.X_OK) else None
@@ -93,7 +93,7 @@ def resolve(program: str, *, cwd: Path, env: dict[str, str]) -> Path | None:
 def _own() -> Interpreter:
     torch: str | None = None
     if importlib.util.find_spec("torch") is not None:
-        from importlib import metadata  # noqa: PLC0415 - imports e-mail, and is needed for torch only
+        from importlib import metadata  # noqa: PLC0415
 
         try:
             torch = metadata.version("torch")
@@ -214,7 +214,7 @@ def job_words(
 
 
 def rendezvous_of(spec: JobSpec, command: Command) -> Literal["static", "c10d"]:
-    """Returns the job's rendezvous; without one that of the given torchrun, else ``static`` (fixed ranks)."""
+    """Job's rendezvous; without one that of the given torchrun, else ``static`` (fixed ranks)."""
     if spec.elastic or spec.rdzv == "c10d":
         return "c10d"
     asked = command.torchrun.given.get("rdzv-backend") if command.torchrun and spec.rdzv == "auto" else None
@@ -350,6 +350,6 @@ def world_launcher(chosen: Sequence[tuple[Part, Launcher]]) -> Launcher:
 
 
 def world_rendezvous(commands: Sequence[tuple[Part, Command]]) -> Rendezvous:
-    """Returns the rendezvous of the world: c10d if any role requests it."""
+    """Rendezvous of the world: c10d if any role requests it."""
     asked = {rendezvous_of(part.spec, command) for part, command in commands if part.in_world}
     return "c10d" if "c10d" in asked else "static"

@@ -22,14 +22,14 @@ _KEPT: Final = frozenset({"RANKFALL_HOME"})
 
 
 def removed(names: Iterable[str]) -> tuple[str, ...]:
-    """Returns the sorted inherited variables that a slot must not see."""
+    """Sorted inherited variables that a slot must not see."""
     return tuple(
         sorted(name for name in names if (name in FOREIGN or name.startswith(_FOREIGN_PREFIXES)) and name not in _KEPT)
     )
 
 
 def identity(spec: JobSpec, run_dir: RunDir, *, attempt: int, slot: int, node: str, strategy: str) -> dict[str, str]:
-    """Returns the slot's ``RANKFALL_*`` variables with the effective ``strategy``."""
+    """Slot's ``RANKFALL_*`` variables with the effective ``strategy``."""
     env = {
         "RANKFALL_RUN": run_dir.id,
         "RANKFALL_ATTEMPT": str(attempt),

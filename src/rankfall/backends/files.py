@@ -159,7 +159,7 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
     same: int = 0
 
     def and_(self, counts: Counts) -> Copied:
-        """Returns the sum of two results."""
+        """Sum of two results."""
         return Copied(files=self.files + counts.files, sent=self.sent + counts.sent, same=self.same + counts.same)
 
 
@@ -216,10 +216,10 @@ def _is_folder(path: str) -> bool:
 
 
 def place_of(run_dir: RunDir, *, say: Callable[[str], None], image: str | None = None) -> Place | None:
-    """Returns the place of a run's files; None without a volume. ``image`` None = the job's."""
+    """Place of a run's files; None without a volume. ``image`` None = the job's."""
     spec = run_dir.spec
     if spec.backend != "local":
-        from rankfall.backends.kubernetes.copy.workspace import place_of_run  # noqa: PLC0415 - not for local runs
+        from rankfall.backends.kubernetes.copy.workspace import place_of_run  # noqa: PLC0415
 
         return place_of_run(spec, run_dir.id, say=say, image=image)
     root = run_dir.path / CODE if spec.code_folders else Path(spec.cwd or "/")

@@ -47,7 +47,7 @@ def _sources(folder: Traversable, path: str) -> Iterator[tuple[str, Traversable]
 
 
 def build_zip() -> bytes:
-    """Returns the bundle as a reproducible, runnable zip for ``PYTHONPATH``."""
+    """Bundle as a reproducible, runnable zip for ``PYTHONPATH``."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in contents().items():
@@ -59,7 +59,7 @@ def build_zip() -> bytes:
 
 
 def location(home: Path) -> Path:
-    """Returns the directory of :func:`unpack`; creates nothing."""
+    """Directory of :func:`unpack`; creates nothing."""
     return _target(home, contents())
 
 

@@ -59,7 +59,7 @@ class ClusterPlan(PodSource, frozen=True, kw_only=True):
     restart: int = 0
 
     def without(self, roles: Collection[str]) -> ClusterPlan:
-        """Returns the same location without the workloads of these roles."""
+        """Same location without the workloads of these roles."""
         jobs = {role: name for role, name in self.jobs.items() if role not in roles}
         return msgspec.structs.replace(self, jobs=jobs, object=next(iter(jobs.values()), self.object))
 
@@ -117,17 +117,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(slot for slot in self.slots if slot.slot not in gone) if gone else self.slots
 
     def env_of(self, role: str) -> dict[str, str]:
-        """Returns the job's variables for a role."""
+        """Job's variables for a role."""
         return {**self.env, **self.role_env.get(role, {})}
 
     def without(self, roles: Collection[str]) -> Plan:
-        """Returns the plan without these roles, which have already succeeded."""
+        """Plan without these roles, which have already succeeded."""
         cluster = self.cluster.without(roles) if self.cluster is not None else None
         slots = tuple(one for one in self.slots if one.role not in roles)
         return msgspec.structs.replace(self, slots=slots, cluster=cluster, left_out=tuple(roles))
 
     def with_start(self, slot: int, instance: int) -> Plan:
-        """Returns the plan with a restarted slot, in separate folders."""
+        """Plan with a restarted slot, in separate folders."""
         slots = tuple(_started_again(one, instance) if one.slot == slot else one for one in self.slots)
         return msgspec.structs.replace(self, slots=slots)
 
@@ -141,7 +141,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(found)
 
     def document(self) -> dict[str, Any]:
-        """Returns the plan as plain data, with possible secrets masked."""
+        """Plan as plain data, with possible secrets masked."""
         slots, spare = _masked_slots(self.slots), _masked_slots(self.spare)
         own = {role: _masked_env(env) for role, env in self.role_env.items()}
         plan = msgspec.structs.replace(self, slots=slots, spare=spare, env=_masked_env(self.env), role_env=own)
@@ -151,7 +151,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return document
 
     def row(self) -> dict[str, Any]:
-        """Returns the plan for storage, without the job's variables, which the spec holds."""
+        """Plan for storage, without the job's variables, which the spec holds."""
         stored: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, env={}, role_env={}, objects=()))
         return stored
 
@@ -166,7 +166,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def variables(spec: JobSpec) -> dict[str, Any]:
-    """Returns the variables of job and roles as fields ``env`` and ``role_env`` of a plan."""
+    """Variables of job and roles as fields ``env`` and ``role_env`` of a plan."""
     spec = referring(spec)
     return {
         "env": dict(spec.env),

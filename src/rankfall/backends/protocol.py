@@ -124,7 +124,7 @@ class Backend(Protocol):
         ...
 
     def life(self, plan: Plan, slot: int) -> Life:
-        """Returns the current state of a slot."""
+        """Current state of a slot."""
         ...
 
     def alive(self, plan: Plan, slot: int) -> bool:
@@ -156,7 +156,7 @@ class Backend(Protocol):
         ...
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
-        """Returns the sources of the plan's observations."""
+        """Sources of the plan's observations."""
         ...
 
     def deleted_externally(self, plan: Plan, *, surely: bool = False) -> str | None:
@@ -167,7 +167,7 @@ class Backend(Protocol):
         ...
 
     def suspension_state(self, plan: Plan) -> SuspensionState | None:
-        """Returns the workload's suspension; None if unsupported or unknown."""
+        """Workload's suspension; None if unsupported or unknown."""
         ...
 
     def clear(self, plan: Plan, *, cancellation: Cancellation | None = None) -> None:
@@ -210,5 +210,5 @@ class NativeBackend(Backend, Protocol):
     """A backend whose platform restarts and ends jobs itself."""
 
     def workload(self, plan: Plan) -> Workload | None:
-        """Returns the launched object; None before the launch."""
+        """Launched object; None before the launch."""
         ...

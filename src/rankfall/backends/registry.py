@@ -53,7 +53,7 @@ def first_plan(spec: JobSpec, *, home: Path, elsewhere: bool) -> Plan:
         UsageError: Missing requirement or contradiction.
         InfrastructureError: No free port, or no answer.
     """
-    from rankfall.collect.stores.record_store import require_reader  # noqa: PLC0415 - like the strategies
+    from rankfall.collect.stores.record_store import require_reader  # noqa: PLC0415
     from rankfall.rundir import RunDir  # noqa: PLC0415
     from rankfall.strategy_registry import find_strategy  # noqa: PLC0415
 

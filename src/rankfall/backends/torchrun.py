@@ -131,7 +131,7 @@ def _flags(words: Sequence[str]) -> Iterator[tuple[str | None, str, tuple[str, .
 
 
 def without(command: TorchrunCommand, names: Collection[str]) -> tuple[str, ...]:
-    """Returns the command's words without these flags."""
+    """Command's words without these flags."""
     found = list(_flags(command.rest))
     length = sum(len(words) for _, _, words in found)
     kept = [word for flag, _, words in found if flag not in names for word in words]
@@ -160,7 +160,7 @@ def rendezvous_flags(
     host: str = LOOPBACK,
     role: str | None = None,
 ) -> dict[str, str]:
-    """Returns the flags that combine all slots into one gang; elastic if ``most`` is above ``nnodes``."""
+    """Flags that combine all slots into one gang; elastic if ``most`` is above ``nnodes``."""
     flags = {
         "nnodes": f"{nnodes}:{most}" if most != nnodes else str(nnodes),
         "nproc-per-node": str(spec.nproc_per_node),
@@ -232,5 +232,5 @@ def _same(name: str, value: str, ours: str) -> bool:
 
 
 def job_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the inherited environment overridden by the job's variables."""
+    """Inherited environment overridden by the job's variables."""
     return {**os.environ, **env}

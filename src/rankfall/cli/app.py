@@ -92,7 +92,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Returns the verb; refuses unknown ones with similar names."""
+        """Verb; refuses unknown ones with similar names."""
         if args[0] not in VERBS and not args[0].startswith("-"):
             args = _meant(ctx, args)
         name, found, rest = super().resolve_command(ctx, args)
@@ -190,7 +190,7 @@ def _be_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> None
 
 
 def command() -> click.Command:
-    """Returns the whole command line."""
+    """Whole command line."""
     return LazyGroup(
         "rankfall",
         help=HELP,

@@ -29,7 +29,7 @@ class Output(enum.StrEnum):
 def document(data: Any, output: Output, *, compact: bool = False) -> str:
     """Formats a struct or builtins as JSON (``compact``: on one line) or YAML with final newline."""
     if output is Output.YAML:
-        import yaml  # noqa: PLC0415 - only -o yaml
+        import yaml  # noqa: PLC0415
 
         # json escapes text-reordering marks; yaml considers them printable.
         text: str = yaml.safe_dump(msgspec.to_builtins(data), sort_keys=False, width=1000)

@@ -99,7 +99,7 @@ class Reading:
 
 
 def code_of(number: int) -> int:
-    """Returns the exit code after a signal."""
+    """Exit code after a signal."""
     return _CODE + number
 
 

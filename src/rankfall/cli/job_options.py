@@ -200,7 +200,7 @@ def read_job(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: Unreadable, too large, or no mapping.
     """
-    import yaml  # noqa: PLC0415 - only -f
+    import yaml  # noqa: PLC0415
 
     try:
         with path.open("rb") as file:
@@ -339,7 +339,7 @@ def _merge(data: dict[str, Any], section: str, said: dict[str, Any], *, empty: b
 
 
 def _drawn_on(rules: object) -> frozenset[str]:
-    """Returns the names of the budgets that the job file's rules use."""
+    """Names of the budgets that the job file's rules use."""
     found = [rule.get("budget") for rule in rules if isinstance(rule, dict)] if isinstance(rules, list) else []
     return frozenset(name for name in found if isinstance(name, str))
 

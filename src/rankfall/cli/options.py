@@ -260,7 +260,6 @@ def _unknown(path: Path, key: str, known: Collection[str], *, what: str) -> Usag
 
 
 def _line(path: Path, key: str) -> str:
-    """Returns a key's first line."""
     for number, text in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
         if text.strip().lstrip("[").startswith((key, f'"{key}"')):
             return f":{number}"

@@ -164,7 +164,7 @@ def _size(text: str | bytes) -> int:
 
 
 def secret_values(directory: RunDir) -> list[str]:
-    """Returns the secrets of a run's job; empty if they cannot be read."""
+    """Secrets of a run's job; empty if they cannot be read."""
     try:
         return [found.text for found in secrets_of(directory.whole_spec()).values()]
     except RankfallError:
@@ -172,7 +172,7 @@ def secret_values(directory: RunDir) -> list[str]:
 
 
 def spent_text(directory: RunDir) -> str:
-    """Returns the message for a reached ``--max-bytes``."""
+    """Message for a reached ``--max-bytes``."""
     file = f", {directory.path / ALL_RANKS} (at the run's end)" if directory.foreign is None else ""
     return f"--max-bytes is reached, so the output ends here; all of it: rankfall logs {directory.id}{file}"
 
@@ -264,7 +264,7 @@ def _raised_in_text(verdict: Verdict, lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def _lines_before(verdict: Verdict, folder: Path) -> tuple[str, ...]:
-    """Returns the lines of the stream before the decisive line, at most ``_TRACED``; none if that is no line of a log."""
+    """Lines of the stream before the decisive line, at most ``_TRACED``; none if that is no line of a log."""
     if verdict.decisive is None or verdict.decisive.source != "log":
         return ()
     name, _, text = verdict.decisive.where.rpartition(":")

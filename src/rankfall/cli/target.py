@@ -6,10 +6,13 @@ recorder are refreshed first; on failure the last state appears with a message.
 
 from __future__ import annotations
 
+import os
+import select
+import stat
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 
 import click
 import msgspec
@@ -174,6 +177,50 @@ def opened_copy(path: Path) -> RunDir | None:
     return run
 
 
+# Seconds in which a program before the pipe prints its first bytes.
+_PIPE_S: Final = 0.5
+
+
+def has_text(stdin: BinaryIO) -> bool:
+    """True if standard input is a file, or a pipe with bytes within ``_PIPE_S``."""
+    try:
+        kind = os.fstat(stdin.fileno()).st_mode
+        if stat.S_ISREG(kind):
+            return bool(stdin.peek(1))  # type: ignore[attr-defined] # a buffered reader
+        if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)):
+            return False
+        ready, _, _ = select.select([stdin], [], [], _PIPE_S)
+        return bool(ready) and bool(stdin.peek(1))  # type: ignore[attr-defined] # as above
+    except (OSError, ValueError):
+        return False
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except OSError:
+        return False
+
+
+def run_of_argument(targets: list[str], where: Where) -> RunDir | None:
+    """Run, or None for files. A run beats a file; ``./NAME`` is always a file."""
+    if len(targets) == 1 and (where.given or parse_target(targets[0]) is not None):
+        return resolve_target(targets[0], where=where)
+    if len(targets) != 1 or targets == ["-"]:
+        return None
+    name = targets[0]
+    try:
+        return RunDir.open(read_home(), name)
+    except NotFound as missing:
+        if _is_there(name):
+            return None
+        raise NotFound(f"there is no run and no file {name[:200]!r}", hint=missing.hint) from None
+    except UsageError:
+        if _is_there(name):
+            return None
+        raise
+
+
 def one_run(name: str | None, *, quiet: bool = False) -> RunDir:
     """Returns the run ``name``, an id or prefix; None = the newest, named on stderr unless ``quiet``.
 
@@ -197,7 +244,7 @@ def one_run(name: str | None, *, quiet: bool = False) -> RunDir:
 
 
 def several_runs(names: Sequence[str]) -> list[RunDir]:
-    """Returns the runs, each once; errors as :func:`one_run`."""
+    """Runs, each once; errors as :func:`one_run`."""
     found: dict[str, RunDir] = {}
     errors: list[RankfallError] = []
     for name in names or (None,):
@@ -214,7 +261,7 @@ def several_runs(names: Sequence[str]) -> list[RunDir]:
 
 
 def slots_on(directory: RunDir, nodes: tuple[str, ...], *, attempt: int | Literal["all"] | None) -> frozenset[int]:
-    """Returns the slots on these nodes, of one attempt."""
+    """Slots on these nodes, of one attempt."""
     if attempt == "all":
         raise UsageError("--node and --attempt all contradict each other", hint="give one attempt: --attempt N")
     with directory.reader() as reader:

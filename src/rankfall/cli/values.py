@@ -205,7 +205,7 @@ def _near(name: str) -> str:
 
 def line_of(field: str, raw: bytes, data: Any) -> int | None:
     """Returns a field's line in YAML, unless ``data`` has another value."""
-    import yaml  # noqa: PLC0415 - only -f
+    import yaml  # noqa: PLC0415
 
     node = yaml.compose(raw, Loader=yaml.SafeLoader)
     value, rest, line = yaml.safe_load(raw), field.removeprefix("$"), None

@@ -204,7 +204,6 @@ class Viewer:
             self._say(one_line(event.text, width=_TEXT))
 
     def _show_started_ranks(self) -> None:
-        """Prints started ranks in one line."""
         if self._started:
             numbers = {rank for _, rank in self._started}
             self._say(f"{formatting.count(len(numbers), 'rank')} started: {formatting.ranks(numbers)}")

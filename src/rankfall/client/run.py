@@ -47,7 +47,7 @@ class Run:
         return f"Run({self.id!r})"
 
     async def status(self) -> StatusDocument:
-        """Returns the current state of the run, its slots and ranks."""
+        """Current state of the run, its slots and ranks."""
         return await asyncio.to_thread(self._status)
 
     async def verdict(self, *, attempt: int | None = None, slot: int | None = None) -> Verdict | None:
@@ -262,7 +262,7 @@ class Run:
         return await resizing.holds(self.directory, asked) if wait else asked
 
     async def _cancel_unattended(self, reason: str) -> Outcome:
-        from rankfall.supervisor.unattended import control as steering  # noqa: PLC0415 - loads the Kubernetes client
+        from rankfall.supervisor.unattended import control as steering  # noqa: PLC0415
 
         said: list[str] = []
         recorder = asyncio.create_task(self._recorded())
@@ -343,7 +343,7 @@ class Run:
         return self._state() in FINAL_STATES
 
     def outcome(self) -> Outcome | None:
-        """Returns the outcome, None before the end; reads files, so blocks the event loop."""
+        """Outcome, None before the end; reads files, so blocks the event loop."""
         from rankfall.supervisor.outcome import outcome_of  # noqa: PLC0415
 
         with self.directory.reader() as reader:

@@ -26,7 +26,7 @@ def complete(spec: JobSpec) -> JobSpec:
     if spec.log_dir is not None:
         spec = msgspec.structs.replace(spec, log_dir=str(Path(spec.log_dir).expanduser().absolute()))
     if spec.backend != "local":
-        from rankfall.backends.kubernetes.planning import pinned  # noqa: PLC0415 - not for local jobs
+        from rankfall.backends.kubernetes.planning import pinned  # noqa: PLC0415
 
         return pinned(spec)
     if folders:
@@ -44,7 +44,7 @@ def create_run(spec: JobSpec, *, home: Path, request_token: str | None = None, r
     """
     if spec.log_dir is None:
         return _created(spec, home=home, request_token=request_token, replace=replace)
-    from rankfall.rundir.lines.log_dir import claimed  # noqa: PLC0415 - most jobs name none
+    from rankfall.rundir.lines.log_dir import claimed  # noqa: PLC0415
 
     with claimed(Path(spec.log_dir), request_token=request_token) as claim:
         made = _created(spec, home=home, request_token=request_token, replace=replace)
@@ -56,7 +56,7 @@ def _created(spec: JobSpec, *, home: Path, request_token: str | None, replace: b
     if not spec.code_folders:
         return RunDir.create(spec, home=home, request_token=request_token, replace=replace)
     from rankfall.backends.files import across  # noqa: PLC0415
-    from rankfall.backends.payload import CODE, code_tree  # noqa: PLC0415 - most jobs bring no code
+    from rankfall.backends.payload import CODE, code_tree  # noqa: PLC0415
     from rankfall_inside.transfer.frames import TransferError  # noqa: PLC0415
 
     tree = code_tree(spec, skip=home)

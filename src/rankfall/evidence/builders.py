@@ -30,7 +30,7 @@ _RAISED: Final = (b"Error", b"Exception", b"Timeout", b"Exit", b"Refused", b"Int
 
 
 def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | None) -> Evidence:
-    """Returns the evidence of an exception that a rank recorded."""
+    """Evidence of an exception that a rank recorded."""
     error = record.error
     types = error.types if error else ()
     chain = error.chain if error else ()
@@ -202,7 +202,7 @@ def of_rank_end(facts: RankFacts, *, attempt: int | None, unattended: bool = Fal
 
 
 def of_slot_signal(record: Record, *, name: str) -> Evidence | None:
-    """Returns the evidence of a signal that another sender sent to the slot's wrapper; else None."""
+    """Evidence of a signal that another sender sent to the slot's wrapper; else None."""
     info = record.exit
     if record.kind != "kill" or info is None or info.how != "received" or info.ours:
         return None
@@ -226,7 +226,7 @@ def of_slot_signal(record: Record, *, name: str) -> Evidence | None:
 
 
 def of_oom(facts: RankFacts | None, slot: SlotFacts | None, *, kills: int, where: str, attempt: int | None) -> Evidence:
-    """Returns the evidence of a risen cgroup OOM counter while this rank (or a process of the slot) was killed."""
+    """Evidence of a risen cgroup OOM counter while this rank (or a process of the slot) was killed."""
     place = facts or slot
     number = slot.slot if slot else facts.slot if facts else None
     return Evidence(
@@ -250,7 +250,7 @@ def of_oom(facts: RankFacts | None, slot: SlotFacts | None, *, kills: int, where
 
 
 def of_kernel(line: KernelLine, facts: RankFacts, *, attempt: int | None) -> Evidence:
-    """Returns the evidence of a kernel line that names a rank's process."""
+    """Evidence of a kernel line that names a rank's process."""
     signature = line.hit.signature
     return Evidence(
         id=digest("kernel", line.at // 1000, line.text),

@@ -34,7 +34,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rounds_of(seats: Mapping[K, Seat]) -> dict[K, int]:
-    """Returns the round of each process, from 0, in order of their starts."""
+    """Round of each process, from 0, in order of their starts."""
     found: dict[K, int] = {}
     number, held = 0, _Round()
     for key, seat in sorted(seats.items(), key=lambda item: (item[1].at is None, item[1].at or 0, item[1].rank)):
@@ -148,7 +148,7 @@ class Facts:
             self._rank_facts = None
 
     def step_of(self, process: Process) -> int | None:
-        """Returns the last step that a process reported; None without one."""
+        """Last step that a process reported; None without one."""
         held = self._steps.get(process)
         return held[0] if held else None
 
@@ -194,12 +194,12 @@ class Facts:
         self._rank_facts = None
 
     def rank_of(self, slot: int | None, pid: int | None) -> int | None:
-        """Returns the global rank of a process by its start record; None if unknown."""
+        """Global rank of a process by its start record; None if unknown."""
         held = self._starts.get((slot, pid))
         return held[0].rank if held else None
 
     def start_of(self, slot: int | None, pid: int | None) -> Record | None:
-        """Returns the start record of a process; None if it has not arrived."""
+        """Start record of a process; None if it has not arrived."""
         held = self._starts.get((slot, pid))
         return held[0] if held else None
 
@@ -212,7 +212,7 @@ class Facts:
         return end is not None and end[0].exit is not None and end[0].exit.code in {asked & 0xFF, None}
 
     def ranks(self) -> tuple[RankFacts, ...]:
-        """Returns the facts of each rank process, older rounds included, sorted."""
+        """Facts of each rank process, older rounds included, sorted."""
         if self._rank_facts is None:
             self._rank_facts = self._all_rank_facts()
         return self._rank_facts

@@ -75,14 +75,14 @@ class NodeClocks:
         self._server = ahead
 
     def ahead(self, slot: int | None) -> Bound:
-        """Returns the offset of a slot's clock; :data:`EXACT` if local."""
+        """Offset of a slot's clock; :data:`EXACT` if local."""
         fine, known = self._known(slot)
         if self._is_local_clock(fine, known):
             return EXACT
         return fine.meet(known)
 
     def late(self, slot: int | None) -> int:
-        """Returns the nanoseconds by which an event may follow its timestamp; may be negative."""
+        """Nanoseconds by which an event may follow its timestamp; may be negative."""
         # Called for each slot at each poll.
         if slot not in self._late:
             self._late[slot] = self._find_late(slot)
@@ -100,14 +100,14 @@ class NodeClocks:
         return at - (self.ahead(slot).middle or 0)
 
     def off(self) -> Mapping[int, Bound]:
-        """Returns the clock offsets of slots whose clock does not count as local, by slot."""
+        """Clock offsets of slots whose clock does not count as local, by slot."""
         if self._off is None:
             slots = {slot for slot in (*self._fine, *self._coarse) if slot is not None}
             self._off = {slot: ahead for slot in sorted(slots) if (ahead := self.ahead(slot)) is not EXACT}
         return self._off
 
     def retimed(self, facts: Sheet) -> Sheet:
-        """Returns the facts with times converted to this machine's clock, as exactly as the bounds allow."""
+        """Facts with times converted to this machine's clock, as exactly as the bounds allow."""
         if facts.slot not in self.off():
             return facts
         started, ended = self._times(facts.slot, facts.started_at, facts.ended_at)

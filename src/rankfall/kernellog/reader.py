@@ -246,7 +246,7 @@ class KernelClock:
         self._now = ahead if self._now is None else min(self._now, ahead)
 
     def ring_start(self) -> RingStart:
-        """Returns the current estimate."""
+        """Current estimate."""
         steady = self._steady()
         zero = self._real() - steady
         known = [each for each in (self._before, self._now) if each is not None]

@@ -38,7 +38,7 @@ class Cache:
         self._folder = folder
 
     def get(self, name: str, digest: str) -> Schemas | None:
-        """Returns the cached schemas of a group version, or None."""
+        """Cached schemas of a group version, or None."""
         if self._folder is None:
             return None
         try:

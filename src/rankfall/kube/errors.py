@@ -129,5 +129,5 @@ _SERVER_SIDE: Final = 500
 
 
 def error_class(status: int) -> type[ApiError]:
-    """Returns the class for an HTTP status or a Status object's ``code``."""
+    """Class for an HTTP status or a Status object's ``code``."""
     return _BY_STATUS.get(status, ServerError if status >= _SERVER_SIDE else ApiError)

@@ -146,13 +146,13 @@ def _brackets(data: bytes | str) -> int:
 
 
 def _octets(data: bytes | str) -> bytes:
-    """Returns the text as bytes; copies only ``str`` and ``msgspec.Raw``."""
+    """Text as bytes; copies only ``str`` and ``msgspec.Raw``."""
     return data.encode("utf-8", "replace") if isinstance(data, str) else bytes(data)
 
 
 def _holds_any(kind: Any) -> bool:
     """True if the type may contain an untyped value."""
-    import msgspec.inspect  # noqa: PLC0415 - only for many brackets
+    import msgspec.inspect  # noqa: PLC0415
 
     seen: set[int] = set()
     waiting: list[object] = [msgspec.inspect.type_info(kind)]

@@ -60,7 +60,7 @@ _DAY: Final = 86_400
 
 def ranks(numbers: Iterable[int]) -> str:
     """Formats ranks as ``0, 2-5, 9``; long lists end with a count (``model.numbers.ranges``)."""
-    from rankfall.model.numbers import ranges  # noqa: PLC0415 - every command loads this module; most print no ranks
+    from rankfall.model.numbers import ranges  # noqa: PLC0415
 
     return ranges(numbers)
 

@@ -190,7 +190,7 @@ def _subject(verdict: Verdict) -> str:
 
 
 def _exception(verdict: Verdict) -> str:
-    """Returns the class name of the exception in the decisive line; empty if there is none."""
+    """Class name of the exception in the decisive line; empty if there is none."""
     lines = verdict.decisive.line.strip().split("\n") if verdict.decisive else [""]
     found = _EXCEPTION.match(lines[-1])
     return found[1] if found else ""

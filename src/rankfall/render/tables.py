@@ -94,7 +94,7 @@ def render_status(status: StatusDocument, *, now: datetime, color: bool = False)
 
 
 def _state_sentence(status: StatusDocument, *, now: datetime, paint: Paint) -> str:
-    """Returns the state of the run as a sentence, with attempt and duration."""
+    """State of the run as a sentence, with attempt and duration."""
     state = state_text(status.state, paint)
     attempt = f" in attempt {status.attempts}" if status.attempts else ""
     span = formatting.since(status.started, status.ended, now=now) if status.started else ""
@@ -112,7 +112,7 @@ def _state_sentence(status: StatusDocument, *, now: datetime, paint: Paint) -> s
 
 
 def _counts(status: StatusDocument) -> str:
-    """Returns the number of slots by state, and the restarts."""
+    """Number of slots by state, and the restarts."""
     numbers = [f"{getattr(status, name)} {name}" for name in ("ready", "active", "succeeded", "failed", "stopped")]
     counted = status.restarts
     text = f"slots: {', '.join(numbers)}"
@@ -123,7 +123,7 @@ def _counts(status: StatusDocument) -> str:
 
 
 def _alone(run: RunSummary) -> str:
-    """Returns the suffix of a run's state if it has no supervisor; a suspended run needs none until resumed."""
+    """Suffix of a run's state if it has no supervisor; a suspended run needs none until resumed."""
     if run.state in FINAL_STATES or run.state == "suspended" or run.supervised:
         return ""
     if run.foreign is not None:
@@ -317,7 +317,7 @@ _TITLES: Final[dict[Family, str]] = {
 
 def causes_page() -> str:
     """Returns the page ``docs/causes.md`` as Markdown."""
-    from rankfall.render.summary import advice  # noqa: PLC0415 - tables of runs and nodes show no verdict
+    from rankfall.render.summary import advice  # noqa: PLC0415
 
     texts = {slug: known.advice for slug, known in advice().items()}
     return _HEAD + "".join(_family(family, texts) for family in get_args(Family))

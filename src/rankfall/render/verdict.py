@@ -44,7 +44,7 @@ NO_DETAILS: Final = Details()
 
 
 def _decisive_lines(verdict: Verdict, details: Details, *, width: int, paint: Paint) -> list[str]:
-    """Returns the decisive evidence with its innermost frame."""
+    """Decisive evidence with its innermost frame."""
     lines = []
     for proof in _in_order(verdict)[:1]:
         lines += _proof(proof, whole=False, width=width, paint=paint)
@@ -92,7 +92,7 @@ def _is_decisive(proof: Proof, verdict: Verdict) -> bool:
 
 
 def _in_order(verdict: Verdict) -> list[Proof]:
-    """Returns the decisive evidence first, then the rest in the verdict's order, without repeated lines."""
+    """Decisive evidence first, then the rest in the verdict's order, without repeated lines."""
     where = verdict.decisive.where if verdict.decisive else None
     ordered = sorted(verdict.evidence, key=lambda proof: proof.where != where)
     seen: set[tuple[str, int | None]] = set()

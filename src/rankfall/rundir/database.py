@@ -234,7 +234,7 @@ def refuse_newer(version: int, path: Path) -> None:
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """Returns the schema version; 0 without tables."""
+    """Schema version; 0 without tables."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return int(version)  # foreign-text: sqlite gives a number of 32 bits
 
@@ -261,7 +261,7 @@ class Queries(ABC):
         """Returns all rows of a query."""
 
     def run(self) -> RunRow:
-        """Returns the run's state."""
+        """Run's state."""
         rows = self._rows("SELECT state, reason, started, ended, incomplete FROM run")
         if not rows:
             return RunRow(state="unknown")
@@ -290,20 +290,20 @@ class Queries(ABC):
         ]
 
     def newest_attempt(self) -> int | None:
-        """Returns the number of the newest attempt; None if absent."""
+        """Number of the newest attempt; None if absent."""
         rows = self._rows("SELECT max(attempt) FROM attempts")
         return rows[0][0] if rows else None
 
     def slots(self, attempt: int) -> list[SlotFacts]:
-        """Returns the slots of an attempt, by role and number."""
+        """Slots of an attempt, by role and number."""
         return self._bodies(SlotFacts, "SELECT facts FROM slots WHERE attempt = ? ORDER BY role, slot", (attempt,))
 
     def ranks(self, attempt: int) -> list[RankFacts]:
-        """Returns the ranks of an attempt, by round and rank."""
+        """Ranks of an attempt, by round and rank."""
         return self._bodies(RankFacts, "SELECT facts FROM ranks WHERE attempt = ? ORDER BY round, rank", (attempt,))
 
     def streams(self, attempt: int | None = None) -> list[StreamRow]:
-        """Returns the rank of each stream's bytes; without an attempt, of all."""
+        """Rank of each stream's bytes; without an attempt, of all."""
         where, args = ("", ()) if attempt is None else (" WHERE attempt = ?", (attempt,))
         return [
             StreamRow(
@@ -323,7 +323,7 @@ class Queries(ABC):
         ]
 
     def evidence(self, attempt: int) -> list[Evidence]:
-        """Returns the evidence of an attempt in the order of storage."""
+        """Evidence of an attempt in the order of storage."""
         return self._bodies(Evidence, "SELECT body FROM evidence WHERE attempt = ? ORDER BY seq", (attempt,))
 
     def verdicts(self, attempt: int | None = None) -> list[VerdictRow]:
@@ -369,7 +369,7 @@ class Queries(ABC):
         return found
 
     def falls(self, attempt: int | None = None) -> list[SlotFailureRow]:
-        """Returns the decisions about slots that failed alone, like :meth:`decisions`."""
+        """Decisions about slots that failed alone, like :meth:`decisions`."""
         found = []
         for number, about, body, done_at in self._decided(attempt, falls=True):
             fall = self._decode(body, SlotFailure)
@@ -378,7 +378,7 @@ class Queries(ABC):
         return found
 
     def slot_failure_of(self, slot: int, attempt: int | None = None) -> Diagnosis | None:
-        """Returns the verdict of a slot's last failure alone, with the decision about it, or None."""
+        """Verdict of a slot's last failure alone, with the decision about it, or None."""
         own = [row.fall for row in self.falls(attempt) if row.fall.slot == slot]
         if not own:
             return None
@@ -386,7 +386,7 @@ class Queries(ABC):
         return msgspec.structs.replace(own[-1].diagnosis, verdict=verdict)
 
     def starts(self, attempt: int) -> dict[int, int]:
-        """Returns the newest start, from 0, of each slot that restarted alone in an attempt."""
+        """Newest start, from 0, of each slot that restarted alone in an attempt."""
         return {row.fall.slot: row.fall.instance + 1 for row in self.falls(attempt) if row.fall.again}
 
     def _decided(self, attempt: int | None, *, falls: bool) -> list[tuple[Any, ...]]:

@@ -259,7 +259,7 @@ class Writer(Queries):
 
 
 def _versioned(diagnosis: Diagnosis, version: int) -> Diagnosis:
-    """Returns the diagnosis with this version and no decision: a decision makes no version."""
+    """Diagnosis with this version and no decision: a decision makes no version."""
     verdict = msgspec.structs.replace(diagnosis.verdict, version=version, decision=None)
     return msgspec.structs.replace(diagnosis, verdict=verdict)
 

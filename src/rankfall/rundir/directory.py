@@ -114,11 +114,11 @@ class Reader(Queries):
         return salvage.streams(self.run_dir, attempt) if self.damaged else super().streams(attempt)
 
     def summary(self) -> RunSummary:
-        """Returns the run as ``ps`` lists it."""
+        """Run as ``ps`` lists it."""
         return status.summary(self.run_dir, self)
 
     def status(self, now: int) -> StatusDocument:
-        """Returns the run with its newest attempt's slots and ranks; ``now`` in nanoseconds since the epoch."""
+        """Run with its newest attempt's slots and ranks; ``now`` in nanoseconds since the epoch."""
         return status.status(self.run_dir, self, now=now)
 
     def _rows(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:

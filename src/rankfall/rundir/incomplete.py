@@ -85,19 +85,19 @@ def lost_lines(records: Iterable[Record]) -> tuple[LostLines, ...]:
 
 
 def lost_of_run(run_dir: RunPaths, *, attempt: int | None = None) -> tuple[LostLines, ...]:
-    """Returns the lost lines of a run; ``attempt`` None = all."""
+    """Lost lines of a run; ``attempt`` None = all."""
     names, gaps = _listed(run_dir.records_dir)
     found = [*lost_lines(gaps), *_unrecorded(run_dir, names)]
     return tuple(one for one in found if attempt is None or one.attempt == attempt)
 
 
 def sentences(lost: Iterable[LostLines]) -> list[str]:
-    """Returns the sentences for a verdict's list of missing evidence."""
+    """Sentences for a verdict's list of missing evidence."""
     return [f"{PREFIX}{one.text}" for one in lost]
 
 
 def as_of_now(verdict: Verdict, run_dir: RunPaths) -> Verdict:
-    """Returns the verdict with the current losses; lines may have been recovered."""
+    """Verdict with the current losses; lines may have been recovered."""
     lost = sentences(lost_of_run(run_dir, attempt=verdict.attempt))
     others = [one for one in verdict.missing if not one.startswith(PREFIX)]
     return msgspec.structs.replace(verdict, missing=tuple(dict.fromkeys([*lost, *others])))
@@ -117,7 +117,7 @@ def disk_trouble(path: Path) -> str | None:
 
 
 def waiting(run_dir: RunPaths, *, state: str) -> tuple[str, ...]:
-    """Returns the messages for an unfinished run whose lines cannot be stored now."""
+    """Messages for an unfinished run whose lines cannot be stored now."""
     trouble = disk_trouble(run_dir.path) if state not in FINAL_STATES else None
     return () if trouble is None else (f"{trouble}: new output is not stored",)
 
@@ -127,7 +127,7 @@ def _container(record: Record) -> tuple[int, int | None, str | None, int]:
 
 
 def _cluster_context(bounds: Sequence[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
-    """Returns the bounds (after, before) that enclose all given ones; None if one of them is open."""
+    """Bounds (after, before) that enclose all given ones; None if one of them is open."""
     after = [one for one, _ in bounds if one is not None]
     before = [one for _, one in bounds if one is not None]
     return (
@@ -154,7 +154,7 @@ def _joined(attempt: int, pieces: Sequence[_Piece]) -> LostLines:
 
 
 def _listed(folder: Path) -> tuple[list[str], list[Record]]:
-    """Returns the names of all records in ``folder``, and the records about lost output (``gap-*``)."""
+    """Names of all records in ``folder``, and the records about lost output (``gap-*``)."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith("."))
     except OSError:

@@ -36,11 +36,11 @@ def home() -> Path:
 
 
 def default_home() -> Path:
-    """Returns the home's path; accesses no file."""
+    """Home's path; accesses no file."""
     chosen = os.environ.get("RANKFALL_HOME")
     if chosen:
         return Path(chosen).expanduser().absolute()
-    import platformdirs  # noqa: PLC0415 - only without RANKFALL_HOME; start-up time is tested
+    import platformdirs  # noqa: PLC0415
 
     return Path(platformdirs.user_data_dir("rankfall", appauthor=False))
 
@@ -279,22 +279,22 @@ class RunPaths:
         return self.path / "closing"
 
     def slot_dir(self, attempt: int, role: str, slot: int, instance: int = 0) -> Path:
-        """Returns the folder that supervisor and wrapper of one start of a slot share."""
+        """Folder that supervisor and wrapper of one start of a slot share."""
         name = f"{role}-{slot}.{instance}" if instance else f"{role}-{slot}"
         return self.path / "slots" / f"attempt-{attempt}" / name
 
     def stream_dir(self, attempt: int, role: str, slot: int, instance: int = 0) -> Path:
-        """Returns the folder of one instance's raw streams."""
+        """Folder of one instance's raw streams."""
         return self.logs_dir / f"attempt-{attempt}" / f"{role}-{slot}" / str(instance)
 
     def lease_holder(self) -> leases.Holder | None:
-        """Returns the lease's live holder, or None; on another host it counts as live."""
+        """Lease's live holder, or None; on another host it counts as live."""
         found = leases.holder(self.lease_path)
         return found if found is not None and found.alive() is not False else None
 
 
 def meta_of(path: Path) -> Meta:
-    """Returns the content of a directory's ``meta.json``; if missing, the creation time comes from ``spec.json``."""
+    """Content of a directory's ``meta.json``; if missing, the creation time comes from ``spec.json``."""
     try:
         with (path / "meta.json").open("rb") as file:
             return decoding.decode(file.read(65536), kind=Meta)
@@ -313,5 +313,5 @@ def pods_folder(run: Path, attempt: int) -> Path:
 
 
 def context_path(run: Path, attempt: int) -> Path:
-    """Returns the path of the facts around an attempt's pods."""
+    """Path of the facts around an attempt's pods."""
     return pods_folder(run, attempt) / "around.jsonl"

@@ -96,7 +96,7 @@ def make_folder(path: Path, *, new: bool = False) -> None:
 
 
 def file_system(path: Path, *, mountinfo: Path = Path("/proc/self/mountinfo")) -> FileSystem:
-    """Returns the file system of an existing path; unknown ones count as local."""
+    """File system of an existing path; unknown ones count as local."""
     name = _name(path, mountinfo)
     return FileSystem(name=name, network=name in _NETWORK or name.startswith("fuse."))
 
@@ -181,7 +181,7 @@ def _boot() -> str:
 
 
 def holder(path: Path) -> Holder | None:
-    """Returns the holder in the lease file, or None."""
+    """Holder in the lease file, or None."""
     try:
         with path.open("rb") as file:
             data = file.read(4096)

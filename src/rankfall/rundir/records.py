@@ -111,7 +111,7 @@ class RecordFolder:
         self.behind = False
 
     def poll(self) -> list[Found]:
-        """Returns the new records, by name; ``behind`` = more remain."""
+        """New records, by name; ``behind`` = more remain."""
         try:
             with os.scandir(self.folder) as entries:
                 names = sorted(e.name for e in entries if e.name.endswith(".json") and e.name not in self._seen)
@@ -195,7 +195,7 @@ def _in_range(value: msgspec.Struct) -> bool:
 
 
 def _newer_schema(data: bytes) -> str | None:
-    """Returns the schema that a record names if it is not this reader's; else None."""
+    """Schema that a record names if it is not this reader's; else None."""
     try:
         said = decoding.decode(data, kind=_Head).schema
     except msgspec.DecodeError:

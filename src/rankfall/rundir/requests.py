@@ -27,7 +27,7 @@ _LONGEST: Final = 200
 
 
 def who() -> str:
-    """Returns the user as ``alice@laptop``: printable ASCII, at most 200 characters."""
+    """User as ``alice@laptop``: printable ASCII, at most 200 characters."""
     try:
         name = getpass.getuser()
     except (OSError, KeyError):
@@ -96,7 +96,7 @@ class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_resizes(folder: Path) -> dict[str, ResizeRequest]:
-    """Returns the newest request for each role; unreadable ones are omitted."""
+    """Newest request for each role; unreadable ones are omitted."""
     return {one.role: one for one in read_requests(folder / RESIZE_NAME, ResizeRequest)}
 
 
@@ -107,7 +107,7 @@ def requested_sizes(folder: Path, spec: JobSpec) -> dict[str, int]:
 
 
 def planned_sizes(plan: Mapping[str, object], spec: JobSpec) -> dict[str, int]:
-    """Returns the number of nodes of each role in the stored plan of an attempt."""
+    """Number of nodes of each role in the stored plan of an attempt."""
     said = plan.get("sizes")
     stored = said if isinstance(said, dict) else {}
     sizes = first_sizes(spec)
@@ -115,7 +115,7 @@ def planned_sizes(plan: Mapping[str, object], spec: JobSpec) -> dict[str, int]:
 
 
 def left_slots(plan: Mapping[str, object]) -> dict[int, str]:
-    """Returns the slots that left during the planned attempt, with reasons: ``resize``, ``lost``, ``surplus``."""
+    """Slots that left during the planned attempt, with reasons: ``resize``, ``lost``, ``surplus``."""
     try:
         left = decoding.convert(plan.get("left", ()), tuple[Left, ...])
     except msgspec.ValidationError:

@@ -24,7 +24,7 @@ _MAX_RECORD: Final = 1 << 20
 
 
 def attempts(run_dir: RunPaths) -> list[AttemptRow]:
-    """Returns the attempts that have a folder."""
+    """Attempts that have a folder."""
     found = {
         numbers.matched(match[1])
         for folder in (run_dir.logs_dir, run_dir.path / "slots")
@@ -35,7 +35,7 @@ def attempts(run_dir: RunPaths) -> list[AttemptRow]:
 
 
 def slots(run_dir: RunPaths, attempt: int) -> list[SlotFacts]:
-    """Returns the slots that have a folder."""
+    """Slots that have a folder."""
     found = []
     for name in _names(run_dir.path / "slots" / f"attempt-{attempt}"):
         match = _SLOT.fullmatch(name)
@@ -45,7 +45,7 @@ def slots(run_dir: RunPaths, attempt: int) -> list[SlotFacts]:
 
 
 def ranks(run_dir: RunPaths, attempt: int) -> list[RankFacts]:
-    """Returns the ranks with a start record, each with its end from a later record."""
+    """Ranks with a start record, each with its end from a later record."""
     found: dict[tuple[int, int], RankFacts] = {}
     ends: dict[tuple[int, int], Record] = {}
     for record in _records(run_dir.records_dir, attempt, kinds=("start", "end")):
@@ -80,7 +80,7 @@ def ranks(run_dir: RunPaths, attempt: int) -> list[RankFacts]:
 
 
 def streams(run_dir: RunPaths, attempt: int | None = None) -> list[StreamRow]:
-    """Returns the streams whose rank comes from a start record with their process ordinal, or from their name."""
+    """Streams whose rank comes from a start record with their process ordinal, or from their name."""
     owners: dict[tuple[int | None, str | None, int | None, str], Record] = {}
     for record in _records(run_dir.records_dir, attempt, kinds=("start",)):
         if record.rank is not None and record.ordinal is not None:
@@ -132,7 +132,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def world_sizes(run_dir: RunPaths, attempt: int) -> dict[int, int]:
-    """Returns the world size of each round (-1 = no round) by the ranks' records."""
+    """World size of each round (-1 = no round) by the ranks' records."""
     return {
         -1 if record.round is None else record.round: record.world_size
         for record in _records(run_dir.records_dir, attempt, kinds=("start",))

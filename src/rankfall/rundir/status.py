@@ -49,7 +49,7 @@ LEFT = {
 
 
 def note_of(facts: SlotFacts | RankFacts, *, spec: JobSpec, slots: Sequence[SlotFacts]) -> str | None:
-    """Returns the note of one slot or rank of a successful run; None if its exit needs no note."""
+    """Note of one slot or rank of a successful run; None if its exit needs no note."""
     role = spec.success.role
     if (spec.success.policy == "all" and role is None) or not (
         facts.signal or facts.exit_code or facts.state == "lost"
@@ -88,7 +88,7 @@ def standing(facts: SlotFacts, *, goes_on: bool, first: bool = False, note: str 
 
 
 def ranks_started(ranks: Iterable[RankFacts]) -> Counter[int | None]:
-    """Returns the number of ranks that each slot started, of the newest round."""
+    """Number of ranks that each slot started, of the newest round."""
     return Counter(slot for slot, _ in {(one.slot, one.rank) for one in ranks})
 
 
@@ -103,7 +103,7 @@ def is_ready(facts: SlotFacts, *, ranks: int, nproc: int | None) -> bool:
 
 
 def restarts(tables: Queries, *, limit: int) -> Restarts:
-    """Returns the number of restarts, by cause; ``limit`` is the job's."""
+    """Number of restarts, by cause; ``limit`` is the job's."""
     counted: Counter[str] = Counter()
     newest = tables.newest_attempt() or 0
     for row in tables.decisions():
@@ -120,7 +120,7 @@ _NS = 1e9
 
 
 def summary(run_dir: RunPaths, tables: Queries) -> RunSummary:
-    """Returns the run as ``ps`` lists it."""
+    """Run as ``ps`` lists it."""
     found = tables.diagnosis()
     return _summary(run_dir, tables, found.verdict if found else None)
 
@@ -147,7 +147,7 @@ def _summary(run_dir: RunPaths, tables: Queries, verdict: Verdict | None) -> Run
 
 
 def status(run_dir: RunPaths, tables: Queries, *, now: int) -> StatusDocument:
-    """Returns the run with slots and ranks of its newest attempt; ranks of the newest round only."""
+    """Run with slots and ranks of its newest attempt; ranks of the newest round only."""
     found = tables.diagnosis()
     verdict = found.verdict if found else None
     short = _summary(run_dir, tables, verdict)
@@ -244,7 +244,7 @@ def _sizes(
 
 
 def _ranks_of(facts: SlotFacts, parts: Sequence[Part]) -> int | None:
-    """Returns the number of ranks that this slot starts; None if unknown in advance or unobservable."""
+    """Number of ranks that this slot starts; None if unknown in advance or unobservable."""
     part = next((one for one in parts if facts.slot in one.slots), None)
     if part is None or not part.in_world or part.spec.inside == "off" or facts.launcher in {"exec", None}:
         return None
@@ -252,7 +252,7 @@ def _ranks_of(facts: SlotFacts, parts: Sequence[Part]) -> int | None:
 
 
 def _left(tables: Queries, attempt: int | None, ranks: list[RankFacts]) -> dict[tuple[str, int], str | None]:
-    """Returns the notes for slots that left the gang during the attempt, and for their ranks."""
+    """Notes for slots that left the gang during the attempt, and for their ranks."""
     plan = next((row.plan for row in tables.attempts() if row.attempt == attempt), {})
     left = {slot: LEFT[why] for slot, why in left_slots(plan).items()}
     notes: dict[tuple[str, int], str | None] = {("slot", slot): text for slot, text in left.items()}
@@ -279,7 +279,7 @@ def _foreign(run_dir: RunPaths) -> str | None:
 
 
 def newest_round(ranks: list[RankFacts]) -> list[RankFacts]:
-    """Returns the ranks of the newest round; ranks without a round only if no rank has one."""
+    """Ranks of the newest round; ranks without a round only if no rank has one."""
     rounds = {-1 if facts.round is None else facts.round for facts in ranks}
     newest = max(rounds, default=-1)
     return [facts for facts in ranks if (-1 if facts.round is None else facts.round) == newest]
@@ -325,7 +325,7 @@ def _slot(
 
 
 def _wrapper_pid(run_dir: RunPaths, attempt: int, role: str, facts: SlotFacts) -> int | None:
-    """Returns the pid in the slot's ``lock`` file (``pid start_ticks boot_id``), or None."""
+    """Pid in the slot's ``lock`` file (``pid start_ticks boot_id``), or None."""
     try:
         fd = open_regular(run_dir.slot_dir(attempt, role, facts.slot, facts.instance) / "lock", links=False)
         with os.fdopen(fd, "rb") as file:

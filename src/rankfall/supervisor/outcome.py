@@ -92,7 +92,7 @@ def done(run_dir: RunDir) -> None:
 def write_files(run_dir: RunDir, run_store: BestEffortStore) -> None:
     """Writes the derived files and notes failures; none for a foreign job."""
     if run_dir.foreign is None:
-        from rankfall.rundir.lines.derived_files import write_derived  # noqa: PLC0415 - only at the end of a run
+        from rankfall.rundir.lines.derived_files import write_derived  # noqa: PLC0415
 
         try:
             write_derived(run_dir)

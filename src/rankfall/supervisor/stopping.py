@@ -94,7 +94,7 @@ def jobset_stop(plan: Plan, slots: Iterable[SlotFacts]) -> Stop | None:
 
 
 def _failed_at(slots: list[SlotFacts]) -> int | None:
-    """Returns the last end of a role that failed and ended completely, or None.
+    """Last end of a role that failed and ended completely, or None.
 
     Nanoseconds since the epoch by the slot's clock.
     """

@@ -61,7 +61,7 @@ def mirror_to_log_dir(run_dir: RunDir) -> Iterator[None]:
     if folder is None:
         yield
         return
-    from rankfall.rundir.lines.log_dir import LogDir  # noqa: PLC0415 - most jobs name none
+    from rankfall.rundir.lines.log_dir import LogDir  # noqa: PLC0415
 
     over = threading.Event()
     thread = threading.Thread(
@@ -130,7 +130,7 @@ def supervise(
                         compress_ended_runs(run_dir)
                     done(run_dir)
             if own.release_request == "hand_over" and not run_dir.spec.unattended and outcome.state not in FINAL_STATES:
-                from rankfall.supervisor.detach import spawn_detached  # noqa: PLC0415 - detach starts this very module
+                from rankfall.supervisor.detach import spawn_detached  # noqa: PLC0415
 
                 spawn_detached(run_dir)
             return outcome
@@ -170,7 +170,7 @@ def _of(
             on_lease=on_lease,
             standby=standby,
         )
-    from rankfall.supervisor.unattended.driver import Unattended  # noqa: PLC0415 - a supervised run needs none of it
+    from rankfall.supervisor.unattended.driver import Unattended  # noqa: PLC0415
 
     # Any number of machines may record an unattended run.
     if on_lease is not None:

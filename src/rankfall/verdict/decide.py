@@ -190,7 +190,7 @@ class Budgets:
 
 
 def _drawn(past: PastAttempt, spec: JobSpec) -> set[str]:
-    """Returns the names of the budgets that a past restart used."""
+    """Names of the budgets that a past restart used."""
     rule: FailureRule | None = rule_named(past.rule, spec)
     if rule is not None and rule.budget is not None:
         return {rule.budget} if rule.action == "ignore" else {rule.budget, TOTAL}
@@ -385,7 +385,7 @@ def _spent(budgets: list[Budget]) -> Budget | None:
 
 
 def _delay(spec: JobSpec, attempts: int) -> float:
-    """Returns the exponential back-off in seconds, without jitter, because a pure function has no random source.
+    """Exponential back-off in seconds, without jitter, because a pure function has no random source.
 
     The supervisor adds the jitter.
     """

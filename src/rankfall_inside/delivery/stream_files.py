@@ -100,7 +100,7 @@ class Sink:
         return data
 
     def _store(self, data: bytes, row: bytes) -> tuple[int, str]:
-        """Returns the number of stored bytes, and the error for the rest or ""."""
+        """Number of stored bytes, and the error for the rest or ""."""
         stored, before = 0, self._idx_offset
         try:
             if self._log < 0:

@@ -97,7 +97,7 @@ def _held(channel: Channel) -> dict[int, list[Held]]:
 
 
 def _send_file(index: int, tree: Tree, channel: Channel, held: list[Held]) -> int | None:
-    """Returns the bytes sent; None if the receiver has the file."""
+    """Bytes sent; None if the receiver has the file."""
     entry, place = tree.entries[index], tree.places[index]
     try:
         with open(place, "rb") as file:
@@ -127,7 +127,7 @@ def _send_file(index: int, tree: Tree, channel: Channel, held: list[Held]) -> in
 
 
 def _agreed(file: BinaryIO, held: list[Held], channel: Channel) -> tuple[Held | None, Digest]:
-    """Returns the receiver's part if it matches the file's start, else None; and the checksum so far."""
+    """Receiver's part if it matches the file's start, else None; and the checksum so far."""
     for one in held:
         file.seek(0)
         digest = hash_of(file, one.size, channel)

@@ -156,7 +156,7 @@ def rules(backends: Collection[str] = BACKENDS) -> list[dict[str, Any]]:
 
 
 def role(*, namespace: str, backends: Collection[str] = BACKENDS) -> dict[str, Any]:
-    """Returns the Role as a manifest."""
+    """Role as a manifest."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
@@ -192,7 +192,7 @@ _BARE: Final = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][a-z0
 
 
 def section(namespace: str = "team-a") -> str:
-    """Returns the section "Rights" of docs/kubernetes.md, between its marks."""
+    """Section "Rights" of docs/kubernetes.md, between its marks."""
     return "".join([_HEAD, manifest(role(namespace=namespace)), _TABLE, *map(_line, RIGHTS), _TAIL])
 
 
@@ -207,7 +207,7 @@ def manifest(made: Mapping[str, Any]) -> str:
 
 
 def renewed(page: str) -> str:
-    """Returns the page with the current section "Rights" between its marks."""
+    """Page with the current section "Rights" between its marks."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}{section()}{END}{after}"

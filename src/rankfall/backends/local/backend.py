@@ -124,7 +124,7 @@ class LocalBackend:
         return self.life(plan, slot) in {"starting", "running"}
 
     def exit_code(self, plan: Plan, slot: int) -> int | None:
-        """Returns the wrapper's exit code; None while it runs, after a signal, or if not a child."""
+        """Wrapper's exit code; None while it runs, after a signal, or if not a child."""
         slot_dir = Path(slot_plan(plan, slot).slot_dir)
         self._reap(slot_dir)
         status = self._exits.get(slot_dir, -1)

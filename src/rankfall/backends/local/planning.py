@@ -239,7 +239,7 @@ def _folder(spec: JobSpec, run_dir: RunDir) -> tuple[Path, Path]:
 
 
 def _source(spec: JobSpec) -> Path:
-    """Returns the topmost code folder with the command's first word, else the topmost."""
+    """Topmost code folder with the command's first word, else the topmost."""
     folders = [Path(folder).expanduser().absolute() / (spec.cwd or "") for folder in reversed(spec.code_folders)]
     words = spec.command[:1]
     return next((folder for folder in folders if words and (folder / words[0]).is_file()), folders[0])

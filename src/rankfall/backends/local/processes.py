@@ -82,7 +82,7 @@ def _current_folder() -> str:
 
 
 def life(slot_dir: Path) -> Life:
-    """Returns the slot's state from its files. Takes no lock: a held lock could block the wrapper."""
+    """Slot's state from its files. Takes no lock: a held lock could block the wrapper."""
     if (slot_dir / "end.json").exists():
         # The process may still be exiting.
         return "running" if _holder_lives(slot_dir) else "ended"
@@ -147,7 +147,7 @@ def tell(slot_dir: Path, line: str) -> bool:
 
 
 def members(slot_dir: Path) -> list[int]:
-    """Returns the processes whose environment names this slot; unreadable ones do not count."""
+    """Processes whose environment names this slot; unreadable ones do not count."""
     wanted = b"RANKFALL_SLOT_DIR=" + os.fsencode(slot_dir)
     found = []
     me = os.getpid()

@@ -334,6 +334,6 @@ def _why_not(answer: Resized) -> str:
 
 
 def _api(directory: RunDir) -> SyncRun:
-    from rankfall.client import Run, SyncRun  # noqa: PLC0415 - asyncio
+    from rankfall.client import Run, SyncRun  # noqa: PLC0415
 
     return SyncRun(Run(directory))

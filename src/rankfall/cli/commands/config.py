@@ -236,7 +236,7 @@ def _row(option: click.Option, context: click.Context) -> str:
 
 
 def _default(option: click.Option, context: click.Context) -> str:
-    """Returns the default as text; empty without one, and for a flag that is only on or off."""
+    """Default as text; empty without one, and for a flag that is only on or off."""
     found = option.get_default(context, call=False)
     if isinstance(found, bool):
         names = option.opts if found else option.secondary_opts
@@ -252,7 +252,7 @@ def _range(option: click.Option) -> str:
 
 
 def _metavar(option: click.Option, context: click.Context) -> str:
-    """Returns the value's form; choices without brackets."""
+    """Value's form; choices without brackets."""
     if isinstance(option.type, click.Choice) and not option.metavar:
         return "|".join(map(str, option.type.choices))
     if isinstance(option.type, click.IntRange | click.FloatRange) and not option.metavar:

@@ -63,7 +63,7 @@ class DoctorDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worst(checks: tuple[Check, ...]) -> State:
-    """Returns the worst state."""
+    """Worst state."""
     states = {check.state for check in checks}
     return "fail" if "fail" in states else "warn" if "warn" in states else "pass"
 

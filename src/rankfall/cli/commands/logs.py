@@ -352,7 +352,7 @@ def follow_lines(
 
 
 def state_of(directory: RunDir) -> str:
-    """Returns the recorded state."""
+    """Recorded state."""
     with directory.reader() as reader:
         return reader.run().state
 

@@ -240,7 +240,7 @@ def _settings(config: Path | None) -> HealthConfig:
 
 def _run(where: Where, work: Callable[[Kube], Awaitable[_T]]) -> _T:
     from rankfall.kube.auth.kubeconfig import access_of  # noqa: PLC0415
-    from rankfall.kube.client import Kube  # noqa: PLC0415 - slow
+    from rankfall.kube.client import Kube  # noqa: PLC0415
 
     async def connected() -> _T:
         async with Kube(access_of(where)) as kube:

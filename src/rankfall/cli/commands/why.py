@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import select
-import stat
 import sys
 import time
 from bisect import bisect_left
@@ -12,7 +9,7 @@ from collections import Counter
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
@@ -21,7 +18,7 @@ from rankfall.cli import console
 from rankfall.cli.console import Output
 from rankfall.cli.options import output_option, place_options, redact_option
 from rankfall.cli.run_output import details_of, details_of_files, secret_values
-from rankfall.cli.target import Where, as_it_is, one_run, opened_copy, parse_target, read_home, resolve_target
+from rankfall.cli.target import Where, as_it_is, has_text, one_run, opened_copy, read_home, run_of_argument
 from rankfall.cli.values import parse_size
 from rankfall.explain import explain_files, explain_run, explain_slot_failure, explain_stream
 from rankfall.model import NotFound, RankFacts, StoreError, UsageError, Verdict
@@ -74,8 +71,6 @@ _UNTRUSTED: Final = (
     "/independent/*/because",
     "/decision/because",
 )
-# Seconds in which a program before the pipe prints its first bytes.
-_PIPE_S: Final = 0.5
 
 
 @click.command("why")
@@ -148,8 +143,8 @@ def why(
         redact.learn(secret_values(run))
     if output is not Output.TABLE:
         bare = redact is None and max_bytes is None
-        shown = verdict if bare else _answer(verdict, output, redact=redact, limit=max_bytes)
-        sys.stdout.write(console.document(shown, output, compact=max_bytes is not None))
+        content = verdict if bare else _answer(verdict, output, redact=redact, limit=max_bytes)
+        sys.stdout.write(console.document(content, output, compact=max_bytes is not None))
         return
     details = details_of(run, verdict) if run else details_of_files(verdict)
     if redact is not None:
@@ -188,7 +183,7 @@ def _text(verdict: Verdict, source: str, details: Details, *, limit: int | None)
 
 
 def _answer(verdict: Verdict, output: Output, *, redact: Redactor | None, limit: int | None) -> Verdict:
-    """Returns the document with its ``answer``, within ``limit`` bytes."""
+    """Document with its ``answer``, within ``limit`` bytes."""
     verdict = redact.of(verdict) if redact is not None else verdict
     sentence = summary(verdict)
     cut: Counter[str] = Counter()
@@ -230,7 +225,7 @@ def _answer(verdict: Verdict, output: Output, *, redact: Redactor | None, limit:
 
 
 def _without(verdict: Verdict, field: str, least: list[int], count: int) -> Verdict:
-    """Returns the document without the last ``count`` of the ``least`` rows."""
+    """Document without the last ``count`` of the ``least`` rows."""
     gone = set(least[len(least) - count :])
     rows = tuple(row for number, row in enumerate(getattr(verdict, field) or ()) if number not in gone)
     return msgspec.structs.replace(verdict, **{field: rows}) if gone else verdict
@@ -269,10 +264,10 @@ def _explained(
     strategy: str | None,
     where: Where,
 ) -> tuple[Verdict, str, RunDir | None]:
-    if not targets and attempt is None and slot is None and not fresh and _has_text(sys.stdin.buffer):
+    if not targets and attempt is None and slot is None and not fresh and has_text(sys.stdin.buffer):
         console.say("explaining standard input")
         targets = ["-"]
-    run = one_run(None) if not targets else _as_run(targets, where)
+    run = one_run(None) if not targets else run_of_argument(targets, where)
     if run is not None:
         run = as_it_is(run)
     elif len(targets) == 1:
@@ -302,46 +297,6 @@ def _explained(
     )
 
 
-def _has_text(stdin: BinaryIO) -> bool:
-    """True if standard input is a file, or a pipe with bytes within ``_PIPE_S``."""
-    try:
-        kind = os.fstat(stdin.fileno()).st_mode
-        if stat.S_ISREG(kind):
-            return bool(stdin.peek(1))  # type: ignore[attr-defined] # a buffered reader
-        if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)):
-            return False
-        ready, _, _ = select.select([stdin], [], [], _PIPE_S)
-        return bool(ready) and bool(stdin.peek(1))  # type: ignore[attr-defined] # as above
-    except (OSError, ValueError):
-        return False
-
-
-def _is_there(name: str) -> bool:
-    try:
-        return Path(name).exists()
-    except OSError:
-        return False
-
-
-def _as_run(targets: list[str], where: Where) -> RunDir | None:
-    """Returns the run, or None for files. A run beats a file; ``./NAME`` is always a file."""
-    if len(targets) == 1 and (where.given or parse_target(targets[0]) is not None):
-        return resolve_target(targets[0], where=where)
-    if len(targets) != 1 or targets == ["-"]:
-        return None
-    name = targets[0]
-    try:
-        return RunDir.open(read_home(), name)
-    except NotFound as missing:
-        if _is_there(name):
-            return None
-        raise NotFound(f"there is no run and no file {name[:200]!r}", hint=missing.hint) from None
-    except UsageError:
-        if _is_there(name):
-            return None
-        raise
-
-
 _FORMATS: Final = (".html", ".md", ".json")
 
 
@@ -358,6 +313,7 @@ _FORMATS: Final = (".html", ".md", ".json")
     "--bundle", is_flag=True, help="Write an archive of the run with its report; open it with rankfall why FILE."
 )
 @place_options
+@redact_option
 def report(
     *,
     target: tuple[str, ...],
@@ -367,6 +323,7 @@ def report(
     context: str | None,
     kubeconfig: str | None,
     no_exec: bool,
+    redact: Redactor | None,
 ) -> None:
     """Write what happened to a run as one file to read, mail or attach to an issue.
 
@@ -379,6 +336,9 @@ def report(
     if bundle and run is None:
         raise UsageError("--bundle is for a run", hint="log files can be mailed as they are")
     document = _report(run, source) if run is not None else _report_of_files(verdict, source)
+    if redact is not None:
+        redact.learn(secret_values(run) if run is not None else ())
+        document = redact.of(document)
     if file == "-" and not bundle:
         from rankfall.render.report import render_markdown  # noqa: PLC0415
 

@@ -35,7 +35,7 @@ QUICK_NS: Final = 60 * SECOND
 
 
 def keys_of(settings: LokiSettings) -> tuple[str, ...]:
-    """Returns the labels that identify a run's lines."""
+    """Labels that identify a run's lines."""
     return (*settings.labels.values(), *IDENTIFYING_LABELS)
 
 

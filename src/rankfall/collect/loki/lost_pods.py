@@ -59,7 +59,7 @@ class LostPods:
         self._finder = Cursor(State.starting_at(since))
 
     def selector(self, pod: LostPod | None = None) -> str:
-        """Returns the query for the lines of one pod, or of all for None."""
+        """Query for the lines of one pod, or of all for None."""
         names = self._labels
         container = self._source.container if pod is None else pod.container
         wanted = {names["namespace"]: self._source.namespace}
@@ -68,7 +68,7 @@ class LostPods:
         return logql.selector(wanted if pod is None else {**wanted, names["pod"]: pod.name})
 
     def known(self) -> list[LostPod]:
-        """Returns the journal's pods whose logs the record lacks."""
+        """Journal's pods whose logs the record lacks."""
         return [
             LostPod(
                 name=fact.name,
@@ -113,7 +113,7 @@ class LostPods:
         return self._unmistakable(self._found.values())
 
     def _unmistakable(self, pods: Iterable[LostPod]) -> list[LostPod]:
-        """Returns the pods whose start of the gang is certain; reports the others.
+        """Pods whose start of the gang is certain; reports the others.
 
         Kubernetes may have started the gang of an attempt several times.
         """

@@ -36,7 +36,7 @@ class Origin(NamedTuple):
 
 
 def origin(labels: Mapping[str, str]) -> Origin:
-    """Returns the instance that these labels name."""
+    """Instance that these labels name."""
     uid = next((labels[name] for name in _UIDS if labels.get(name)), None)
     said = (numbers.whole(labels.get(name), digits=_MAX_DIGITS) for name in _RESTARTS)
     number = next((each for each in said if each is not None and each >= 0), None)
@@ -148,11 +148,11 @@ class LokiPodCollector:
                 self.lines += text.count(b"\n")
 
     def ends(self) -> dict[int, bool]:
-        """Returns the instances with stored lines; True if the wrapper's last record is included."""
+        """Instances with stored lines; True if the wrapper's last record is included."""
         return {number: log.leave() for number, log in self._logs.items() if log.cursor.lines}
 
     def log(self, number: int) -> InstanceLog:
-        """Returns the log of an instance."""
+        """Log of an instance."""
         return self._log(number)
 
     def claim(self, number: int) -> None:
@@ -168,7 +168,7 @@ class LokiPodCollector:
             log.cursor.commit({})
 
     def after(self, number: int) -> int | None:
-        """Returns the last timestamp of an instance stored before Loki was queried; None without one."""
+        """Last timestamp of an instance stored before Loki was queried; None without one."""
         return self._before[number]
 
     # -- source of a line
@@ -198,7 +198,7 @@ class LokiPodCollector:
     # -- joining
 
     def _joined(self, number: int, rows: list[Entry]) -> list[Entry] | None:
-        """Returns the rows that the log lacks; None if old and new lines cannot be distinguished."""
+        """Rows that the log lacks; None if old and new lines cannot be distinguished."""
         last = self._before[number]
         if last is None:
             return rows

@@ -179,7 +179,7 @@ class InstanceLog:
         return found
 
     def standing(self) -> Standing:
-        """Returns the read position."""
+        """Read position."""
         return Standing(self.cursor.lines, 0 if self._part is None else self._part.sum, self._rest)
 
     def leave(self, *, unheard: bool = False) -> bool:

@@ -34,7 +34,7 @@ def get_context(run: Path, attempt: int, source: PodSource, *, into: Path) -> bo
         OSError: The file cannot be written.
         TimeoutError: The cluster did not answer.
     """
-    import asyncio  # noqa: PLC0415 - a run on this machine needs none of it
+    import asyncio  # noqa: PLC0415
 
     from rankfall.collect.pods.cluster_context import ContextCollector  # noqa: PLC0415
     from rankfall.kube.auth.kubeconfig import access_of  # noqa: PLC0415
@@ -90,7 +90,7 @@ class LazyCollector:
         from rankfall.collect.pods.collector import PodCollector  # noqa: PLC0415
         from rankfall.collect.pods.log_tailer import GATHER_S, UNSEEN_GATHER_S  # noqa: PLC0415
         from rankfall.kube.auth.kubeconfig import access_of  # noqa: PLC0415
-        from rankfall.kube.client import Kube  # noqa: PLC0415 - a run on this machine needs no client
+        from rankfall.kube.client import Kube  # noqa: PLC0415
 
         self._collector = PodCollector(
             self._run_dir,

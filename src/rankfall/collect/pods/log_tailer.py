@@ -51,7 +51,7 @@ class IdleTimeout:
         self._vain += 1
 
     def limit(self) -> float:
-        """Returns the idle timeout in seconds."""
+        """Idle timeout in seconds."""
         if self._first is None or self._newest - self._first < KNOWN_S:
             return IDLE_TIMEOUT_S
         return min(IDLE_TIMEOUT_S, max(QUIET_S, TIMES * self._longest) * 2.0 ** min(self._vain, 8))

@@ -146,7 +146,7 @@ class PartsCopy:
     def _get(self, key: str, *, limit: int) -> bytes | None:
         """Returns an object's bytes, or None if it does not exist."""
         try:
-            import obstore  # noqa: PLC0415 - an extra, for jobs that name such a store
+            import obstore  # noqa: PLC0415
 
             found = obstore.get(self._store(), f"{self.name}/{key}")
             size = found.meta["size"]
@@ -189,5 +189,5 @@ class Bucket:
         return self._opened
 
     def copy(self, name: str, target: Path, *, at: int) -> PartsCopy:
-        """Returns the copy of one folder; ``at``: bytes copied before."""
+        """Copy of one folder; ``at``: bytes copied before."""
         return PartsCopy(self._open, name, target, at=at)

@@ -74,7 +74,7 @@ class StoreCopy:
         return copied
 
     def _source(self) -> Path | None:
-        """Returns the folder; None if it is not inside the store."""
+        """Folder; None if it is not inside the store."""
         root = Path(os.path.realpath(self._root))
         found = Path(os.path.realpath(root / self.name))
         return found if found.is_dir() and found.is_relative_to(root) else None
@@ -171,7 +171,7 @@ class Volume:
         return self._root.is_dir()
 
     def copy(self, name: str, target: Path, *, at: int) -> StoreCopy:  # noqa: ARG002 - as of a bucket
-        """Returns the copy of one folder; ``at``: unused."""
+        """Copy of one folder; ``at``: unused."""
         return StoreCopy(self._root, name, target)
 
 
@@ -180,7 +180,7 @@ Copy = StoreCopy | PartsCopy
 
 
 def source_of(spec: JobSpec) -> Source | None:
-    """Returns the job's log store on this machine, or None."""
+    """Job's log store on this machine, or None."""
     if spec.kubernetes.log_store is None:
         return None
     place = log_store_place(spec.kubernetes.log_store)
@@ -244,7 +244,7 @@ class StoreCopies:
         self._kept[target] = mark.at
 
     def of(self, target: Path) -> Copy | None:
-        """Returns the copy into the folder ``target``; None if its lines are in no visible store."""
+        """Copy into the folder ``target``; None if its lines are in no visible store."""
         return self._copies.get(target)
 
     def unseen(self, target: Path) -> bool:

@@ -188,7 +188,7 @@ class RecordStore:
             yield name, read_untrusted_file(folder / name, limit=MAX_RECORD + 1)[0]
 
     def _from_bucket(self) -> Iterator[tuple[str, bytes]]:
-        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - most jobs have no such store
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
 
         store = open_bucket(self._url)
         folder = f"{self._run}/{FOLDER}"
@@ -212,7 +212,7 @@ class RecordStore:
 
     def _read(self, store: S3Store, folder: str, name: str) -> bytes | None:
         """Returns one object; None if it was removed or replaced."""
-        import obstore  # noqa: PLC0415 - an extra, for jobs that name such a store
+        import obstore  # noqa: PLC0415
 
         try:
             found = obstore.get(store, f"{folder}/{name}")
@@ -302,7 +302,7 @@ def has_reader() -> bool:
 
 
 def record_store_of(run_dir: RunDir, spec: JobSpec, *, attempt: int) -> RecordStore | None:
-    """Returns the store for records of an attempt's ranks; None if the job names none."""
+    """Store for records of an attempt's ranks; None if the job names none."""
     if spec.record_store is None:
         return None
     return RecordStore(spec.record_store, run=run_dir.id, attempt=attempt, into=run_dir.records_dir)

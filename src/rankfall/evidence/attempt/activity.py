@@ -58,7 +58,7 @@ class StepFolders:
         self._held: dict[Path, tuple[str, list[Step]]] = {}
 
     def read(self, slot_dir: Path) -> list[Step]:
-        """Returns the result of :func:`read_steps`."""
+        """Result of :func:`read_steps`."""
         held = self._held.get(slot_dir)
         folder = held[0] if held is not None else f"{slot_dir}/progress"
         if held is None or not self._standing.stands(folder):

@@ -39,7 +39,7 @@ def present_case(case: Case, *, left: Collection[int], fell_at: int | None = Non
 
 
 def _world(case: Case, kept: tuple[RankFacts, ...]) -> int | None:
-    """Returns the number of ranks of the current round, as far as known, if slots left or ranks ended."""
+    """Number of ranks of the current round, as far as known, if slots left or ranks ended."""
     return case.world_size if len(kept) == len(case.ranks) else len({facts.rank for facts in kept}) or case.world_size
 
 

@@ -38,7 +38,7 @@ _MAX_PROBLEMS: Final = 64
 
 
 def foreign_kills(facts: Facts) -> dict[int, RankFacts]:
-    """Returns the ranks that a foreign signal ended, by process ID."""
+    """Ranks that a foreign signal ended, by process ID."""
     return {r.pid: r for r in facts.ranks() if r.pid is not None and r.signal is not None and r.killed_by == "foreign"}
 
 
@@ -77,7 +77,7 @@ def kernel_evidence(
 
 
 def dump_evidence(folders: Iterable[Path], *, relative_to: Path, attempt: int) -> tuple[list[Evidence], list[str]]:
-    """Returns the evidence of flight-recorder dumps in these folders, and messages about invalid ones."""
+    """Evidence of flight-recorder dumps in these folders, and messages about invalid ones."""
     dumps = Dumps()
     problems: list[str] = []
     for folder in folders:
@@ -271,15 +271,15 @@ class EvidenceSet:
         return self._by_id.values()
 
     def ids(self) -> set[str]:
-        """Returns the IDs of all current pieces."""
+        """IDs of all current pieces."""
         return set(self._by_id)
 
     def of_slot(self, slot: int) -> tuple[str, ...]:
-        """Returns the IDs of all evidence of a slot."""
+        """IDs of all evidence of a slot."""
         return tuple(sorted(key for key, piece in self._by_id.items() if piece.slot == slot))
 
     def importing(self) -> dict[tuple[int | None, int | None], str]:
-        """Returns the ranks whose main thread is inside an import: a digest of the stack by (slot, pid)."""
+        """Ranks whose main thread is inside an import: a digest of the stack by (slot, pid)."""
         found: dict[tuple[int | None, int | None], str] = self._guard.read(
             lambda: imports(item.record for item in self._stacks),
             otherwise={},

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def unrecorded_end(folder: Path, *, run: str, attempt: int) -> Found | None:
-    """Returns the end record in a slot's folder that is missing among the records; None without one of this attempt."""
+    """End record in a slot's folder that is missing among the records; None without one of this attempt."""
     try:
         end = read_end(folder)
     except ValueError:
@@ -113,7 +113,7 @@ class AttemptObserver:
         self._facts = Facts(_expected(spec, launcher, numbers), elastic=spec.elastic, here=here)
         self._platform: PlatformView | None = None
         if not here:
-            from rankfall.evidence.cluster.platform import PlatformView  # noqa: PLC0415 - a run on this machine has none
+            from rankfall.evidence.cluster.platform import PlatformView  # noqa: PLC0415
 
             self._platform = PlatformView(run_dir.path, attempt=attempt, catalogue=found, context_path=context_path)
         pods = self._platform.pods if self._platform is not None else None
@@ -215,11 +215,11 @@ class AttemptObserver:
         self._late.again()
 
     def evidence_of(self, slot: int) -> tuple[str, ...]:
-        """Returns the IDs of all evidence of a slot."""
+        """IDs of all evidence of a slot."""
         return self._evidence_set.of_slot(slot)
 
     def importing(self) -> dict[tuple[int | None, int | None], str]:
-        """Returns the ranks whose main thread is inside an import: a digest of the stack by (slot, pid)."""
+        """Ranks whose main thread is inside an import: a digest of the stack by (slot, pid)."""
         return self._evidence_set.importing()
 
     def forget_stacks(self) -> None:
@@ -231,18 +231,18 @@ class AttemptObserver:
         self._record_source.read_all()
 
     def ranks(self) -> tuple[RankFacts, ...]:
-        """Returns the facts of all rank processes, older rounds included, with times by this machine's clock."""
+        """Facts of all rank processes, older rounds included, with times by this machine's clock."""
         clocks = self._facts.clocks
         return tuple(map(clocks.retimed, self._facts.ranks())) if clocks.off() else self._facts.ranks()
 
     def slots(self) -> tuple[SlotFacts, ...]:
-        """Returns the facts of the slots, with times by this machine's clock."""
+        """Facts of the slots, with times by this machine's clock."""
         clocks = self._facts.clocks
         own = tuple(self._facts.slots[n] for n in sorted(self._facts.slots))
         return tuple(map(clocks.retimed, own)) if clocks.off() else own
 
     def waits(self) -> str | None:
-        """Returns the platform's reason why slots do not start; None if there is none."""
+        """Platform's reason why slots do not start; None if there is none."""
         platform = self._platform
         nothing: str | None = None
         return (
@@ -386,7 +386,7 @@ class AttemptObserver:
 
 
 def _expected(spec: JobSpec, launcher: SlotLauncher | None, numbers: Mapping[int, int]) -> dict[int, SlotFacts]:
-    """Returns the planned slots before any observation."""
+    """Planned slots before any observation."""
     here = spec.backend == "local"
     expected = {
         n: SlotFacts(

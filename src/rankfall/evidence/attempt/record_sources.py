@@ -92,7 +92,7 @@ class SingleRankSlot:
         return [*found, *self._good_end(end, self._start)]
 
     def _rank(self, *, final: bool) -> list[Found]:
-        """Returns the rank's start record, again when a hook claims the rank.
+        """Rank's start record, again when a hook claims the rank.
 
         Raises ValueError if the files do not suffice.
         """
@@ -142,7 +142,7 @@ class SingleRankSlot:
 
 
 def _numbers(path: Path) -> tuple[int, ...] | None:
-    """Returns the numbers of a claim; None if it is missing or incomplete."""
+    """Numbers of a claim; None if it is missing or incomplete."""
     try:
         said = [numbers.whole(word) for word in read_untrusted_file(path, limit=256)[0].split()]
     except OSError:
@@ -152,7 +152,7 @@ def _numbers(path: Path) -> tuple[int, ...] | None:
 
 
 def _written(path: Path) -> int | None:
-    """Returns the modification time of a non-empty file in nanoseconds since the epoch; else None."""
+    """Modification time of a non-empty file in nanoseconds since the epoch; else None."""
     try:
         found = path.stat()
     except OSError:
@@ -228,7 +228,7 @@ class RecordSource:
         return (*self._folder.problems, *(self._store.problems if self._store else ()), *self._notes)
 
     def new(self) -> list[Found]:
-        """Returns the new records."""
+        """New records."""
         collected: list[Found] = []
         if self._single is not None:
             single = self._single
@@ -248,7 +248,7 @@ class RecordSource:
         self._single = None
 
     def read_skipped_records(self) -> list[Found]:
-        """Returns the unread records of a single-rank job, unless the job succeeded."""
+        """Unread records of a single-rank job, unless the job succeeded."""
         if self.settled:
             return []
         self._single = None

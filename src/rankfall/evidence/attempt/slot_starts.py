@@ -41,7 +41,7 @@ class Starts:
             self._pods.select_start(slot, number)
 
     def number(self, slot: int) -> int:
-        """Returns the observed start of a slot."""
+        """Observed start of a slot."""
         return self._numbers.get(slot, 0)
 
     def of_record(self, record: Record) -> When:
@@ -61,7 +61,7 @@ class Starts:
         return self._when(slot, self._pods.number_of(slot, self._owner(folder)))
 
     def slot_dir(self, role: str, slot: int) -> Path:
-        """Returns the slot's folder of the observed start."""
+        """Slot's folder of the observed start."""
         if slot not in self._numbers:
             held = self._dirs.get(slot)
             if held is None:
@@ -73,7 +73,7 @@ class Starts:
         return self._run_dir.slot_dir(self._attempt, role, slot, number)
 
     def _folder_number(self, role: str, slot: int) -> int:
-        """Returns the container instance number; a pod that never ran has none."""
+        """Container instance number; a pod that never ran has none."""
         number = self.number(slot)
         parent = self._run_dir.stream_dir(self._attempt, role, slot).parent
         candidates: list[int] = [number, *range(number)]

@@ -152,7 +152,7 @@ class SlotStreams:
         self._last = Budget(seconds, clock=time.thread_time), Budget(seconds + TAILS_S, clock=time.thread_time)
 
     def _read(self, stream: _Stream, facts: Facts, owners: _Owners, now: int) -> tuple[list[Evidence], int, int]:
-        """Returns the evidence of a stream's next bytes, their number, and the newest arrival time (0 if none)."""
+        """Evidence of a stream's next bytes, their number, and the newest arrival time (0 if none)."""
         place = facts.slots.get(stream.slot)
         final = place is not None and place.state in {"ended", "lost"}
         whole, tails = self._last if self._last is not None else (None, None)
@@ -317,7 +317,7 @@ class SlotStreams:
                     self._turns.append(made)
 
     def _entries(self, folder: str) -> list[str]:
-        """Returns the sorted paths in a folder, cached while the folder is unchanged."""
+        """Sorted paths in a folder, cached while the folder is unchanged."""
         if not self._standing.stands(folder):
             self._listed[folder] = _entries(folder)
         return self._listed[folder]
@@ -343,7 +343,7 @@ class _Owners:
         return self._by_ordinal.get((stream.slot, stream.ordinal)) if stream.ordinal is not None else None
 
     def ordinal(self, stream: _Stream) -> int | None:
-        """Returns the ordinal of the process that writes the stream; None if unknown."""
+        """Ordinal of the process that writes the stream; None if unknown."""
         if stream.rank is None:
             return stream.ordinal
         held = self._by_rank.get((stream.slot, stream.rank))

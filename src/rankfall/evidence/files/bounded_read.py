@@ -98,7 +98,7 @@ class Allowance:
         return f"{self.limits.size:,} bytes" if self._size <= 0 else None
 
     def share(self, files: int) -> Share:
-        """Returns the share of the next of ``files`` files."""
+        """Share of the next of ``files`` files."""
         now = self._clock()
         left = max(0.0, self._until - now)
         seconds = min(left, max(_LEAST_S, left / files))

@@ -134,7 +134,7 @@ class Source(msgspec.Struct, kw_only=True):
     pid_ranks: dict[int, int | None] = msgspec.field(default_factory=dict)
 
     def rank_of_worker(self, piece: Evidence) -> int | None:
-        """Returns the rank of the process that printed a finding, or of the worker where each is one rank; else None."""
+        """Rank of the process that printed a finding, or of the worker where each is one rank; else None."""
         known = self.pid_ranks.get(self.pids.get(piece.id, -1))
         if known is not None:
             return known

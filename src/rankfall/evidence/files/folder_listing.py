@@ -153,7 +153,6 @@ def opened(file: Listed) -> Iterator[int]:
 
 
 def _open_below(root: Path, parts: tuple[str, ...], flags: int) -> int:
-    """Opens a path below a folder, through no link."""
     fd = os.open(root, _FOLDER)
     try:
         for name in parts[:-1]:

@@ -90,7 +90,7 @@ class _Pile:
         self._dumps = Dumps()
 
     def case(self) -> Case:
-        """Returns the findings as a case."""
+        """Findings as a case."""
         sources = [self._sources[number] for number in sorted(self._sources)]
         for text in (*self._dumps.left_out, *self._guard.problems):
             self._left.note(text)
@@ -138,7 +138,7 @@ class _Pile:
             ) from None
 
     def _chosen(self, paths: Iterable[Path]) -> list[tuple[int, Listed]]:
-        """Returns the files with their list numbers: each once, small ones first."""
+        """Files with their list numbers: each once, small ones first."""
         listed = enumerate(file for path in paths for file in list_files(path, self._left, skip=_no_log))
         # An empty log has no information; an empty error file or dump has.
         useful = [(number, file) for number, file in listed if file.size or not file.parts or _says_by_its_name(file)]
@@ -217,7 +217,7 @@ def _may_be_stacks(file: Listed) -> bool:
 
 
 def _rank_of_use(file: Listed) -> int:
-    """Returns the order: error files, files of one rank, other text."""
+    """Order: error files, files of one rank, other text."""
     if _is_error_file(file):
         return 0
     source = source_of(file.path)
@@ -250,7 +250,7 @@ def _head(fd: int, limit: int, share: Share) -> bytes:
 
 
 def _stacks(fd: int, share: Share) -> str | None:
-    """Returns the stacks of a py-spy JSON file; None for any other file."""
+    """Stacks of a py-spy JSON file; None for any other file."""
     data = _head(fd, MAX_JSON + 1, share)
     return text_of_json(data) if len(data) <= MAX_JSON else None
 

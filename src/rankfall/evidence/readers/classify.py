@@ -160,7 +160,7 @@ def meaning_of_hit(hit: Hit, *, text: str, fingerprint: str) -> Meaning:
 
 
 def _end_of_child(catalogue: Catalogue, kind: str, message: str, *, launcher: bool) -> Hit | None:
-    """Returns the hit of an exception that reports the end of a child process.
+    """Hit of an exception that reports the end of a child process.
 
     None for a program's own child that exited with an ordinary code: that is an error of the program.
     """
@@ -172,7 +172,7 @@ def _end_of_child(catalogue: Catalogue, kind: str, message: str, *, launcher: bo
 
 
 def listed_numbers(text: str) -> tuple[int, ...]:
-    """Returns the numbers of a list as ``1, 3``; at most 1,024 of 7 digits."""
+    """Numbers of a list as ``1, 3``; at most 1,024 of 7 digits."""
     found = []
     for word in text.replace(",", " ").split()[:1024]:
         digits = word.strip("[](){}.;:'\"")

@@ -108,7 +108,7 @@ class LineMeanings:
         self._known: dict[bytes, LineMeaning] = {}
 
     def of(self, raw: bytes) -> LineMeaning:
-        """Returns the meaning of a line."""
+        """Meaning of a line."""
         known = self._known.get(raw)
         if known is None:
             known = LineMeaning(raw, self.matcher.match_line(raw))
@@ -121,5 +121,5 @@ class LineMeanings:
 
 @lru_cache(maxsize=4)
 def line_meanings(catalogue: Catalogue) -> LineMeanings:
-    """Returns the cache that all streams of a catalogue share: bounds memory."""
+    """Cache that all streams of a catalogue share: bounds memory."""
     return LineMeanings(catalogue)

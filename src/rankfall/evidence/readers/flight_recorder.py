@@ -111,7 +111,7 @@ class Dumps:
         return None
 
     def evidence(self, *, attempt: int | None = None) -> list[Evidence]:
-        """Returns the evidence of all dumps."""
+        """Evidence of all dumps."""
         return flight_evidence(self.read, attempt=attempt, unread=self.unread)
 
     @property
@@ -127,7 +127,7 @@ class Dumps:
 
 
 def dump_rank(name: str) -> int | None:
-    """Returns the rank in the file name of a dump (torch's naming); None for any other file."""
+    """Rank in the file name of a dump (torch's naming); None for any other file."""
     match = _NAME.search(name)
     return whole(match.group(1)) if match else None
 
@@ -195,7 +195,7 @@ class _Reader:
             calls.pending.append(True)
 
     def _members_of(self, ranks: Any) -> tuple[int, ...]:
-        """Returns the members of a group: numbers, or torch's text of a list."""
+        """Members of a group: numbers, or torch's text of a list."""
         known = self._members.get(id(ranks))
         if known is None:
             if isinstance(ranks, str):
@@ -268,7 +268,7 @@ def flight_evidence(
 
 
 def _calls(group: str, dumps: list[Dump]) -> dict[int, tuple[str, str]]:
-    """Returns the kinds of one rank's calls in a group, by their numbers."""
+    """Kinds of one rank's calls in a group, by their numbers."""
     found: dict[int, tuple[str, str]] = {}
     for dump in dumps:
         calls = dump.groups[group]
@@ -295,7 +295,7 @@ def _mismatch(group: str, ranks: dict[int, list[Dump]], names: dict[int, str], a
 
 
 def _first_difference(group: str, ranks: dict[int, list[Dump]]) -> int | None:
-    """Returns the number of the first call that all ranks of a group made and that differs; None if there is none."""
+    """Number of the first call that all ranks of a group made and that differs; None if there is none."""
     each: Iterator[dict[int, tuple[str, str]]] = (_calls(group, own) for own in ranks.values())
     first = next(each)
     shared, differs = set(first), set[int]()
@@ -322,7 +322,7 @@ class _Members:
                     self._of[group] |= seen[id(ranks)]
 
     def dumped_of(self, group: str) -> set[int] | None:
-        """Returns the members with a dump; None if no dump lists members."""
+        """Members with a dump; None if no dump lists members."""
         return self._of.get(group)
 
 

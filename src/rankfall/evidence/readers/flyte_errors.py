@@ -178,7 +178,7 @@ def read_container_error(data: bytes) -> ContainerError:
 
 
 def container_error_evidence(data: bytes, *, name: str, catalogue: Catalogue) -> Evidence | str:
-    """Returns the evidence of one file, or a message about its problem."""
+    """Evidence of one file, or a message about its problem."""
     if not data:
         return f"{name} is empty"
     if len(data) > MAX_FILE:
@@ -216,7 +216,7 @@ def container_error_evidence(data: bytes, *, name: str, catalogue: Catalogue) ->
 
 
 def _chain(error: ContainerError) -> tuple[list[tuple[str, str]], str]:
-    """Returns the exceptions of the message, the raised one first, and the top frame of the user's code."""
+    """Exceptions of the message, the raised one first, and the top frame of the user's code."""
     chain: list[tuple[str, str]] = []
     frame = ""
     for item in find_tracebacks(error.message.encode("utf-8", "replace") + b"\n"):
@@ -235,7 +235,7 @@ def _chain(error: ContainerError) -> tuple[list[tuple[str, str]], str]:
 
 
 def _without_last_line(text: str) -> str:
-    """Returns the message without flytekit's closing line."""
+    """Message without flytekit's closing line."""
     before, newline, last = text.strip().rpartition("\n")
     last = last.strip().lower()
     return before.strip() if newline and (last in _LAST_LINES or last.startswith(_LAST_LINE_HEAD)) else text.strip()
@@ -292,7 +292,7 @@ class FlyteErrorFiles:
         known: Collection[Evidence],
         budget: Budget | None = None,
     ) -> list[Evidence]:
-        """Returns the evidence for slots whose logs and records give no cause; cached files cost no budget."""
+        """Evidence for slots whose logs and records give no cause; cached files cost no budget."""
         self._budget = budget
         spoken = {e.slot for e in known if e.role == "primary" and e.source in {"log", "record"}}
         by_pod = {facts.pod: number for number, (facts, _) in slots.items() if facts.pod}

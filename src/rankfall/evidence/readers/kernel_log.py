@@ -64,7 +64,7 @@ def read_kernel(catalogue: Catalogue, *, since: int, path: Path = KMSG) -> tuple
 
 
 def boot_at() -> int:
-    """Returns the time of this machine's boot in nanoseconds since the epoch, by its current clocks."""
+    """Time of this machine's boot in nanoseconds since the epoch, by its current clocks."""
     return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 

@@ -184,7 +184,7 @@ def parse_prefix(line: bytes) -> Prefix:
 
 
 def _of_object(line: bytes) -> Prefix:
-    """Returns the ranks that keys of an object of JSON give; the text has no tags."""
+    """Ranks that keys of an object of JSON give; the text has no tags."""
     found: dict[str, bytes] = {}
     for part in (line[:_LOOK], line[-_LOOK:] if len(line) > _LOOK else b""):
         _keyed(part, found, pattern=_OBJECT_KEY)
@@ -213,7 +213,7 @@ def _tag(rest: bytes, found: dict[str, bytes]) -> tuple[str, int, bytes] | None:
 
 
 def _after_logger(head: bytes, at: int, found: dict[str, bytes], raw: list[bytes]) -> int:
-    """Returns the end of a rank's tag behind words of a logger; ``at`` if there is none."""
+    """End of a rank's tag behind words of a logger; ``at`` if there is none."""
     if "global" in found:
         return at
     position = at
@@ -257,7 +257,7 @@ def _made(found: dict[str, bytes], *, length: int, raw: bytes) -> Prefix:
 
 
 def _listed(text: bytes) -> tuple[int, ...]:
-    """Returns the numbers of a list as ``0,2-5``; at most ``_MAX_TASKS``."""
+    """Numbers of a list as ``0,2-5``; at most ``_MAX_TASKS``."""
     numbers: list[int] = []
     for part in text.split(b","):
         first, _, last = part.partition(b"-")
@@ -268,7 +268,7 @@ def _listed(text: bytes) -> tuple[int, ...]:
 
 
 def learn(before: bytes) -> Prefix:
-    """Returns the prefix of a speaker from all bytes before a traceback's head: ranks wherever they are in it."""
+    """Prefix of a speaker from all bytes before a traceback's head: ranks wherever they are in it."""
     own = parse_prefix(before)
     if own.length >= len(before.rstrip()):
         return msgspec.structs.replace(own, length=len(before))
@@ -298,5 +298,5 @@ def _starts(before: bytes) -> list[int]:
 
 
 def fold(text: bytes) -> bytes:
-    """Returns the text with zeros for the digits of times, of equal length."""
+    """Text with zeros for the digits of times, of equal length."""
     return _CLOCK.sub(lambda match: match.group().translate(_DIGITS), text)

@@ -51,7 +51,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scan(data: bytes, catalogue: Catalogue) -> Findings:
-    """Returns the findings of a whole text, in order."""
+    """Findings of a whole text, in order."""
     found, reported = ChunkScanner(catalogue).push(data, final=True)
     return Findings(
         found=tuple(sorted((one for one, _, _ in found), key=lambda one: one.start)),
@@ -192,7 +192,6 @@ class ChunkScanner:
         )
 
     def _whole_lines(self, data: bytes, *, final: bool) -> bytes:
-        """Returns the whole lines; the rest is buffered."""
         cut = len(data) if final else data.rfind(b"\n") + 1
         if not cut and not final and self._partial_size + len(data) <= MAX_PARTIAL:
             self._partial += [data] if data else []
@@ -331,7 +330,7 @@ class ChunkScanner:
         return chosen
 
     def _line_numbers(self, data: bytes, wanted: Iterable[int]) -> dict[int, int]:
-        """Returns the line, from 1, of each of these bytes of the stream."""
+        """Line, from 1, of each of these bytes of the stream."""
         numbers: dict[int, int] = {}
         at, line = 0, self._lines
         for byte in sorted(wanted):
@@ -351,6 +350,6 @@ def _placed(event: _Event, number: int, *, kind: tuple[str, int | None], last: b
 
 
 def _newlines(data: bytes, end: int) -> int:
-    """Returns the number of newlines before ``end``, in half of the time of ``count``, which checks each byte."""
+    """Number of newlines before ``end``, in half of the time of ``count``, which checks each byte."""
     pieces = (data[at : min(end, at + _PIECE)] for at in range(0, end, _PIECE))
     return end - sum(len(piece.replace(b"\n", b"")) for piece in pieces)

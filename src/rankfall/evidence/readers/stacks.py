@@ -57,13 +57,13 @@ _WENT_ON: Final = 64 << 10
 
 
 def main_frames(text: str) -> list[Frame]:
-    """Returns the main thread's frames, innermost first, or empty."""
+    """Main thread's frames, innermost first, or empty."""
     return list(_known_frames(text)) if len(text) <= _MAX_KNOWN else _Stacks(text).main()
 
 
 @lru_cache(maxsize=2048)
 def _known_frames(text: str) -> tuple[Frame, ...]:
-    """Returns the main thread's frames; cached, because each poll needs them again."""
+    """Main thread's frames; cached, because each poll needs them again."""
     return tuple(_Stacks(text).main())
 
 
@@ -86,7 +86,7 @@ class _Stacks:
                 self._in_current = False
 
     def main(self) -> list[Frame]:
-        """Returns the frames of the main thread."""
+        """Frames of the main thread."""
         if self._spy_frames and self._spied:
             # py-spy prints it first.
             return next((frames for name, frames in self._spied if name == _MAIN), self._spied[0][1])
@@ -159,7 +159,7 @@ class NewestDump:
             self._line(line)
 
     def text(self) -> str | None:
-        """Returns the newest dump, None if much output followed or there is none; call once, at the end."""
+        """Newest dump, None if much output followed or there is none; call once, at the end."""
         self._line(self._rest)
         self._close()
         return self._kept.decode("utf-8", "replace") if self._kept and self._after <= _WENT_ON else None
@@ -227,7 +227,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stand(rank: int, text: str) -> Standing | None:
-    """Returns the position of a rank's main thread in faulthandler's or py-spy's text; None without a stack."""
+    """Position of a rank's main thread in faulthandler's or py-spy's text; None without a stack."""
     frames = main_frames(text)
     if not frames:
         return None
@@ -246,7 +246,7 @@ def stand(rank: int, text: str) -> Standing | None:
 
 
 def imports(records: Iterable[Record]) -> dict[tuple[int | None, int | None], str]:
-    """Returns the processes inside an import, with a digest of their stack, to compare polls."""
+    """Processes inside an import, with a digest of their stack, to compare polls."""
     newest = {(record.slot, record.pid): record.stacks or "" for record in records}
     found = {key: stand(0, text) for key, text in newest.items()}
     return {
@@ -296,7 +296,7 @@ def compare_stacks(standings: dict[int, Standing]) -> list[tuple[Standing, str, 
 
 
 def kernel_state(pid: int, text: str) -> str | None:
-    """Returns the kernel's state of a process's main thread as ``state/system call``; None without such a line."""
+    """Kernel's state of a process's main thread as ``state/system call``; None without such a line."""
     for line in text.split("\n"):
         found = _KERNEL_THREAD.match(line) if line.startswith("  thread ") else None
         if found is not None and whole(found["tid"]) == pid:

@@ -255,12 +255,12 @@ class Index:
         self._last: int | None = None
 
     def last_stamp(self) -> int | None:
-        """Returns the newest timestamp, nanoseconds since the epoch; None without rows."""
+        """Newest timestamp, nanoseconds since the epoch; None without rows."""
         self.grow()
         return self._last
 
     def when(self, byte: int) -> When | None:
-        """Returns the arrival time of this byte's line by the rows read so far; None if unknown."""
+        """Arrival time of this byte's line by the rows read so far; None if unknown."""
         number = bisect_right(self._offsets, byte)
         if not number:
             return None

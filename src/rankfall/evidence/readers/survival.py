@@ -280,7 +280,7 @@ class Survival:
 
 
 def speaker_of(prefix: Prefix) -> bytes:
-    """Returns the speaker's name, without torch's second prefix."""
+    """Speaker's name, without torch's second prefix."""
     raw = prefix.raw
     cut = raw.rfind(b"[rank")
     return raw[:cut] if cut > 0 and raw[cut:].rstrip().endswith(b"]:") else raw

@@ -104,7 +104,7 @@ class ReportReader:
 
 
 def _unfinished(text: bytes) -> bytes:
-    """Returns the begun row at the end of a chunk; empty if there is none."""
+    """Begun row at the end of a chunk; empty if there is none."""
     near = max(0, len(text) - _MAX_FIRST)
     at = max(text.rfind(words, near) for words in _FIRST_LINES)
     if at < 0 or text.count(b"\n", at) >= _ROW_LINES:
@@ -154,7 +154,7 @@ def _is_root(data: bytes, at: int) -> bool:
 
 
 def _host(data: bytes, at: int) -> str | None:
-    """Returns the host in the line before a row's rank; None if it is not there."""
+    """Host in the line before a row's rank; None if it is not there."""
     end = data.rfind(b"\n", max(0, at - _MAX_FIRST), at)
     begin = data.rfind(b"\n", max(0, end - _MAX_FIRST), max(0, end)) + 1
     found = _HOST.search(data[begin:end]) if end >= 0 else None
@@ -180,7 +180,7 @@ _NS: Final = 1_000_000_000
 
 
 def error_file_evidence(data: bytes, *, name: str, stream: str, catalogue: Catalogue) -> Evidence | str:
-    """Returns the evidence of one file, or a message about its problem."""
+    """Evidence of one file, or a message about its problem."""
     if not data.strip():
         return f"{name} is empty"
     if len(data) > MAX_FILE:
@@ -252,7 +252,7 @@ def single_file_evidence(
     catalogue: Catalogue,
     attempt: int,
 ) -> tuple[list[Evidence], list[str]]:
-    """Returns the evidence of the error files of ranks that failed silently, and messages about problems."""
+    """Evidence of the error files of ranks that failed silently, and messages about problems."""
     spoken = {e.rank for e in known if e.role == "primary" and e.source in {"log", "record"}}
     found, problems = [], []
     for facts in ranks:

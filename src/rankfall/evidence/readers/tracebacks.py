@@ -225,7 +225,7 @@ class TracebackReader:
     def _line(
         self, data: bytes, position: int, stop: int, *, at: int, number: int
     ) -> tuple[OpenTraceback | None, bool]:
-        """Returns the traceback that a line belongs to, and True if the same line again would change nothing."""
+        """Traceback that a line belongs to, and True if the same line again would change nothing."""
         line, start = data[position:stop], at + position
         own = parse_prefix(line)
         head = line.find(HEAD)
@@ -286,7 +286,7 @@ class TracebackReader:
         return owner, True
 
     def _quoted(self, line: bytes, head: int, start: int, number: int) -> OpenTraceback | None:
-        """Returns the traceback that one line contains as a quoted string, as in JSON; None if it is incomplete."""
+        """Traceback that one line contains as a quoted string, as in JSON; None if it is incomplete."""
         inner = list(find_tracebacks(unescape(line, head) + b"\n"))
         if not inner:
             return None
@@ -302,7 +302,7 @@ class TracebackReader:
         return read
 
     def _speaker(self, line: bytes, own: Prefix) -> tuple[OpenTraceback | None, bytes]:
-        """Returns the open traceback of a line's speaker, and the line without its prefix."""
+        """Open traceback of a line's speaker, and the line without its prefix."""
         if self._sizes:
             folded = fold(line[:MAX_LEARNED])
             for size in self._sizes:

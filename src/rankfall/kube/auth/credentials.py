@@ -191,7 +191,7 @@ class Credentials:
         return made
 
     def authorities(self, endpoint: Endpoint) -> bytes | None:
-        """Returns the certificate authorities as PEM; None = the system's."""
+        """Certificate authorities as PEM; None = the system's."""
         if endpoint.ca_data is not None:
             return endpoint.ca_data
         return None if endpoint.ca_file is None else self._read(endpoint.ca_file, "certificate authority")

@@ -51,7 +51,7 @@ class ExecCredential(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exec_info(plugin: ExecPlugin, endpoint: Endpoint, *, authorities: bytes | None, interactive: bool) -> str:
-    """Returns the content of ``KUBERNETES_EXEC_INFO``; with the cluster only on request."""
+    """Content of ``KUBERNETES_EXEC_INFO``; with the cluster only on request."""
     spec: dict[str, Any] = {"interactive": interactive}
     if plugin.tell_cluster:
         spec["cluster"] = _cluster(plugin, endpoint, authorities)
@@ -168,7 +168,7 @@ class Words:
 
 
 async def both(output: Coroutine[None, None, bytes | None], words: Coroutine[None, None, None]) -> bytes | None:
-    """Returns the output while reading the other pipe; None if too large."""
+    """Output while reading the other pipe; None if too large."""
     async with asyncio.TaskGroup() as group:
         talk = group.create_task(words)
         found = await output
@@ -178,7 +178,7 @@ async def both(output: Coroutine[None, None, bytes | None], words: Coroutine[Non
 
 
 async def bounded(stream: asyncio.StreamReader) -> bytes | None:
-    """Returns the whole stream; None if larger than ``LARGEST``."""
+    """Whole stream; None if larger than ``LARGEST``."""
     parts: list[bytes] = []
     size = 0
     while chunk := await stream.read(_CHUNK):

@@ -66,7 +66,7 @@ class Fields:
         return tuple(value)
 
     def mapping(self, name: str) -> Entry | None:
-        """Returns the fields below this one; None if missing."""
+        """Fields below this one; None if missing."""
         value = self._entry.get(name)
         if value is not None and not isinstance(value, dict):
             self.refuse(f"{name} must hold fields", "see kubectl config view")

@@ -47,7 +47,7 @@ class NotRun(msgspec.Struct, frozen=True):
 
 
 def close_message(channel: int) -> bytes:
-    """Returns the message that closes a channel (version 5 only)."""
+    """Message that closes a channel (version 5 only)."""
     return bytes((CLOSE, channel))
 
 
@@ -190,7 +190,7 @@ class ExecUnsupported(KubeError):
 
 
 def not_run(end: NotRun, *, what: str) -> ExecFailed:
-    """Returns the error for a status without an exit code."""
+    """Error for a status without an exit code."""
     text = end.message[:_MESSAGE]
     known = ((why, hint) for why, pattern, hint in _TABLE if pattern.search(text))
     why, hint = next(known, ("other", "check the pod, and the kubelet's log on its node"))

@@ -117,7 +117,7 @@ class Exec:
         self.code = end.code
 
     async def _receive(self, patience: float | None) -> bytes:
-        """Returns the next message; empty when the connection ended."""
+        """Next message; empty when the connection ended."""
         try:
             message = await self._socket.receive(timeout=patience)
         except TimeoutError:

@@ -197,6 +197,5 @@ def place(url: SplitResult) -> tuple[str, int]:
 
 
 def _unread(content: aiohttp.StreamReader) -> bytes:
-    """Returns received, unread bytes."""
     first, *others = content._buffer or (b"",)  # noqa: SLF001
     return b"".join((first[content._buffer_offset :], *others))  # noqa: SLF001

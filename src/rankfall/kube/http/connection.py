@@ -147,7 +147,7 @@ class Body:
 
 
 def _whole_chunks(data: bytes) -> bytes | None:
-    """Returns the texts of complete chunks without CR, the usual case; None for any other."""
+    """Texts of complete chunks without CR, the usual case; None for any other."""
     # Searching one byte takes half the time of two.
     parts = (b"\n" + data).split(b"\r")
     texts = parts[1::2]

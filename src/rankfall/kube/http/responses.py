@@ -53,7 +53,7 @@ class Refusal(Exception):
 
 
 def refused(refusal: Refusal, *, what: str, secrets: Iterable[str] = (), maybe_done: bool = False) -> ApiError:
-    """Returns the error for an answer; with ``maybe_done`` a 5xx must not be repeated blindly."""
+    """Error for an answer; with ``maybe_done`` a 5xx must not be repeated blindly."""
     status = _status_object(refusal.body)
     secrets = tuple(secrets)
     details: dict[str, Any] = {}
@@ -81,7 +81,7 @@ def refused(refusal: Refusal, *, what: str, secrets: Iterable[str] = (), maybe_d
 
 
 def unreadable(status: int, body: bytes, *, what: str, secrets: Iterable[str] = ()) -> ApiError:
-    """Returns the error for a successful answer (2xx) whose body is not Kubernetes JSON."""
+    """Error for a successful answer (2xx) whose body is not Kubernetes JSON."""
     text = excerpt(body, secrets=secrets) or "nothing"
     return ApiError(
         f"cannot {what}: the answer is not a JSON object but: {text} ({status})",
@@ -91,7 +91,7 @@ def unreadable(status: int, body: bytes, *, what: str, secrets: Iterable[str] = 
 
 
 def retry_after(headers: Mapping[str, str], details: Mapping[str, Any]) -> float | None:
-    """Returns the requested wait in seconds from header (number or date) or Status; None without one."""
+    """Requested wait in seconds from header (number or date) or Status; None without one."""
     now = None
     try:
         # A date is relative to the server's Date.
@@ -127,7 +127,7 @@ def lost(error: BaseException, *, what: str, server: str, repeatable: bool = Tru
 
 
 def _cause(error: BaseException) -> tuple[str, bool]:
-    """Returns the cause without credentials, and True if it is a TLS error."""
+    """Cause without credentials, and True if it is a TLS error."""
     inner = _innermost(error)
     if isinstance(inner, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {excerpt(inner.verify_message or 'unknown')}", True
@@ -152,7 +152,7 @@ def _cause(error: BaseException) -> tuple[str, bool]:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """Returns the error inside aiohttp's wrappers, which only imitate those of ssl."""
+    """Error inside aiohttp's wrappers, which only imitate those of ssl."""
     while isinstance(error, aiohttp.ClientError):
         wrapped = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error.__cause__
         if not isinstance(wrapped, BaseException):
@@ -188,7 +188,7 @@ def _cut(error: BaseException) -> bool:
 
 
 def broken(error: aiohttp.ClientError | OSError, *, what: str, server: str) -> Unreachable:
-    """Returns the error; raise it outside the block of ``error``, to avoid chaining."""
+    """Error; raise it outside the block of ``error``, to avoid chaining."""
     if isinstance(error, aiohttp.ClientPayloadError | ConnectionError) or _cut(error):
         hint = "if this repeats, check network, proxy and load balancer; a reader reconnects after a single cut"
         return Unreachable(f"cannot {what}: the connection to {server} broke off", hint=hint)

@@ -319,7 +319,7 @@ class Transport:
             raise error from failure
 
     def _pause(self, request: Request, failure: KubeError, attempt: int) -> float | None:
-        """Returns the seconds until the next attempt; None = no retry."""
+        """Seconds until the next attempt; None = no retry."""
         if not request.repeat or attempt >= self._retry.attempts:
             return None
         if isinstance(failure, Unreachable):

@@ -271,7 +271,7 @@ class Watcher:
         return {name: value for name, value in params.items() if value}
 
     async def _read(self, response: aiohttp.ClientResponse, waits: Waits) -> bytes:
-        """Returns the next bytes; empty at the end or on a dead connection."""
+        """Next bytes; empty at the end or on a dead connection."""
         try:
             async with waits.within(self._pace.idle):
                 return await response.content.readany()

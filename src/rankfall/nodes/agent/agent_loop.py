@@ -237,7 +237,7 @@ class Agent:
             self._save()
 
     def _record(self, record: KmsgRecord, *, printing: bool) -> tuple[KernelLine | None, bool]:
-        """Returns the line to print for a record, or None, and True if the record changed the report."""
+        """Line to print for a record, or None, and True if the record changed the report."""
         fault = self._fault(record) if printing else None
         if not printing and record.by_kernel:  # a line written by a process is not the kernel's, as in ``of_record``
             self._reader.skip()
@@ -315,7 +315,7 @@ class Agent:
             self._save()
 
     def _patience(self) -> float:
-        """Returns the seconds until the next periodic work."""
+        """Seconds until the next periodic work."""
         now = self._monotonic()
         ends = [self._alive_at + ALIVE_S]
         ends += [] if (fold := self._burst_limiter.next()) is None else [fold]

@@ -141,7 +141,7 @@ class _One:
         return name
 
     async def _begun(self, name: str) -> dict[str, Any] | CheckResult:
-        """Returns the pod once it runs and has an address, or the check's result if it never runs."""
+        """Pod once it runs and has an address, or the check's result if it never runs."""
         limit = _now() + self._check.wait_s
         while True:
             pods = await self._pods(name)

@@ -145,7 +145,7 @@ def _older(version: str, than: str) -> bool:
 
 
 def _essence(node: NodeObject) -> tuple[Any, ...]:
-    """Returns the data for decisions: all but the version, which every heartbeat changes."""
+    """Data for decisions: all but the version, which every heartbeat changes."""
     view = node.view
     return (view.pool, view.ready, view.taints, view.boot, view.opted_out, view.record, node.problem)
 

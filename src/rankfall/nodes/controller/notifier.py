@@ -117,7 +117,7 @@ class Notifier:
         return True
 
     def _again(self, key: tuple[str, ...], *, now: int) -> int | None:
-        """Returns the number of suppressed reports; None to suppress this one."""
+        """Number of suppressed reports; None to suppress this one."""
         at, left_out = self._notified.get(key, (0, 0))
         if key in self._notified and now - at < AGAIN_NS:
             self._notified[key] = (at, left_out + 1)

@@ -127,7 +127,7 @@ def lost_tail(text: bytes) -> bool:
 
 
 def _xid_word(number: int, rest: bytes) -> tuple[str, str | None]:
-    """Returns the word that the line adds to the number ("" without one), and further detail or None."""
+    """Word that the line adds to the number ("" without one), and further detail or None."""
     if number == 154:  # noqa: PLR2004 - the number of the line with the recovery action
         found = _search(_RECOVERY, rest)
         if found is None:

@@ -61,13 +61,13 @@ def write_derived(run_dir: RunDir) -> list[str]:
 
 
 def derived_files(run_dir: RunDir) -> list[Path]:
-    """Returns the existing derived files, with the file of all ranks last."""
+    """Existing derived files, with the file of all ranks last."""
     found = sorted(path for path in run_dir.path.glob("rank-*.log") if _RANK_LOG.fullmatch(path.name))
     return [*found, *(path for path in (run_dir.path / ALL_RANKS,) if path.exists())]
 
 
 def rank_log(rank: int) -> str:
-    """Returns the name of a rank's derived file."""
+    """Name of a rank's derived file."""
     return f"rank-{rank:05d}.log"
 
 
@@ -85,12 +85,12 @@ def _one_attempt(views: list[View], outputs: _Outputs, problems: list[str]) -> N
 
 
 def begin_mark(attempt: int) -> bytes:
-    """Returns the line that begins this attempt in the file of all ranks."""
+    """Line that begins this attempt in the file of all ranks."""
     return b"[attempt %d]\n" % attempt
 
 
 def line_prefix(rank: int | None, slot: int) -> bytes:
-    """Returns the prefix of each line in the file of all ranks."""
+    """Prefix of each line in the file of all ranks."""
     return b"[slot %d] " % slot if rank is None else b"[rank %d] " % rank
 
 

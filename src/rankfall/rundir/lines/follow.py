@@ -152,7 +152,7 @@ class LineTail:
         yield from self._ready(now, bound=None, final=True)
 
     def ranges_of(self, stream: str) -> Ranges:
-        """Returns the currently known ranges of a stream's ranks."""
+        """Currently known ranges of a stream's ranks."""
         return self._ranges.get(stream, Ranges())
 
     def again(self, stream: str, *, first: int, last: int) -> Iterator[Line]:
@@ -327,7 +327,7 @@ def _kept(lines: Iterator[Line]) -> Iterator[Line]:
 
 
 def _last_line_end(view: View) -> int:
-    """Returns the byte offset after the last complete line of the stream file; 0 if there is none."""
+    """Byte offset after the last complete line of the stream file; 0 if there is none."""
     try:
         size = content_size(view.name.path)
         last = next(lines_backward(view.name.path, end=size, block=4096), None)

@@ -125,7 +125,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return (self.since is None or at >= self.since) and (self.until is None or at <= self.until)
 
     def line(self, at: int | None, offset: int, data: bytes, *, cut: bool, late: bool = False) -> Line | None:
-        """Returns the line if the query selects it, else None."""
+        """Line if the query selects it, else None."""
         rank = self.ranges.at(offset)
         if rank is None:
             if not self.unranked:
@@ -261,7 +261,7 @@ def read_blocks(run_dir: RunDir, query: LineQuery, *, problems: list[str] | None
 
 
 def open_view(run_dir: RunDir, query: LineQuery, problems: list[str]) -> list[View]:
-    """Returns the selected parts of all streams on disk, in the order of their names."""
+    """Selected parts of all streams on disk, in the order of their names."""
     with run_dir.reader() as tables:
         attempt = tables.newest_attempt() if query.attempt is None else query.attempt
         number = None if attempt == "all" else attempt

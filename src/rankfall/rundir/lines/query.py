@@ -99,7 +99,7 @@ class ErrorLines:
         self._tracebacks = Tracebacks()
 
     def pick(self, data: bytes) -> set[int]:
-        """Returns the offsets of error lines in whole lines."""
+        """Offsets of error lines in whole lines."""
         found = {start for pattern in (_LEVEL, _FAILURE) for start in _lines_with(pattern, data)}
         hits = self._catalogue.scan(data, where=self._catalogue.STREAM)
         found |= {hit.line_start for hit in hits if hit.signature.role != "context"}
@@ -209,7 +209,7 @@ class Ranges:
         return self._settled or bool(self.ranges)
 
     def at(self, byte: int) -> int | None:
-        """Returns the rank of the line that begins at ``byte``; None if unknown."""
+        """Rank of the line that begins at ``byte``; None if unknown."""
         if self.simple:
             return self.rank
         for first, end, rank in reversed(self.ranges):
@@ -270,7 +270,7 @@ class Matcher:
         self._search = None
         if pattern is None:
             return
-        import re2  # noqa: PLC0415 - only a query with a pattern needs it
+        import re2  # noqa: PLC0415
 
         options = re2.Options()
         options.log_errors = False
@@ -299,12 +299,12 @@ class Matcher:
 def chosen_streams(
     run_dir: RunDir, query: LineQuery, *, attempt: int | None, since: int, problems: list[str] | None = None
 ) -> list[StreamName]:
-    """Returns the stream files on disk that may match the query, without regard to ranks."""
+    """Stream files on disk that may match the query, without regard to ranks."""
     return of_query(find_streams(run_dir.logs_dir, attempt=attempt, since=since, problems=problems), query)
 
 
 def of_query(names: list[StreamName], query: LineQuery) -> list[StreamName]:
-    """Returns the streams that may match the query, without regard to ranks."""
+    """Streams that may match the query, without regard to ranks."""
     return [
         name
         for name in names
@@ -335,7 +335,7 @@ def known_ranges(run_dir: RunDir, tables: Queries, attempt: int | None, names: l
 
 
 def wanted_ranks(run_dir: RunDir, tables: Queries, query: LineQuery, attempt: int) -> Wanted:
-    """Returns the ranks of one attempt that the query selects."""
+    """Ranks of one attempt that the query selects."""
     if not query.by_rank:
         return Wanted(ranks=None)
     ranks = set(query.ranks or ())
@@ -354,7 +354,7 @@ def wanted_ranks(run_dir: RunDir, tables: Queries, query: LineQuery, attempt: in
 
 
 def _last_rank(run_dir: RunDir, tables: Queries, attempt: int) -> int | None:
-    """Returns the last rank, by spec or newest round, or None."""
+    """Last rank, by spec or newest round, or None."""
     try:
         spec = attempt_spec(run_dir, tables, attempt)
     except StoreError:
@@ -371,7 +371,7 @@ def _last_rank(run_dir: RunDir, tables: Queries, attempt: int) -> int | None:
 
 
 def last_known_rank(run_dir: RunDir, attempt: int) -> int | None:
-    """Returns the last rank of the newest round by the ranks' records; None before any record."""
+    """Last rank of the newest round by the ranks' records; None before any record."""
     sizes = world_sizes(run_dir, attempt)
     return sizes[max(sizes)] - 1 if sizes else None
 

@@ -147,7 +147,7 @@ class Forward:
         return spans
 
     def _stamp_of(self, byte: int) -> int | None:
-        """Returns the timestamp of the chunk with ``byte``, None without index; calls must have rising ``byte``."""
+        """Timestamp of the chunk with ``byte``, None without index; calls must have rising ``byte``."""
         if self._row_number < 0:
             # A start in the middle skips earlier rows.
             self._row_number = max(0, self.index.find(byte))
@@ -158,7 +158,7 @@ class Forward:
         return self._at
 
     def _following(self) -> int | None:
-        """Returns the offset of the next index row's chunk; None after the last."""
+        """Offset of the next index row's chunk; None after the last."""
         if self._next >= len(self._rows) and self._more_rows:
             self._rows = self.index.rows(max(0, self._row_number), self._batch)
             # Opens the index once, unless it has very many rows.
@@ -229,7 +229,7 @@ def _bounded(buffer: bytes, start: int, end: int) -> tuple[bytes, bool]:
 
 
 def _line_start(path: Path, byte: int) -> int:
-    """Returns the offset of the first byte of the line that extends to ``byte``."""
+    """Offset of the first byte of the line that extends to ``byte``."""
     while byte > 0:
         length = min(MAX_LINE, byte)
         found = read_bytes(path, byte - length, length).rfind(b"\n")

@@ -133,7 +133,7 @@ class Packed:
 
 
 def _table_of(fd: int, size: int, path: Path) -> _Table:
-    """Returns the table at the end of a file of this size."""
+    """Table at the end of a file of this size."""
     footer = os.pread(fd, _FOOTER.size, max(0, size - _FOOTER.size))
     if len(footer) < _FOOTER.size:
         raise _damaged(path, "it has no table")
@@ -170,7 +170,7 @@ class _Recent(Generic[_K, _V]):
         self._found: OrderedDict[_K, _V] = OrderedDict()
 
     def get(self, key: _K, make: Callable[[], _V]) -> _V:
-        """Returns the value; computes it if uncached."""
+        """Value; computes it if uncached."""
         with self._lock:
             if key in self._found:
                 self._found.move_to_end(key)
@@ -271,7 +271,7 @@ def unpack(
 
 
 def _zstd() -> ModuleType:
-    """Returns the zstd library; loaded late."""
+    """Zstd library; loaded late."""
     if sys.version_info >= (3, 14):
         from compression import zstd  # noqa: PLC0415
     else:
@@ -312,7 +312,7 @@ class Raw:
 
 
 def packed_path(stream: Path) -> Path:
-    """Returns the compressed form's path: ``0.out.log.zst``."""
+    """Compressed form's path: ``0.out.log.zst``."""
     return stream.with_name(stream.name + PACKED_SUFFIX)
 
 

@@ -78,7 +78,7 @@ class StreamFinder:
         self._notes: list[str] = []
 
     def find(self, *, since: int, problems: list[str]) -> list[StreamName]:
-        """Returns the result of :func:`find_streams`; the same list object if no folder changed."""
+        """Result of :func:`find_streams`; the same list object if no folder changed."""
         self._changed = {folder for folder in self._listed if not self._standing.stands(str(folder))}
         if self._changed or since != self._since or not self._listed:
             for folder in self._changed:
@@ -210,7 +210,7 @@ class IndexReader:
         self.problem: str | None = None
 
     def __len__(self) -> int:
-        """Returns the number of whole rows."""
+        """Number of whole rows."""
         with _Opened(self) as file:
             return file.count
 
@@ -220,12 +220,12 @@ class IndexReader:
             return file.rows(first, count)
 
     def find(self, byte: int) -> int:
-        """Returns the number of the row whose chunk contains ``byte``; -1 if there is none."""
+        """Number of the row whose chunk contains ``byte``; -1 if there is none."""
         with _Opened(self) as file:
             return file.bisect(lambda row: row.offset <= byte)
 
     def at(self, byte: int) -> IndexRow | None:
-        """Returns the row whose chunk contains ``byte``; None if absent."""
+        """Row whose chunk contains ``byte``; None if absent."""
         with _Opened(self) as file:
             number = file.bisect(lambda row: row.offset <= byte)
             return file.rows(number, 1)[0] if number >= 0 else None
@@ -239,7 +239,7 @@ class IndexReader:
         return row.stamp if row else None
 
     def last_stamp(self) -> int | None:
-        """Returns the arrival time of the newest line by the newest row; None without rows."""
+        """Arrival time of the newest line by the newest row; None without rows."""
         with _Opened(self) as file:
             rows = file.rows(file.count - 1, 1)
             if not rows:

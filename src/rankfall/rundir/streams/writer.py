@@ -169,7 +169,7 @@ def _being_written(fd: int) -> str | None:
 
 
 def _size(path: Path) -> int:
-    """Returns the raw form's bytes; 0 without."""
+    """Raw form's bytes; 0 without."""
     try:
         return path.stat().st_size
     except OSError:
@@ -293,7 +293,7 @@ def _all(fd: int, data: bytes) -> int:
 
 
 def _count(fd: int, size: int) -> tuple[int, bool]:
-    """Returns the newlines of the first ``size`` bytes, and True if the next byte begins a line."""
+    """Newlines of the first ``size`` bytes, and True if the next byte begins a line."""
     count = at = 0
     last = b"\n"
     while at < size:

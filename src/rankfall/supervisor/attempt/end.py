@@ -151,7 +151,7 @@ class AttemptEnd:
         return found
 
     def _waits_for(self, running: Collection[int], took: float) -> tuple[str, str]:
-        """Returns the kind and the user text of the condition that a stop waits for."""
+        """Kind and the user text of the condition that a stop waits for."""
         if self._stopping is None or not self._stopping.asked:
             return (
                 "logs",

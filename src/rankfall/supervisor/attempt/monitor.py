@@ -267,7 +267,7 @@ class AttemptMonitor:
             self._timeouts.look(delta, slots, ranks, now=now)
 
     def _weigh(self, clock: float, *, now: int) -> Verdict | None:
-        """Returns the verdict if it is final, else None and reports the wait; examines each change once."""
+        """Verdict if it is final, else None and reports the wait; examines each change once."""
         if not self._window.quiet(clock) or self._window.last_change() == self._weighed_at:
             return None
         self._weighed_at = self._window.last_change()
@@ -345,7 +345,7 @@ class AttemptMonitor:
             self._attempt_end.stop(f"the job has succeeded: {self._success.because}")
 
     def _pause(self, took: float) -> float:
-        """Returns the seconds until the next poll; a poll of thousands of slots ``took`` 0.1 s."""
+        """Seconds until the next poll; a poll of thousands of slots ``took`` 0.1 s."""
         if self._attempt_end.stopping or self._window.opened is not None:
             return max(_FAST_S, min(took, _SLOW_S))
         if self._slot_restarts.busy:

@@ -164,7 +164,7 @@ class TimeoutWatch:
         return sum(self._backend.life(plan, slot) in {"absent", "starting"} for slot in late) > spare
 
     def _absent(self, ranks: tuple[RankFacts, ...]) -> int:
-        """Returns the number of ranks that have never appeared."""
+        """Number of ranks that have never appeared."""
         plan, spec = self._scope.plan, self._scope.spec
         wanted = 1
         if plan.launcher != "exec":

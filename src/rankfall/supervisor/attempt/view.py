@@ -244,7 +244,7 @@ class AttemptScope:
         )
 
     def _first_failure_at(self, slots: tuple[SlotFacts, ...]) -> int | None:
-        """Returns the time of the failure under examination in nanoseconds since the epoch; None if unknown or none."""
+        """Time of the failure under examination in nanoseconds since the epoch; None if unknown or none."""
         ranks = self.ranks()
         bad = self.members.bad(slots, ranks)
         ends = [one.ended_at for one in ranks if ("rank", one.rank, one.pid) in bad and one.ended_at is not None]

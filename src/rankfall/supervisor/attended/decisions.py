@@ -114,7 +114,7 @@ def _facts(
 
 
 def _sheet(verdict: Verdict, ranks: Iterable[RankFacts], slots: Iterable[SlotFacts]) -> RankFacts | SlotFacts | None:
-    """Returns the root's facts: its rank's in the newest round, else its slot's; None if unknown."""
+    """Root's facts: its rank's in the newest round, else its slot's; None if unknown."""
     if verdict.rank is not None:
         own = [facts for facts in ranks if facts.rank == verdict.rank]
         return max(own, key=lambda facts: facts.round or 0, default=None)
@@ -279,7 +279,7 @@ class Decisions:
         return decision
 
     def _stored_slot_decision(self, number: int, diagnosis: Diagnosis) -> Decision | None:
-        """Returns the stored decision about the slot whose failure ended this attempt, or None."""
+        """Stored decision about the slot whose failure ended this attempt, or None."""
         for row in reversed(self.falls):
             if row.attempt == number and not row.fall.again and _same(row.fall.diagnosis, diagnosis):
                 return row.fall.only_decision

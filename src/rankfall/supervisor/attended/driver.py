@@ -314,7 +314,7 @@ class Supervised:
         return True
 
     def _nodes_to_avoid(self) -> frozenset[str]:
-        """Returns the nodes to avoid, updated after the possibly long wait for old pods."""
+        """Nodes to avoid, updated after the possibly long wait for old pods."""
         self._find_late_evidence()
         return self._decisions.avoided()
 

@@ -196,7 +196,7 @@ class Unattended:
     # -- launch
 
     def _launched(self) -> Workload | None:
-        """Returns the workload, created if missing; None if the run was canceled first."""
+        """Workload, created if missing; None if the run was canceled first."""
         if not self._attempts:
             if read_cancel(self._run_dir.path) is not None:
                 return None
@@ -255,7 +255,7 @@ class Unattended:
         self._begin(next_start(Plan.of_row(row.plan, self._spec), self._run_dir, restarted=restart, gang=gang))
 
     def _next_gang(self, number: int, workload: Workload) -> str | None:
-        """Returns the UID of a TrainJob's new JobSet, empty if unchanged, or None on a release."""
+        """UID of a TrainJob's new JobSet, empty if unchanged, or None on a release."""
         place = Plan.of_row(self._attempts[number].plan, self._spec).cluster
         before = gang_of_start(self._run_dir, place, attempt=number) if place is not None else ""
         if not before:
@@ -293,7 +293,7 @@ class Unattended:
     # -- the end of a start
 
     def _conclude(self, number: int, ended: Ended, workload: Workload) -> Outcome | None:
-        """Returns the outcome if the run ended; None if another start follows."""
+        """Outcome if the run ended; None if another start follows."""
         found = self._diagnosis(number, ended, workload)
         state = self._close_attempt(number, found)
         if ended.how == "held":
@@ -340,7 +340,7 @@ class Unattended:
         return found
 
     def _replaced(self, ended: Ended, workload: Workload) -> str | None:
-        """Returns the text about a deleted and recreated gang of this start, or None."""
+        """Text about a deleted and recreated gang of this start, or None."""
         if ended.how != "again" or ended.state is None or ended.state.gang in {"", ended.gang}:
             return None
         return f"the jobset of {workload.label} was deleted in the cluster, and its controller created a new one"
@@ -375,7 +375,7 @@ class Unattended:
         self._events.say("decision", f"retry: {because}", at=now, attempt=number, action="retry", rule=_RULE)
 
     def _hold(self) -> str:
-        """Returns the text of the newest suspension request since the newest attempt began."""
+        """Text of the newest suspension request since the newest attempt began."""
         since = self._attempts[max(self._attempts)].started or 0
         hold = read_suspension(self._run_dir.path, initially=self._spec.suspend)
         asked = [one for one in hold.requests if one.what == "suspend" and one.at >= since]

@@ -199,7 +199,7 @@ def _of_code(facts: SlotFacts, case: Case) -> Evidence | None:
 
 
 def _of_condition(state: NativeState, *, label: str, attempt: int | None) -> Evidence:
-    """Returns the end condition as evidence; it never shows which rank failed first."""
+    """End condition as evidence; it never shows which rank failed first."""
     match = _CODE.search(state.message or "")
     return Evidence(
         id=digest("native_end", attempt, state.reason, state.message),

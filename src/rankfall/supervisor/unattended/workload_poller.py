@@ -205,7 +205,7 @@ class WorkloadPoller:
         self.seen = found
 
     def _watched(self) -> NativeState | None:
-        """Returns the workload's end that the watch recorded, or None.
+        """Workload's end that the watch recorded, or None.
 
         Its time to live may have removed the workload before a poll.
         """

@@ -355,7 +355,7 @@ def _role(case: Case, subjects: Subjects, named: Sequence[Subject]) -> str | Non
 
 
 def _hosts(subjects: Subjects, chosen: Candidate) -> tuple[str, ...]:
-    """Returns the host lists that Slurm's text names for the cause."""
+    """Host lists that Slurm's text names for the cause."""
     if not any(SLURM.search(e.line) for s in subjects.all.values() for e in s.evidence):
         return ()
     if chosen.subject.rank is not None:

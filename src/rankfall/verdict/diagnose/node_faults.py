@@ -108,7 +108,6 @@ def _independent(fault: Candidate, fall: _Fall, others: list[tuple[Candidate, _F
 def _confidence(
     fault: Candidate, fall: _Fall, others: list[tuple[Candidate, _Fall]], subjects: Subjects, *, case: Case
 ) -> Confidence:
-    """Confidence that the fault ended the job."""
     if fall.failed:
         rivals = [its for other, its in others if other.tier >= SILENT and its.failed and not _perhaps_echo(other)]
         doubted = any(order(fall.until, its.since) != "before" for its in rivals)

@@ -111,7 +111,6 @@ def ask(strategy: Strategy, case: Case) -> Diagnosis:
 
 
 def _first_record_of_each(subjects: Subjects, order: Callable[[Evidence], tuple[object, ...]]) -> list[Candidate]:
-    """Each subject's first error record in ``order``."""
     found = []
     for subject in subjects.all.values():
         best = min((e for e in subject.evidence if e.source == "record"), key=order, default=None)

@@ -200,7 +200,6 @@ class Subjects:
         )
 
     def _of_earlier_round(self, piece: Evidence) -> bool:
-        """True for evidence of an earlier round, which never counts."""
         return piece.round is not None and piece.round < self._newest_round.get(piece.slot, 0)
 
     def _subject(self, key: SubjectKey) -> Subject:

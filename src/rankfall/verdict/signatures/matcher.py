@@ -31,7 +31,7 @@ _ECHO: Final = (
 )
 # Maximum cached automata.
 _MAX_FEWER: Final = 8
-# Lines with the same words before their patterns are searched together; maximum cached sets and counts.
+# Lines with the same words before one set searches their patterns; maximum sets and counts.
 _OFTEN: Final = 32
 _MAX_SETS: Final = 64
 _MAX_COUNTS: Final = 4096
@@ -106,7 +106,7 @@ class Matcher:
         return begin, len(data) if end < 0 else end, data[span[0] : min(span[1], span[0] + MAX_GROUP)]
 
     def _without(self, words: frozenset[bytes]) -> Any:
-        """Returns the automaton of other words; the newest are cached."""
+        """Automaton of other words; the newest are cached."""
         if words not in self._fewer:
             if len(self._fewer) >= _MAX_FEWER:
                 self._fewer.clear()
@@ -165,15 +165,15 @@ class Matcher:
 
     def _likely(self, line: bytes, chosen: tuple[int, ...]) -> Iterable[int]:
         """Returns those of the chosen signatures whose patterns match, or all if their words are rare."""
-        together = self._sets.get(chosen)
-        if together is None:
+        compiled = self._sets.get(chosen)
+        if compiled is None:
             count = self._counts[chosen] = self._counts.get(chosen, 0) + 1
             if len(self._counts) > _MAX_COUNTS:
                 self._counts.clear()
             if count < _OFTEN or len(chosen) <= 1 or len(self._sets) >= _MAX_SETS:
                 return chosen
-            together = self._sets[chosen] = patterns.compile_set([self.signatures[each].pattern for each in chosen])
-        return [chosen[each] for each in sorted(together.Match(line) or ())]
+            compiled = self._sets[chosen] = patterns.compile_set([self.signatures[each].pattern for each in chosen])
+        return [chosen[each] for each in sorted(compiled.Match(line) or ())]
 
     def _compiled(self, pattern: str) -> Any:
         compiled = self._one.get(pattern)

@@ -80,7 +80,7 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def manifest(volume: Volume, *, name: str, transfer: str, node: str | None = None) -> Object:
-    """Returns the pod; ``node`` has the volume attached, None = any."""
+    """Pod; ``node`` has the volume attached, None = any."""
     security = {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -168,7 +168,7 @@ async def alive(kube: Kube, name: str, *, namespace: str) -> bool:
 
 
 async def _node_of(kube: Kube, volume: Volume) -> str | None:
-    """Returns the node of an attached single-node volume; None = any.
+    """Node of an attached single-node volume; None = any.
 
     Raises:
         InfrastructureError: No such claim, or exclusively used.

@@ -79,7 +79,7 @@ class ExecChannel(Channel):
         self.moved += len(body) if kind == frames.DATA else 0
 
     def get(self) -> tuple[bytes, bytes]:
-        """Returns the next frame that is not a ping."""
+        """Next frame that is not a ping."""
         kind, body = super().get()
         self.moved += len(body) if kind == frames.DATA else 0
         return kind, body

@@ -67,7 +67,7 @@ def volume_of(section: Kubernetes, workspace: Workspace, *, image: str, python: 
 
 
 def place_of_run(spec: JobSpec, run: str, *, say: Callable[[str], None], image: str | None = None) -> Place | None:
-    """Returns the place of a run's files; None without a volume."""
+    """Place of a run's files; None without a volume."""
     workspace = spec.kubernetes.workspace
     if workspace is None:
         return None
@@ -111,7 +111,7 @@ async def upload_code(kube: Kube, run_dir: RunDir, *, namespace: str, say: Calla
 
 
 def place_of_claim(section: Kubernetes, *, say: Callable[[str], None]) -> Place:
-    """Returns the place of a claim's files; paths begin at its root."""
+    """Place of a claim's files; paths begin at its root."""
     access = access_of(section)
     section = msgspec.structs.replace(section, context=access.context, namespace=access.namespace)
     workspace = section.workspace or Workspace(claim="")

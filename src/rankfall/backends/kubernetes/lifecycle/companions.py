@@ -172,7 +172,7 @@ class Ensurer:
         return any(one.get("uid") == reference["uid"] for one in owners_of(found))
 
     async def _create(self, resource: Resource, name: str, body: Object) -> tuple[Object | None, bool]:
-        """Returns the existing object, and True if created now; None = retry."""
+        """Existing object, and True if created now; None = retry."""
         try:
             new = await self._kube.create(resource, body, namespace=self._namespace)
         except KubeError as error:

@@ -215,7 +215,7 @@ class _Launch:
             found = None
 
     async def _create(self, *, after: Collection[str]) -> tuple[Object | None, bool]:
-        """Returns the workload and True if this call created it; None after a pause if the caller shall retry.
+        """Workload and True if this call created it; None after a pause if the caller shall retry.
 
         ``after``: names of objects just created, which a webhook may not see yet.
         """

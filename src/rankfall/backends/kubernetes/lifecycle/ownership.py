@@ -106,12 +106,12 @@ def deleting(item: Object) -> bool:
 
 
 def meta(item: Mapping[str, Any]) -> Object:
-    """Returns the metadata; empty if absent."""
+    """Metadata; empty if absent."""
     return _dict(item.get("metadata"))
 
 
 def uid_of(item: Mapping[str, Any]) -> str:
-    """Returns the UID; empty if absent."""
+    """UID; empty if absent."""
     return str(meta(item).get("uid") or "")
 
 
@@ -126,12 +126,12 @@ def annotation(item: Mapping[str, Any], key: str) -> str:
 
 
 def token_of(item: Mapping[str, Any]) -> str:
-    """Returns the request's token; empty if absent."""
+    """Request's token; empty if absent."""
     return annotation(item, ANNOTATION_REQUEST)
 
 
 def owners_of(item: Mapping[str, Any]) -> list[Object]:
-    """Returns the owner references."""
+    """Owner references."""
     found = meta(item).get("ownerReferences")
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
@@ -180,7 +180,7 @@ def _maker(item: Object) -> str:
 
 
 def age(stamp: Any, *, now: datetime | None = None) -> str:
-    """Returns the time since a server timestamp, by this machine's clock."""
+    """Time since a server timestamp, by this machine's clock."""
     try:
         moment = datetime.fromisoformat(str(stamp))
         return span(((now or datetime.now(UTC)) - moment).total_seconds())

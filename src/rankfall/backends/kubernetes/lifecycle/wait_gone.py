@@ -198,7 +198,7 @@ def groups_of(resource: Resource, name: str, *, uid: str | None, pods: str) -> t
 
 
 def pods_of(resource: Resource, name: str) -> str:
-    """Returns the platform's label selector for pods of a workload of this name."""
+    """Platform's label selector for pods of a workload of this name."""
     return f"{JOB_NAME if resource == JOBS else JOBSET_NAME}={name}"
 
 

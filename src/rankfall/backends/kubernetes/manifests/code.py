@@ -67,7 +67,7 @@ def code_note(spec: JobSpec, tree: Tree, packed: bytes | None, *, run: str) -> s
 
 
 def copy_pod_image(spec: JobSpec) -> str | None:
-    """Returns the copy pod's image: workspace's, job's or first role's; None if none is named."""
+    """Copy pod's image: workspace's, job's or first role's; None if none is named."""
     workspace = spec.kubernetes.workspace
     found = [workspace.image if workspace is not None else None, spec.kubernetes.image]
     return next((one for one in (*found, *(part.spec.kubernetes.image for part in spec.parts)) if one), None)
@@ -81,7 +81,7 @@ def _too_large(spec: JobSpec, tree: Tree, why: str) -> Refused:
 
 
 def code_dir(spec: JobSpec, *, run: str) -> str:
-    """Returns the code's folder in a run's pods."""
+    """Code's folder in a run's pods."""
     workspace = spec.kubernetes.workspace
     return (
         f"{SLOT_DIR}/{CODE}" if workspace is None else f"{workspace.path}/{code_folder(workspace, spec.name, run=run)}"
@@ -89,17 +89,17 @@ def code_dir(spec: JobSpec, *, run: str) -> str:
 
 
 def code_folder(workspace: Workspace, job: str, *, run: str) -> str:
-    """Returns the folder of the code below the volume's root."""
+    """Folder of the code below the volume's root."""
     return f"{workspace.folder or runs_folder(job)}/{run}/{CODE}"
 
 
 def runs_folder(job: str) -> str:
-    """Returns the folder of this user's runs on a volume."""
+    """Folder of this user's runs on a volume."""
     return f"{user_name()}/{job}"
 
 
 def user_name() -> str:
-    """Returns the account as a folder name; containers' users may have none."""
+    """Account as a folder name; containers' users may have none."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):

@@ -37,7 +37,7 @@ PER_INDEX_SINCE: Final = 29
 
 
 def indexed_job(request: Request, template: Object, native: Native) -> Object:
-    """Returns the Job."""
+    """Job."""
     spec = request.spec
     body = {"suspend": True, **child_spec(request, template, native)}
     if spec.ttl_s is not None:
@@ -49,7 +49,7 @@ def indexed_job(request: Request, template: Object, native: Native) -> Object:
 
 
 def child_spec(request: Request, template: Object, native: Native) -> Object:
-    """Returns the Job's spec without suspend and TTL, which a JobSet sets itself."""
+    """Job's spec without suspend and TTL, which a JobSet sets itself."""
     return {
         "completionMode": "Indexed",
         "completions": request.count,
@@ -80,19 +80,19 @@ def _retries(request: Request, *, by_rule: bool) -> Object:
 
 
 def _of_one_slot(spec: JobSpec) -> int:
-    """Returns the most restarts of one slot by the supervisor, within and outside ``max_restarts``."""
+    """Most restarts of one slot by the supervisor, within and outside ``max_restarts``."""
     free = {rule.budget for rule in spec.rules if rule.action == "ignore" and rule.budget is not None}
     return spec.policies.max_restarts + sum(spec.policies.budgets.get(name, 0) for name in free)
 
 
 def _deadline(spec: JobSpec) -> Object:
-    """Returns the deadline of unsupervised jobs; a supervisor's work would count too."""
+    """Deadline of unsupervised jobs; a supervisor's work would count too."""
     attempt = spec.deadlines.attempt_s
     return {"activeDeadlineSeconds": math.ceil(attempt)} if spec.unattended and attempt is not None else {}
 
 
 def metadata(request: Request, *, marks: dict[str, str] | None = None) -> Object:
-    """Returns the workload's metadata; ``marks`` are its labels, by default the whole job's."""
+    """Workload's metadata; ``marks`` are its labels, by default the whole job's."""
     spec = request.spec
     marks = shared_labels(request) if marks is None else marks
     if spec.kubernetes.queue is not None:
@@ -110,7 +110,7 @@ def identity(request: Request) -> Object:
 
 
 def service(request: Request) -> Object:
-    """Returns the headless service; the rendezvous needs names before readiness."""
+    """Headless service; the rendezvous needs names before readiness."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -120,7 +120,7 @@ def service(request: Request) -> Object:
 
 
 def config_map(request: Request, bundle: bytes, code: bytes | None = None) -> Object:
-    """Returns the config map: recorder and small code."""
+    """Config map: recorder and small code."""
     data: dict[str, Any] = {BUNDLE_KEY: base64.b64encode(bundle).decode()}
     if code is not None:
         data[CODE_KEY] = base64.b64encode(code).decode()
@@ -137,7 +137,7 @@ API_VERSION: Final = "jobset.x-k8s.io/v1alpha2"
 
 
 def jobset(members: Sequence[Member]) -> Object:
-    """Returns the JobSet of all roles."""
+    """JobSet of all roles."""
     request = members[0].request
     spec = request.spec
     body = {"suspend": True, **set_spec(members)}
@@ -148,7 +148,7 @@ def jobset(members: Sequence[Member]) -> Object:
 
 
 def set_spec(members: Sequence[Member], *, job_labels: Mapping[str, dict[str, str]] | None = None) -> Object:
-    """Returns the set's spec without suspend and TTL; ``job_labels`` by role name."""
+    """Set's spec without suspend and TTL; ``job_labels`` by role name."""
     request = members[0].request
     jobs = []
     for member in members:
@@ -167,7 +167,7 @@ def set_spec(members: Sequence[Member], *, job_labels: Mapping[str, dict[str, st
 
 
 def _targets(members: Sequence[Member]) -> list[str]:
-    """Returns the roles whose success makes the JobSet succeed; with a supervisor all roles."""
+    """Roles whose success makes the JobSet succeed; with a supervisor all roles."""
     spec = members[0].request.gang.spec
     counted = spec.success.role
     if spec.success.policy == "rank0":

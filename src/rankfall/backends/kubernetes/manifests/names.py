@@ -68,7 +68,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
         return self.object if self.replica or not self.role else f"{self.object}-{self.role}"
 
     def host(self, index: int) -> str:
-        """Returns the host name of the pod with this index, also its pod name's prefix."""
+        """Host name of the pod with this index, also its pod name's prefix."""
         return f"{self.object}-{self.role}-0-{index}" if self.role and self.replica else f"{self.workload}-{index}"
 
     def address(self, index: int, *, namespace: str) -> str:
@@ -79,7 +79,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.host(index)}.{self.object}.{namespace}.svc"
 
     def longest_pod(self, count: int) -> str:
-        """Returns the longest pod name, with Kubernetes's suffix."""
+        """Longest pod name, with Kubernetes's suffix."""
         return f"{self.host(max(0, count - 1))}{_POD_SUFFIX}"
 
     @property
@@ -131,7 +131,7 @@ def _room(role: str, *, replica: bool) -> int:
 
 
 def _run_part(run: str, room: int) -> str:
-    """Returns the run's id, truncated if needed, with its unique digits."""
+    """Run's id, truncated if needed, with its unique digits."""
     if len(run) <= room and _DNS_1035.fullmatch(run):
         return run
     found = _RUN.fullmatch(run)

@@ -53,12 +53,12 @@ STANDARD_CODES: Final = (
 
 
 def code_of(slug: str) -> int:
-    """Returns the exit code 200-219 for this cause."""
+    """Exit code 200-219 for this cause."""
     return CAUSE_CODES[_GROUPS.get(slug) or catalogue()[slug].family]
 
 
 def slugs_of(cause: str) -> frozenset[str]:
-    """Returns the causes that belong to a slug or a family."""
+    """Causes that belong to a slug or a family."""
     return frozenset(slug for slug, info in catalogue().items() if cause in {slug, info.family})
 
 

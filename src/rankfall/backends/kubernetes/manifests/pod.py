@@ -90,12 +90,12 @@ def template(request: Request, start: Start, *, container: str) -> Object:
 
 
 def labels(request: Request) -> dict[str, str]:
-    """Returns the labels of a role's pods and objects."""
+    """Labels of a role's pods and objects."""
     return {**_labels(request), LABEL_ROLE: request.part.name}
 
 
 def shared_labels(request: Request) -> dict[str, str]:
-    """Returns the labels of an object that belongs to the whole job: without a role if the job has several."""
+    """Labels of an object that belongs to the whole job: without a role if the job has several."""
     return _labels(request) if request.gang.several else labels(request)
 
 
@@ -104,7 +104,7 @@ def _labels(request: Request) -> dict[str, str]:
 
 
 def container_command(request: Request, start: Start) -> tuple[str, ...]:
-    """Returns the container's ``command``: bootstrap and wrapper, with ``inside: off`` only the job's words."""
+    """Container's ``command``: bootstrap and wrapper, with ``inside: off`` only the job's words."""
     spec = request.spec
     if spec.inside == "off":
         return start.words
@@ -140,25 +140,25 @@ def required_names(request: Request) -> list[str]:
 
 
 def most_required_names(spec: JobSpec) -> int:
-    """Returns the largest number of names in a container's command."""
+    """Largest number of names in a container's command."""
     shared = spec.backend == "trainjob" and spec.kubernetes.runtime is not None
     return _MOST_WAITED_FOR_SHARED if shared else _MOST_WAITED_FOR
 
 
 def wrapper_grace_s(spec: JobSpec) -> float:
-    """Returns the seconds that the job's command gets after SIGTERM; unattended at least the drain time."""
+    """Seconds that the job's command gets after SIGTERM; unattended at least the drain time."""
     if spec.unattended and spec.success.policy != "all":
         return max(spec.policies.grace_s, spec.success.drain_s)
     return spec.policies.grace_s
 
 
 def termination_grace_s(spec: JobSpec) -> int:
-    """Returns the seconds until the kubelet kills the pod's remaining processes."""
+    """Seconds until the kubelet kills the pod's remaining processes."""
     return math.ceil(wrapper_grace_s(spec)) + _KUBELET_MARGIN_S
 
 
 def environment(request: Request, start: Start) -> list[Object]:
-    """Returns the container's variables; the slot's number is first, because others refer to it."""
+    """Container's variables; the slot's number is first, because others refer to it."""
     spec = request.spec
     check_variables(spec.env)
     literal = job_variables(request, {name: escape(value) for name, value in spec.env.items()})
@@ -227,7 +227,7 @@ def _own(request: Request, start: Start) -> list[Object]:
 
 
 def _ranks(request: Request) -> list[Object]:
-    """Returns the plain launcher's input; with ``inside: off`` the rank itself."""
+    """Plain launcher's input; with ``inside: off`` the rank itself."""
     count, role = str(request.most), request.part.name
     size = str(request.gang.spec.world_size) if request.gang.several else count
     values = {"TORCHELASTIC_RUN_ID": request.rendezvous_id}
@@ -291,7 +291,7 @@ def volumes(request: Request) -> list[Object]:
 
 
 def _workspace_volume(spec: JobSpec) -> list[Object]:
-    """Returns the workspace's volume, unless the job declares one of this claim."""
+    """Workspace's volume, unless the job declares one of this claim."""
     workspace = spec.kubernetes.workspace
     if workspace is None or _declared(spec) is not None:
         return []
@@ -317,7 +317,7 @@ def _declared(spec: JobSpec) -> str | None:
 
 
 def _working_dir(request: Request) -> str | None:
-    """Returns the working directory; None if the wrapper changes it."""
+    """Working directory; None if the wrapper changes it."""
     return None if request.code_dir is not None and request.spec.inside != "off" else request.work_dir
 
 

@@ -44,7 +44,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     instead: str
 
     def text(self, backend: str) -> str:
-        """Returns the problem as text."""
+        """Problem as text."""
         needs = f"; needs {self.needs}" if self.needs else ""
         return f"{self.path}: {self.why} (backend {backend}{needs})"
 
@@ -220,7 +220,7 @@ def _excluded(request: Request) -> list[Problem]:
 
 
 def two_classes() -> Problem:
-    """Returns the problem that a JobSet cannot distinguish two classes of failure."""
+    """Problem that a JobSet cannot distinguish two classes of failure."""
     return Problem(
         path="$.rules",
         why="a JobSet has two classes of failure: rules that fail exclude rules that ignore",

@@ -89,7 +89,7 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
         return self.spec.several_roles
 
     def master(self, *, namespace: str) -> str:
-        """Returns the rendezvous address: the world's first slot."""
+        """Rendezvous address: the world's first slot."""
         head = self.spec.head_slot
         for part, names in zip(self.parts, self.names, strict=True):
             if head in part.slots:
@@ -97,7 +97,7 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
         return self.names[0].address(0, namespace=namespace)
 
     def addresses(self, *, namespace: str) -> list[str]:
-        """Returns the addresses of all gang slots in order, without scope ``replica``."""
+        """Addresses of all gang slots in order, without scope ``replica``."""
         pairs = [pair for pair in zip(self.parts, self.names, strict=True) if pair[0].spec.restart_scope == "gang"]
         return [names.address(index, namespace=namespace) for part, names in pairs for index in range(part.count)]
 
@@ -113,7 +113,7 @@ def trainer_of(spec: JobSpec) -> str:
 
 
 def pod_role(spec: JobSpec, role: str) -> str:
-    """Returns the role in pod names; empty for a plain Job."""
+    """Role in pod names; empty for a plain Job."""
     if spec.backend == "trainjob":
         return TRAINER_ROLE if role == trainer_of(spec) else role
     return role if spec.backend == "jobset" or spec.several_roles else ""

@@ -26,7 +26,7 @@ def secret_words(spec: JobSpec) -> dict[int, str]:
 
 
 def word_reference(number: int) -> str:
-    """Returns the reference that Kubernetes replaces with the argument."""
+    """Reference that Kubernetes replaces with the argument."""
     return f"$({_VARIABLE}{number})"
 
 
@@ -46,7 +46,7 @@ def secret_variables(request: Request, *, as_json: bool) -> list[Object]:
 
 
 def job_variables(request: Request, escaped: Mapping[str, str]) -> list[Object]:
-    """Returns the job's variables; secret ones refer to the Secret."""
+    """Job's variables; secret ones refer to the Secret."""
     return [
         _variable(request, name, f"env.{name}")
         if _is_secret(name, request.spec.env[name])
@@ -94,7 +94,7 @@ def values_of(request: Request, *, as_json: bool) -> dict[str, str]:
 
 
 def secret(request: Request, values: Mapping[str, str], *, labels: Mapping[str, str]) -> Object:
-    """Returns the Secret of an attempt."""
+    """Secret of an attempt."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",

@@ -40,7 +40,7 @@ def own_runtime(spec: JobSpec) -> bool:
 
 
 def training_runtime(members: Sequence[Member]) -> Object:
-    """Returns the job's own runtime with all features of a JobSet."""
+    """Job's own runtime with all features of a JobSet."""
     request = trainer(members).request
     return {
         "apiVersion": API_VERSION,
@@ -54,12 +54,12 @@ def training_runtime(members: Sequence[Member]) -> Object:
 
 
 def trainer(members: Sequence[Member]) -> Member:
-    """Returns the training role."""
+    """Training role."""
     return next(one for one in members if one.request.names.role == TRAINER_ROLE)
 
 
 def trainjob(request: Request, start: Start) -> Object:
-    """Returns the TrainJob."""
+    """TrainJob."""
     section = request.spec.kubernetes
     name = section.runtime or request.names.object
     kind = "TrainingRuntime" if own_runtime(request.spec) else section.runtime_kind
@@ -126,7 +126,7 @@ def _overrides(request: Request) -> Object:
 
 
 def selector(request: Request) -> str:
-    """Returns the label selector of the attempt's pods."""
+    """Label selector of the attempt's pods."""
     if not own_runtime(request.spec) and request.served.pod_overrides in {None, "podSpecOverrides"}:
         # Its pods lack Rankfall's labels.
         return f"{JOBSET_NAME}={request.names.object},{JOBSET_ROLE}={TRAINER_ROLE}"
@@ -134,7 +134,7 @@ def selector(request: Request) -> str:
 
 
 def problems(request: Request, start: Start) -> list[Problem]:
-    """Returns the settings that this runtime does not support."""
+    """Settings that this runtime does not support."""
     spec, section = request.spec, request.spec.kubernetes
     found = []
     if section.container not in {TRAINER_ROLE, Kubernetes().container}:
@@ -198,5 +198,5 @@ def _unsaid(request: Request) -> list[str]:
 
 
 def needs_own(request: Request) -> list[str]:
-    """Returns the fields that require a separate runtime, for its note."""
+    """Fields that require a separate runtime, for its note."""
     return _unsaid(request) + (["$.kubernetes.exclude_nodes"] if request.excluded else [])

@@ -81,7 +81,7 @@ class KernelLines:
         )
 
     def _began(self, key: str, at: int) -> int:
-        """Returns the latest possible start of this boot, from this and earlier lines."""
+        """Latest possible start of this boot, from this and earlier lines."""
         known = self.begun.get(key)
         if known is None and len(self.begun) >= MAX_BOOTS:
             for each in list(self.begun):
