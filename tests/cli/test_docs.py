@@ -24,8 +24,9 @@ FOREIGN = {
     "kubernetes.md": {"--lr", "--node-rank", "--tee"},
     "local.md": {"--bug", "--lr", "--master-port", "--ntasks"},
     "node-health.md": {"--build-arg", "--from-literal", "--push", "--quick", "--server-side"},
-    "security.md": {"--build-arg", "--require-hashes"},
+    "security.md": {"--build-arg", "--require-hashes", "--token"},
     "testbed.md": {"--address", "--bed", "--dist", "--mount", "--net", "--nodes", "--pid", "--target"},
+    "verdicts.md": {"--kill-on-bad-exit", "--label"},
 }
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z_-]+")
 

@@ -46,6 +46,9 @@ COVERING = {
     "what a platform takes": ("test_errors_s41_a_fault_on_the_cluster[job-kueue-preempts]",),
     "two faults at once": (
         "test_i19_pairs_of_faults[sigkill-survived]",
+        "test_i19_pairs_of_faults[exception-sidecar]",
+        "test_i19_pairs_of_faults[oom-survived]",
+        "test_i19_pairs_of_faults[refused-pod-survived]",
         "test_i19_p1_the_pod_that_failed_first_is_named_by_lines_read_later[afterwards]",
         "test_i19_p5_a_fault_of_a_healthy_node_is_not_the_cause_of_an_exception_elsewhere",
         "test_i19_p6_no_attempt_follows_a_deletion_of_what_has_a_time_to_live[jobset]",

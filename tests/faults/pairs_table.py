@@ -208,7 +208,7 @@ EXPECTED: Final[dict[tuple[str, str], Expected]] = {
     ("xid-event", "supervisor-killed"): _e("The Event is kept by the server."),
     ("xid-event", "disk-full"): _e("The Event is read again when there is room."),
     ("xid-event", "deleted"): _e("The rank's end and the Event came first; if its record was taken away unread, cancelled is honest. No attempt follows.", weaker=(_CANCELLED,), changes=_LESS, runs_again=NO, lost=frozenset({0, 1})),
-    ("xid-event", "node-elsewhere"): _e("The Xid is on slot 1's node, where the first rank ended; the other node went down afterwards. Without a proven order its loss is as true.", _OTHER_NODE, changes=_LESS, lost=_CUT),
+    ("xid-event", "node-elsewhere"): _e("The Xid is on slot 1's node, where the first rank ended; the other node went down afterwards. Without a proven order its loss is as true, and the Xid only likely: suspect, no taint.", _OTHER_NODE, {**_LESS, "node_action": "suspect"}, changes=_LESS, lost=_CUT),
     ("xid-event", "clock"): _e("The Event's stamp is of the node's own clock; it lies within two minutes of the failure either way."),
     ("xid-event", "survived"): _e("A CUDA error that rank 0 survived on another node is not the Xid of slot 1's node."),
     ("xid-event", "sidecar"): _e("The exit of the sidecar explains no SIGKILL; the Xid on the rank's node does."),

@@ -9,7 +9,7 @@ Rules, first match wins (the decision contains the name):
 - ``exit_code``: a bare permanent exit code: stop.
 - ``cause_no``: the verdict advises no retry (by the catalogue, for a cause at least likely): stop.
 - ``cause_budget``: the spec's budget for this cause is spent: stop.
-- ``taken_away``: the platform removed the pod: retry outside ``total``.
+- ``taken_away``: the platform removed the pod: retry outside ``total``, unless max_restarts is 0.
 - ``restarts_spent``: max_restarts restarts are used: stop.
 - ``user_retryable``: marked retryable, or exit code 138: retry, budget user.
 - ``repeated``: the same fingerprint failed before without progress: stop.
@@ -316,7 +316,8 @@ class _Case:
         spent = _spent(drawn)
         if spent is not None:
             return self._stop("cause_budget", self._budgets.exhausted(spent), budget=spent.name)
-        if self._taken(declared=declared):
+        # Zero means no restart at all.
+        if self._spec.policies.max_restarts and self._taken(declared=declared):
             # Node pressure may be the job's fault.
             stop = self._repeated() if cause.slug == "pod_evicted" else None
             why = f"the platform removed the pod ({cause.slug}), which does not count in max_restarts"

@@ -277,7 +277,7 @@ class World:
 
 
 def spec(**policies: Any) -> JobSpec:
-    return JobSpec(command=("train.py",), nnodes=2, backend="job", policies=Policies(max_restarts=0, **policies))
+    return JobSpec(command=("train.py",), nnodes=2, backend="job", policies=Policies(max_restarts=1, **policies))
 
 
 @pytest.fixture
@@ -312,10 +312,10 @@ def test_i32_a_pod_that_the_platform_takes_is_not_the_jobs_failure(world, row):
     assert verdict.node_action == "none"
     assert verdict.decisive is not None
     assert row.words in verdict.decisive.line
-    # With no restart left: nothing of the job's is charged.
+    # Nothing of the job is charged.
     decision = decide(found, spec=spec(), history=(), other_nodes=True)
     assert decision.action == ("retry" if row.slug == "preempted" else "retry_elsewhere")
-    assert (decision.rule, decision.budget, decision.left) == ("taken_away", None, 0)
+    assert (decision.rule, decision.budget, decision.left) == ("taken_away", None, 1)
 
 
 def test_i32_each_row_of_the_table_has_a_way():
@@ -371,7 +371,7 @@ def test_i32_a_node_that_is_gone_without_a_notice_is_lost(world):
     found = world.diagnosis()
     assert (found.verdict.cause.slug, found.verdict.node_action) == ("node_lost", "suspect")
     # It counts in the job's budget, as before.
-    assert decide(found, spec=spec(), history=(), other_nodes=True).rule == "restarts_spent"
+    assert decide(found, spec=spec(), history=(), other_nodes=True).budget == "total"
 
 
 def test_i32_a_pod_group_that_kueue_takes_whole_is_one_fact_of_all(world):
@@ -427,7 +427,7 @@ def test_i32_a_pod_over_its_own_limit_is_evicted_for_the_jobs_sake_and_counts(wo
     happen(world, Row(("", ""), "", {"reason": "Evicted", "message": message}))
     found = world.diagnosis()
     assert (found.verdict.cause.slug, found.verdict.retry) == ("pod_evicted", "once")
-    assert decide(found, spec=spec(), history=(), other_nodes=True).rule == "restarts_spent"
+    assert decide(found, spec=spec(), history=(), other_nodes=True).budget == "total"
 
 
 def raised(seconds: float, *, slot: int) -> Evidence:
@@ -492,8 +492,11 @@ def test_i32_removals_repeat_without_an_end_and_leave_the_budget_to_the_jobs_own
     own = diagnose(case([left(0, 1), left(1, 1)], [piece("address_in_use", 0)]))
     one = JobSpec(command=("train.py",), policies=Policies(max_restarts=1))
     assert (decide(own, spec=one, history=past).action, decide(own, spec=one, history=past).left) == ("retry", 0)
+    # Zero restarts are none at all.
+    none = decide(found, spec=JobSpec(command=("train.py",), policies=Policies(max_restarts=0)), history=())
+    assert (none.action, none.rule) == ("stop", "restarts_spent")
     # Who sets a number for it gets it.
     limited = decide(found, spec=spec(budgets={"preempted": 8}), history=past)
     assert (limited.action, limited.rule, limited.budget) == ("stop", "cause_budget", "preempted")
     # One slot that restarts alone is counted by Kubernetes too.
-    assert decide(found, spec=spec(), history=(), slot=1).rule == "restarts_spent"
+    assert decide(found, spec=spec(), history=(), slot=1).budget == "total"

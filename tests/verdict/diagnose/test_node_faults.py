@@ -271,7 +271,7 @@ def test_i19_p5_where_only_slots_are_known_their_own_ends_count():
 
 
 def test_i19_p5_a_doubtful_fault_of_a_node_yields_to_a_proven_one_of_the_same_time() -> None:
-    """A power cut beside it: which was first the clocks do not show, and both stand in the verdict."""
+    """A power cut beside it, noticed late: which was first the clocks do not show, and both stand in the verdict."""
     found = told(
         Fate(how="lost", seconds=9.0), Fate(how="killed", seconds=10.0, fault=9.9), Fate(how="victim", seconds=10.4)
     )

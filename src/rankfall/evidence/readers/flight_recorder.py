@@ -2,7 +2,8 @@
 
 A rank without a dump is a suspect if others have one.
 
-Memory: the limit of ``plain_pickle`` during reading, then 12 bytes a call and each different text once. At most ``MAX_BYTES`` of all dumps are read, ``MAX_KEPT`` stored; the rest is a problem entry.
+Cost: time linear in bytes. Memory: the limit of ``plain_pickle`` during reading, then 12 bytes a call and each
+different text once. At most ``MAX_BYTES`` of all dumps are read, ``MAX_KEPT`` stored; the rest is a problem entry.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Policies(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Reaction to failures.
 
     Attributes:
-        max_restarts: Restarts over all causes, of gang and single slots.
+        max_restarts: Restarts over all causes, of gang and single slots; 0 = none, also after an eviction.
         budgets: New attempts by cause slug, family or rule's budget, as ``{"network": 5, "host_oom": 0}``; the tightest
             counts.
         retryable, final: Exception types, by qualified name.

@@ -137,7 +137,8 @@ def _in_order(candidates: list[Candidate]) -> list[Candidate]:
     alike = len({c.slug for c in candidates}) == 1
 
     def key(c: Candidate) -> tuple[object, ...]:
-        doubtful = c.tier == PLATFORM and c.confidence == "suspected"
+        # The platform notices a loss late, and keeps away from the node by itself.
+        doubtful = c.tier == PLATFORM and (c.confidence == "suspected" or c.slug == "node_lost")
         return (doubtful, not (alike and c.reported_first), -c.specificity, -c.support, c.order)
 
     return sorted(candidates, key=key)
