@@ -183,15 +183,15 @@ def explain_slot_failure(run_dir: RunDir, *, slot: int, attempt: int | None = No
 
 def _strategy(plan: Mapping[str, object]) -> str | None:
     """Plan's strategy; None if the plan is older or damaged."""
-    said = plan.get("strategy")
-    return said if isinstance(said, str) else None
+    value = plan.get("strategy")
+    return value if isinstance(value, str) else None
 
 
 def _launcher(plan: Mapping[str, object]) -> SlotLauncher | None:
     """Plan's launcher; None if the plan is older or damaged."""
-    said = plan.get("launcher")
+    value = plan.get("launcher")
     for name in get_args(SlotLauncher):
-        if said == name:
+        if value == name:
             return cast("SlotLauncher", name)
     return None
 

@@ -67,16 +67,16 @@ _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFP
 def of_error(error: Mapping[str, Any]) -> str | None:
     """Returns the group of a recorded error (``ErrorInfo`` fields), or None if uncertain."""
     types = texts(error.get("types"))
-    said = [*texts(error.get("chain")), *texts([error.get("message")])]
+    texts_of_error = [*texts(error.get("chain")), *texts([error.get("message")])]
     mark = error.get("mark")
     if mark in ("retryable", "final"):
         return "user_retryable" if mark == "retryable" else "user"
     last = [name.rpartition(".")[2] for name in types]
-    if "OutOfMemoryError" in last or any(word in text for word in _GPU_OOM_TEXTS for text in said):
+    if "OutOfMemoryError" in last or any(word in text for word in _GPU_OOM_TEXTS for text in texts_of_error):
         return "gpu_oom"
-    if "OSError" in types and any(word in text for word in _DISK_FULL_TEXTS for text in said):
+    if "OSError" in types and any(word in text for word in _DISK_FULL_TEXTS for text in texts_of_error):
         return "disk_full"
-    if any("DataLoader worker" in text and "Bus error" in text for text in said):
+    if any("DataLoader worker" in text and "Bus error" in text for text in texts_of_error):
         # The worker's /dev/shm is full.
         return "memory"
     if last[:1] in (["MemoryError"], ["_ArrayMemoryError"]):

@@ -117,8 +117,8 @@ def _ask(path: str, mtime: int) -> Interpreter:  # noqa: ARG001 - a changed file
         major, minor, micro = answer["python"]
         return Interpreter(path=path, version=(int(major), int(minor), int(micro)), torch=answer["torch"])
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        said = done.stderr.decode("utf-8", "replace").strip()[-300:]
-        raise SpecError("$.python", f"{path} does not answer as a Python: {said}", hint=hint) from error
+        text = done.stderr.decode("utf-8", "replace").strip()[-300:]
+        raise SpecError("$.python", f"{path} does not answer as a Python: {text}", hint=hint) from error
 
 
 def gpus_here(python: object, *, devices: Path = Path("/dev")) -> int:

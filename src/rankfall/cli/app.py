@@ -254,12 +254,12 @@ def run(argv: Sequence[str]) -> int:
         return _leave(CANCELLED, argv)
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            said = _report(
+            text = _report(
                 f"cannot write to {error.filename or 'stdout'}: no space left on its device",
                 "free space, or write to another place",
                 DEFECT,
             )
-            return _leave(said, argv)
+            return _leave(text, argv)
         return _leave(_defect(error), argv)
     except Exception as error:  # noqa: BLE001 - the last line of defence: a person gets a sentence, not a traceback
         return _leave(_defect(error), argv)

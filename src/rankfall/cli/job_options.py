@@ -269,16 +269,16 @@ def _top(data: dict[str, Any], flags: Flags) -> None:
 
 
 def _policies(data: dict[str, Any], flags: Flags) -> None:
-    said: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     if flags.max_restarts is not None:
-        said["max_restarts"] = flags.max_restarts
+        given["max_restarts"] = flags.max_restarts
     if flags.hang_timeout is not None:
-        said["hang_timeout_s"] = parse_span_or_never(flags.hang_timeout, flag="--hang-timeout")
+        given["hang_timeout_s"] = parse_span_or_never(flags.hang_timeout, flag="--hang-timeout")
     if flags.retryable:
-        said["retryable"] = list(flags.retryable)
+        given["retryable"] = list(flags.retryable)
     if flags.final:
-        said["final"] = list(flags.final)
-    _merge(data, "policies", said)
+        given["final"] = list(flags.final)
+    _merge(data, "policies", given)
     if flags.budget:
         policies = data.setdefault("policies", {})
         if isinstance(policies, dict):
@@ -289,36 +289,36 @@ def _ends(data: dict[str, Any], flags: Flags) -> None:
     """Sets success condition and deadlines."""
     if flags.success is not None:
         _merge(data, "success", parse_success(flags.success))
-    said = {}
+    given = {}
     for field, text, flag in (
         ("total_s", flags.deadline, "--deadline"),
         ("startup_s", flags.startup_deadline, "--startup-deadline"),
     ):
         if text is not None:
-            said[field] = parse_span_or_never(text, flag=flag)
-    _merge(data, "deadlines", said)
+            given[field] = parse_span_or_never(text, flag=flag)
+    _merge(data, "deadlines", given)
 
 
 def _kubernetes(data: dict[str, Any], flags: Flags) -> None:
     if (flags.namespace or "").isdecimal() and data.get("backend", "local") == "local":
         raise UsageError("-n is the namespace of a cluster", hint="for the number of ranks use --nproc-per-node")
-    said: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for field in ("image", "namespace", "context", "queue", "log_store"):
         value = getattr(flags, field)
         if value is not None:
-            said[field] = value
+            given[field] = value
     if flags.annotate:
-        said["annotate"] = True
+        given["annotate"] = True
     if flags.workspace is not None:
         claim, colon, place = flags.workspace.partition(":")
-        said["workspace"] = {"claim": claim, **({"path": place} if colon else {})}
+        given["workspace"] = {"claim": claim, **({"path": place} if colon else {})}
     if flags.exclude_node:
-        said["exclude_nodes"] = list(flags.exclude_node)
+        given["exclude_nodes"] = list(flags.exclude_node)
     resources: dict[str, Any] = {} if flags.gpus is None else {"gpus": flags.gpus}
     requests = {key: text for key, text in (("cpu", flags.cpu), ("memory", flags.memory)) if text is not None}
-    if not (said or resources or requests):
+    if not (given or resources or requests):
         return
-    _merge(data, "kubernetes", said, empty=True)
+    _merge(data, "kubernetes", given, empty=True)
     if isinstance(data["kubernetes"], dict) and (resources or requests):
         held = data["kubernetes"]
         _merge(held, "resources", resources, empty=True)
@@ -328,14 +328,14 @@ def _kubernetes(data: dict[str, Any], flags: Flags) -> None:
             _merge(held["resources"], "limits", {key: requests[key] for key in requests if key == "memory"})
 
 
-def _merge(data: dict[str, Any], section: str, said: dict[str, Any], *, empty: bool = False) -> None:
+def _merge(data: dict[str, Any], section: str, given: dict[str, Any], *, empty: bool = False) -> None:
     """Overwrites fields of ``section`` of the job file with flags (``said``); a later check reports wrong types.
 
     ``empty``: creates the section even without flags.
     """
     old = data.get(section, {})
-    if (said or empty) and isinstance(old, dict):
-        data[section] = old | said
+    if (given or empty) and isinstance(old, dict):
+        data[section] = old | given
 
 
 def _drawn_on(rules: object) -> frozenset[str]:

@@ -65,12 +65,12 @@ def ask(directory: RunDir, *, nodes: int, role: str | None, reason: str) -> Resi
     answer = Resized(run=directory.id, role=name, nodes=nodes, before=before, how="nothing", state=state)
     if answer.over:
         return answer
-    wished = requested_sizes(directory.path, spec)
-    if wished[name] == nodes:
+    requested = requested_sizes(directory.path, spec)
+    if requested[name] == nodes:
         # The same request may be pending.
         how = "nothing" if before == nodes else _how(directory, running=newest is not None and newest.ended is None)
         return msgspec.structs.replace(answer, how=how, holds=before == nodes)
-    _try_plan(directory, wished | {name: nodes}, attempt=(newest.attempt if newest else 0) + 1)
+    _try_plan(directory, requested | {name: nodes}, attempt=(newest.attempt if newest else 0) + 1)
     request_resize(directory, role=name, nodes=nodes, reason=reason)
     if before == nodes:
         return msgspec.structs.replace(answer, holds=True)

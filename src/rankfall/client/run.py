@@ -264,13 +264,13 @@ class Run:
     async def _cancel_unattended(self, reason: str) -> Outcome:
         from rankfall.supervisor.unattended import control as steering  # noqa: PLC0415
 
-        said: list[str] = []
+        messages: list[str] = []
         recorder = asyncio.create_task(self._recorded())
         try:
-            answer = await asyncio.to_thread(steering.cancel, self.directory, reason=reason, say=said.append)
+            answer = await asyncio.to_thread(steering.cancel, self.directory, reason=reason, say=messages.append)
             if answer != "gone":
                 raise InfrastructureError(
-                    f"{self.id} was cancelled, but {_STATES[answer]}{f': {said[-1]}' if said else ''}",
+                    f"{self.id} was cancelled, but {_STATES[answer]}{f': {messages[-1]}' if messages else ''}",
                     hint="call Run.cancel() again",
                 )
             return await recorder

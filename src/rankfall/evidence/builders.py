@@ -178,7 +178,7 @@ def of_rank_end(facts: RankFacts, *, attempt: int | None, unattended: bool = Fal
     words = f"signal {facts.signal}" if facts.signal is not None else f"exit code {facts.exit_code}"
     sender = "the wrapper in its pod" if unattended else "Rankfall"
     by = {"wrapper": f", sent by {sender}", "agent": ", sent by its own agent", "foreign": ", sender not known"}
-    said = f"rank {facts.rank} (pid {facts.pid}) ended: {words}{by.get(facts.killed_by or '', '')}"
+    text = f"rank {facts.rank} (pid {facts.pid}) ended: {words}{by.get(facts.killed_by or '', '')}"
     return Evidence(
         id=digest("exit", attempt, facts.rank, facts.slot, facts.pid, facts.round),
         source="exit",
@@ -193,7 +193,7 @@ def of_rank_end(facts: RankFacts, *, attempt: int | None, unattended: bool = Fal
         at=facts.ended_at,
         uncertainty=facts.ended_uncertainty,
         where=facts.where,
-        line=said,
+        line=text,
         exit_code=facts.exit_code,
         signal=facts.signal,
         attempt=attempt,

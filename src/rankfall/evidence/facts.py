@@ -159,9 +159,9 @@ class Facts:
 
     def set_finished(self, *, slot: int, ordinal: int, by: str, done: bool) -> None:
         """Sets whether the text of a process's stream ``by`` states that its work is complete (``done``)."""
-        said = self._finished.setdefault((slot, ordinal), set())
-        if (by in said) != done:
-            (said.add if done else said.discard)(by)
+        reporters = self._finished.setdefault((slot, ordinal), set())
+        if (by in reporters) != done:
+            (reporters.add if done else reporters.discard)(by)
             self._rank_facts = None
 
     def set_slot(self, facts: SlotFacts) -> None:
@@ -189,7 +189,7 @@ class Facts:
             for key in [key for key in table if key[0] == slot]:
                 del table[key]
         self._agent_stopped = {key for key in self._agent_stopped if key[0] != slot}
-        self._reported_ranks = {rank: said for rank, said in self._reported_ranks.items() if said[1] != slot}
+        self._reported_ranks = {rank: report for rank, report in self._reported_ranks.items() if report[1] != slot}
         self._signalled.pop(slot, None)
         self._rank_facts = None
 

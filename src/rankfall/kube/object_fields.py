@@ -69,8 +69,8 @@ def number(value: Any) -> int | None:
 def execution_of(pod: Mapping[str, Any]) -> int | None:
     """Returns the execution of its JobSet that a pod belongs to; None if unknown."""
     meta = mapping(pod, "metadata")
-    said = (mapping(meta, "annotations"), mapping(meta, "labels"))
-    return next((found for one in said if (found := number(one.get(JOBSET_EXECUTION))) is not None), None)
+    marks = (mapping(meta, "annotations"), mapping(meta, "labels"))
+    return next((found for one in marks if (found := number(one.get(JOBSET_EXECUTION))) is not None), None)
 
 
 def condition(item: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

@@ -89,11 +89,11 @@ def refused(
     status: int, headers: Mapping[str, str], body: bytes, *, what: str, secrets: Iterable[str] = ()
 ) -> LokiError:
     """Returns the error for an answer with an error status, ``secrets`` masked."""
-    said = excerpt(body, secrets=secrets) or "no reason given"
+    text = excerpt(body, secrets=secrets) or "no reason given"
     if status == _BAD and (found := _MOST.search(body.decode("utf-8", "replace"))) is not None:
-        return LimitRefused(f"cannot {what}: {said} ({status})", most=numbers.matched(found[2]))
+        return LimitRefused(f"cannot {what}: {text} ({status})", most=numbers.matched(found[2]))
     return LokiError(
-        f"cannot {what}: {said} ({status})",
+        f"cannot {what}: {text} ({status})",
         hint=_HINTS.get(status),
         retry_after=seconds(headers.get("Retry-After")),
         passing=status == TOO_MANY or status >= _SERVER_SIDE,

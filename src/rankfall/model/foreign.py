@@ -52,8 +52,8 @@ class PodMarks(msgspec.Struct, frozen=True, kw_only=True):
     def place(self, labels: Mapping[str, object], annotations: Mapping[str, object]) -> tuple[str | None, int | None]:
         """Returns role and index of a pod, None if undefined."""
         only = next(iter(self.sizes), None) if not self.role else None
-        said = labels.get(self.role) if self.role else only
-        role = said if isinstance(said, str) and said in self.sizes else None
+        value = labels.get(self.role) if self.role else only
+        role = value if isinstance(value, str) and value in self.sizes else None
         index = _number(labels.get(self.index, annotations.get(self.index))) if self.index else None
         outer = _number(labels.get(self.outer, annotations.get(self.outer))) if self.outer else 0
         if role is not None and self.index and index is None and self.sizes[role] == 1:

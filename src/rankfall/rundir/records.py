@@ -197,7 +197,7 @@ def _in_range(value: msgspec.Struct) -> bool:
 def _newer_schema(data: bytes) -> str | None:
     """Schema that a record names if it is not this reader's; else None."""
     try:
-        said = decoding.decode(data, kind=_Head).schema
+        schema = decoding.decode(data, kind=_Head).schema
     except msgspec.DecodeError:
         return None
-    return repr(said[:60]) if said not in {"", SCHEMA} else None
+    return repr(schema[:60]) if schema not in {"", SCHEMA} else None

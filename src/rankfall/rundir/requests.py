@@ -108,8 +108,8 @@ def requested_sizes(folder: Path, spec: JobSpec) -> dict[str, int]:
 
 def planned_sizes(plan: Mapping[str, object], spec: JobSpec) -> dict[str, int]:
     """Number of nodes of each role in the stored plan of an attempt."""
-    said = plan.get("sizes")
-    stored = said if isinstance(said, dict) else {}
+    value = plan.get("sizes")
+    stored = value if isinstance(value, dict) else {}
     sizes = first_sizes(spec)
     return sizes | {role: stored[role] for role in sizes if isinstance(stored.get(role), int)}
 

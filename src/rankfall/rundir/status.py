@@ -161,7 +161,7 @@ def status(run_dir: RunPaths, tables: Queries, *, now: int) -> StatusDocument:
     spec = _spec(run_dir)
     notes = _notes(spec, slots, ranks) if short.state == "succeeded" and spec is not None else {}
     notes |= _left(tables, attempt, ranks)
-    sizes, wished = _sizes(run_dir, tables, attempt, spec)
+    sizes, requested = _sizes(run_dir, tables, attempt, spec)
     spec = sized(spec, sizes) if spec is not None else None
     goes_on = short.state not in FINAL_STATES and any(
         one.attempt == attempt and one.ended is None for one in tables.attempts()
@@ -203,7 +203,7 @@ def status(run_dir: RunPaths, tables: Queries, *, now: int) -> StatusDocument:
         incomplete=tuple(dict.fromkeys(lacks)),
         lost_lines=lost,
         sizes=sizes,
-        sizes_wished=wished,
+        sizes_wished=requested,
         slots=tuple(
             _slot(
                 run_dir,

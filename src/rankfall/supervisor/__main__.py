@@ -79,14 +79,14 @@ def _detach(run_dir: RunDir, wait: float) -> int:
     if os.fork():
         os.close(go)
         with os.fdopen(come, "rb") as file:
-            said = file.read(8192).decode("utf-8", "replace")
-        if said.isdigit():
-            sys.stdout.write(said + "\n")
+            output = file.read(8192).decode("utf-8", "replace")
+        if output.isdigit():
+            sys.stdout.write(output + "\n")
         else:
-            sys.stderr.write(said[1:] or f"it exited immediately; see {LOG_NAME}")
+            sys.stderr.write(output[1:] or f"it exited immediately; see {LOG_NAME}")
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0 if said.isdigit() else HELD if said.startswith("!") else 1)
+        os._exit(0 if output.isdigit() else HELD if output.startswith("!") else 1)
     os.close(come)
     os.setsid()
     log = private(run_dir.path / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

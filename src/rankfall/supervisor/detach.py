@@ -35,11 +35,11 @@ def spawn_detached(run_dir: RunDir, *, wait: float = 5.0) -> int:
         raise EvidenceLost(
             f"the supervisor of {run_dir.id} did not start: {error}", hint=f"rankfall attach {run_dir.id}"
         ) from error
-    said = done.stdout.decode("utf-8", "replace").strip()
-    pid = numbers.whole(said)
+    output = done.stdout.decode("utf-8", "replace").strip()
+    pid = numbers.whole(output)
     if done.returncode == 0 and pid is not None:
         return pid
-    words = done.stderr.decode("utf-8", "replace").strip()[-1000:] or said
+    words = done.stderr.decode("utf-8", "replace").strip()[-1000:] or output
     if done.returncode == HELD:
         raise LockHeld(words, hint=f"rankfall attach {run_dir.id}")
     raise EvidenceLost(f"the supervisor of {run_dir.id} did not start: {words}", hint=f"see {run_dir.path / LOG_NAME}")

@@ -94,7 +94,7 @@ class NodeReporter:
         if word is None or not self._reported.get(plan.attempt) or not isinstance(self._backend, NodeReportingBackend):
             return
         node, verdict = word
-        until, said = time.monotonic() + self._answer_s, False
+        until, reported = time.monotonic() + self._answer_s, False
         while not self._over():
             try:
                 answer = self._backend.answered(plan, node, verdict)
@@ -104,8 +104,8 @@ class NodeReporter:
                 self._announce_answer(node, answer)
                 return
             now = time.time_ns()
-            if not said:
-                said = True
+            if not reported:
+                reported = True
                 text = f"attempt {plan.attempt + 1} waits until the controller of node health handles the report that node {node} caused the failure of attempt {plan.attempt}"
                 self._events.say("waiting", text, at=now)
                 self._run_store.set_run("restarting", reason=text, at=now)

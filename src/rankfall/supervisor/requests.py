@@ -348,8 +348,8 @@ def request_resize(run_dir: RunDir, *, role: str, nodes: int, reason: str = "") 
 
 def unmet(run_dir: RunDir, sizes: Mapping[str, int]) -> ResizeRequest | None:
     """Returns the newest request that these sizes do not fulfill, or None."""
-    wished = requested_sizes(run_dir.path, run_dir.spec)
-    open_ones = [one for role, one in read_resizes(run_dir.path).items() if sizes.get(role) != wished.get(role)]
+    requested = requested_sizes(run_dir.path, run_dir.spec)
+    open_ones = [one for role, one in read_resizes(run_dir.path).items() if sizes.get(role) != requested.get(role)]
     return max(open_ones, key=lambda one: one.at, default=None)
 
 

@@ -100,11 +100,11 @@ def _failed_at(slots: list[SlotFacts]) -> int | None:
     """
     ends = [facts.ended_at for facts in slots if facts.ended_at is not None]
     over = all(facts.state in {"ended", "lost"} for facts in slots)
-    fell = any(
+    failed = any(
         facts.state == "lost" or facts.exit_code or (facts.signal is not None and facts.killed_by != "wrapper")
         for facts in slots
     )
-    return max(ends) if over and fell and ends else None
+    return max(ends) if over and failed and ends else None
 
 
 # Seconds after the grace time until this process kills.

@@ -129,8 +129,8 @@ class Bucket:
         for word in scope.split("/"):
             key = hmac.new(key, word.encode(), hashlib.sha256).digest()
         signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
-        said = f"Credential={self._key}/{scope}, SignedHeaders={names}, Signature={signature}"
-        return dict(headers, authorization=f"AWS4-HMAC-SHA256 {said}")
+        credential = f"Credential={self._key}/{scope}, SignedHeaders={names}, Signature={signature}"
+        return dict(headers, authorization=f"AWS4-HMAC-SHA256 {credential}")
 
 
 def _refuse(status: int) -> None:

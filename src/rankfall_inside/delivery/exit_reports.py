@@ -166,11 +166,11 @@ def termination_message(error: dict[str, Any] | None, end: dict[str, Any]) -> by
 
 def _error_line(record: Mapping[str, Any], room: int) -> bytes:
     error = record.get("error")
-    said: Mapping[str, Any] = error if isinstance(error, dict) else {}
+    fields: Mapping[str, Any] = error if isinstance(error, dict) else {}
     short = {name: _small(record[name]) for name in _FIELDS if name in record}
-    info = {name: _small(said[name]) for name in _ERROR_FIELDS if name in said}
-    types = [_masked(name)[:_MAX_TYPE] for name in exit_codes.texts(said.get("types"))]
-    message = _masked(str(said.get("message", "")))
+    info = {name: _small(fields[name]) for name in _ERROR_FIELDS if name in fields}
+    types = [_masked(name)[:_MAX_TYPE] for name in exit_codes.texts(fields.get("types"))]
+    message = _masked(str(fields.get("message", "")))
     size = _MAX_MESSAGE
     frames: list[dict[str, Any]] = []
     while True:
@@ -185,7 +185,7 @@ def _error_line(record: Mapping[str, Any], room: int) -> bytes:
         few = {name: short[name] for name in ("id", "kind", "rank") if isinstance(short.get(name), (int, str))}
         line = _line(few, {"types": [name[:32] for name in types[:1]]}, [])
         return line if len(line) <= room else b""
-    for frame in _user_frames(said.get("frames")):
+    for frame in _user_frames(fields.get("frames")):
         longer = _line(short, shortened, [frame, *frames])
         if len(longer) > room:
             break

@@ -154,11 +154,11 @@ class Folder:
 
 def end_text(sizes: dict[str, int], losses: dict[str, list[stream_files.Gap]]) -> bytes:
     """Returns the content of ``end.json``."""
-    said: dict[str, Any] = {
+    content: dict[str, Any] = {
         "sizes": sizes,
         "lost": {stream: sum(gap.lost for gap in gaps) for stream, gaps in losses.items()},
     }
-    return records.dumps(said).encode("ascii") + b"\n"
+    return records.dumps(content).encode("ascii") + b"\n"
 
 
 SCHEMA = "rankfall.log-part/1"

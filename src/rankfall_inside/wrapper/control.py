@@ -115,8 +115,8 @@ class Orders:
                         self._commands.send(pid, signum, "requested by the supervisor")
 
     def _stop(self, words: list[str]) -> None:
-        said = untrusted.real(words[1]) if len(words) > 1 else None
-        grace = self._options.grace if said is None else max(0.0, min(said, _MAX_GRACE_S))
+        seconds = untrusted.real(words[1]) if len(words) > 1 else None
+        grace = self._options.grace if seconds is None else max(0.0, min(seconds, _MAX_GRACE_S))
         if self.stop_reason is not None:
             self.shorten_grace(grace)
             return
@@ -165,8 +165,8 @@ def _is_command(words: Sequence[str]) -> bool:
 
 
 def _is_seconds(word: str) -> bool:
-    said = untrusted.real(word)
-    return said is not None and said >= 0
+    seconds = untrusted.real(word)
+    return seconds is not None and seconds >= 0
 
 
 def _say(code: int, text: str) -> int:

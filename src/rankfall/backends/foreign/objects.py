@@ -163,8 +163,8 @@ def _containers(templates: Mapping[str, Mapping[str, Any]], *, usual: str | None
     found = {}
     for role, template in templates.items():
         names = [str(one.get("name")) for one in mappings(mapping(template, "spec"), "containers")]
-        said = mapping(mapping(template, "metadata"), "annotations").get(_DEFAULT_CONTAINER)
-        for name in (said, usual, *names):
+        named = mapping(mapping(template, "metadata"), "annotations").get(_DEFAULT_CONTAINER)
+        for name in (named, usual, *names):
             if isinstance(name, str) and name in names:
                 found[role] = name
                 break
@@ -226,8 +226,10 @@ def _state_of_pod(item: Mapping[str, Any]) -> NativeState:
 
 
 def _of_conditions(item: Mapping[str, Any]) -> NativeState:
-    said = (item.get("status") or {}).get("conditions")
-    held = {one.get("type"): one for one in said if isinstance(one, Mapping)} if isinstance(said, list) else {}
+    conditions = (item.get("status") or {}).get("conditions")
+    held = (
+        {one.get("type"): one for one in conditions if isinstance(one, Mapping)} if isinstance(conditions, list) else {}
+    )
     for name, phase in _ENDS:
         end = held.get(name)
         if end is not None and end.get("status") == "True":

@@ -163,8 +163,8 @@ class RunLease:
             return
 
     def _check_copy(self, found: LeaseRecord, attempts: int) -> None:
-        said = found.notes.get(NOTE_ATTEMPT, "")
-        newest = int(said) if said.isascii() and said.isdigit() and len(said) < 10 else 0  # noqa: PLR2004 - of attempts
+        noted = found.notes.get(NOTE_ATTEMPT, "")
+        newest = int(noted) if noted.isascii() and noted.isdigit() and len(noted) < 10 else 0  # noqa: PLR2004 - of attempts
         by = f", by {excerpt(found.holder)}" if found.holder else ""
         if found.notes.get(NOTE_CREATED) == self._created:
             if newest > attempts:

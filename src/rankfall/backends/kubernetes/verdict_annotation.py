@@ -28,7 +28,7 @@ MAX_LINE: Final = 500
 def annotation_of(verdict: Verdict) -> str:
     """Returns ASCII JSON with the fields for other tools; always under 4 KiB."""
     decisive = verdict.decisive
-    said: dict[str, Any] = {
+    content: dict[str, Any] = {
         "schema": verdict.schema,
         "version": verdict.version,
         "run": _word(verdict.run),
@@ -43,7 +43,7 @@ def annotation_of(verdict: Verdict) -> str:
         "node": _word(verdict.node),
         "line": plain(decisive.line or "", MAX_LINE) if decisive is not None else None,
     }
-    return msgspec.json.encode(said).decode()
+    return msgspec.json.encode(content).decode()
 
 
 def message_of(verdict: Verdict) -> str:

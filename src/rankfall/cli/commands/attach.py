@@ -168,12 +168,12 @@ def _cancel_unattended(directory: RunDir, reason: str, output: Output) -> int:
     viewer = Viewer(directory, ranks=Ranks(), quiet=True, history=False, show_outcome=False)
     session = Session(directory, viewer, own=directory.lease_holder() is None)
     session.begin()
-    said: list[str] = []
-    answer = control.cancel(directory, reason=reason, say=said.append)
+    messages: list[str] = []
+    answer = control.cancel(directory, reason=reason, say=messages.append)
     if answer != "gone":
         what = "it still runs" if answer == "going" else "its state in the cluster cannot be read"
         raise InfrastructureError(
-            f"{directory.id} was cancelled, but {what}{f': {said[-1]}' if said else ''}",
+            f"{directory.id} was cancelled, but {what}{f': {messages[-1]}' if messages else ''}",
             hint=f"run it again: rankfall cancel {directory.id}",
         )
     outcome = session.stay()

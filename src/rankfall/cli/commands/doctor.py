@@ -360,11 +360,11 @@ def _hook(found: Interpreter, folder: Path) -> Check:
         )
         state: State = "pass" if starts[0].streams else "warn"
         return Check(name="hook", state=state, text=f"the hook is loaded in a rank; {streams}")
-    said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
+    text = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
     return Check(
         name="hook",
         state="warn" if done.returncode == 0 else "fail",
-        text=f"a rank started without the hook{f': {said}' if said else ''}",
+        text=f"a rank started without the hook{f': {text}' if text else ''}",
         next="check whether the job's Python ignores PYTHONPATH (python -I, -E) or replaces sitecustomize",
     )
 

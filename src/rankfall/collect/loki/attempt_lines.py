@@ -155,10 +155,10 @@ class LokiCollector:
             self._say(problem)
         ends = take.ends()
         for number in ends:
-            said = ends[number] or self._last_word(pod, take, number)
+            end = ends[number] or self._last_word(pod, take, number)
             # The container's status may report the end before Loki has all lines.
             ends[number] = (
-                said and self._instances.settle(pod.slot, uid=pod.uid, number=number, changed=True) is not False
+                end and self._instances.settle(pod.slot, uid=pod.uid, number=number, changed=True) is not False
             )
             if ends[number]:
                 self._complete(pod, take, number)

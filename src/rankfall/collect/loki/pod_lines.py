@@ -38,8 +38,8 @@ class Origin(NamedTuple):
 def origin(labels: Mapping[str, str]) -> Origin:
     """Instance that these labels name."""
     uid = next((labels[name] for name in _UIDS if labels.get(name)), None)
-    said = (numbers.whole(labels.get(name), digits=_MAX_DIGITS) for name in _RESTARTS)
-    number = next((each for each in said if each is not None and each >= 0), None)
+    restarts = (numbers.whole(labels.get(name), digits=_MAX_DIGITS) for name in _RESTARTS)
+    number = next((each for each in restarts if each is not None and each >= 0), None)
     for name in _PATHS:
         found = _PATH.search(labels.get(name, ""))
         if found is not None:

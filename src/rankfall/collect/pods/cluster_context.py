@@ -322,8 +322,8 @@ class ContextCollector:
     def _unseen(self, what: str, resource: Resource, why: str | None) -> None:
         """Records unreadable data; ``why`` is None if the right is missing."""
         if what:
-            said = why or f"the right to list and watch {resource.plural} is missing"
-            text = f"{_WORDS.get(what, what)}: {said}"[:500]
+            reason = why or f"the right to list and watch {resource.plural} is missing"
+            text = f"{_WORDS.get(what, what)}: {reason}"[:500]
             self._write(Unseen(seen_ns=time.time_ns(), uid=f"unseen/{what}", text=text))
 
     def _write(self, fact: ContextFact) -> None:

@@ -156,12 +156,12 @@ def write_down(
     Raises:
         OSError: A record could not be written.
     """
-    said = {f"{head}{(record := record_of(short)).id}.json": record for short in outcome.short}
+    records = {f"{head}{(record := record_of(short)).id}.json": record for short in outcome.short}
     for path, record in _gaps(folder, head, uid=uid, number=number):
         counted = record.lost is not None and record.lost.stream is not None
-        if (counted and record != said.get(path.name)) or (outcome.whole and not counted):
+        if (counted and record != records.get(path.name)) or (outcome.whole and not counted):
             path.unlink(missing_ok=True)
-    for name, record in said.items():
+    for name, record in records.items():
         if not (folder / name).exists():
             temporary = (folder / name).with_suffix(".new")
             write_file(temporary, msgspec.json.encode(record))

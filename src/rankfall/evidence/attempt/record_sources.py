@@ -144,11 +144,11 @@ class SingleRankSlot:
 def _numbers(path: Path) -> tuple[int, ...] | None:
     """Numbers of a claim; None if it is missing or incomplete."""
     try:
-        said = [numbers.whole(word) for word in read_untrusted_file(path, limit=256)[0].split()]
+        values = [numbers.whole(word) for word in read_untrusted_file(path, limit=256)[0].split()]
     except OSError:
         return None
-    found = tuple(each for each in said if each is not None)
-    return found if len(found) == len(said) >= _NUMBERS else None
+    found = tuple(each for each in values if each is not None)
+    return found if len(found) == len(values) >= _NUMBERS else None
 
 
 def _written(path: Path) -> int | None:

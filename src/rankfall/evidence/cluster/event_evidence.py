@@ -50,13 +50,13 @@ def pod_events(
         if event.kind == "Pod" and event.about in pods:
             mine.setdefault(event.about, []).append(event)
     found: list[Evidence] = []
-    for uid, said in mine.items():
+    for uid, events_of_pod in mine.items():
         newest: dict[tuple[str, str], Evidence] = {}
-        for event in sorted(said, key=_time):
+        for event in sorted(events_of_pod, key=_time):
             row = row_of("event", event.reason, event.message)
-            if row is not None and _stands(event, row, pods[uid], said, before=before.get(uid, pods[uid])):
+            if row is not None and _stands(event, row, pods[uid], events_of_pod, before=before.get(uid, pods[uid])):
                 newest[row.slug, row.role] = _of_pod(event, row, pods[uid], attempt=attempt)
-        killed = _killed_by_probe(said, pods[uid])
+        killed = _killed_by_probe(events_of_pod, pods[uid])
         if killed is not None:
             piece = _of_pod(killed, _PROBE, pods[uid], attempt=attempt)
             newest.pop((piece.slug, "context"), None)
@@ -158,15 +158,15 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
     return found
 
 
-def _killed_by_probe(said: Iterable[EventFact], pod: PodFact) -> EventFact | None:
+def _killed_by_probe(events: Iterable[EventFact], pod: PodFact) -> EventFact | None:
     """Failed probe after which the kubelet stopped a container without a restart, or None.
 
     Its message gives no reason, as for a deleted pod.
     """
-    said = list(said)
-    failed = [one for one in said if one.reason == "Unhealthy" and _FATAL_PROBE.match(one.message)]
+    events = list(events)
+    failed = [one for one in events if one.reason == "Unhealthy" and _FATAL_PROBE.match(one.message)]
     stops = [
-        stamp_ns(one.first or one.last) for one in said if one.reason == "Killing" and _STOPPING.match(one.message)
+        stamp_ns(one.first or one.last) for one in events if one.reason == "Killing" and _STOPPING.match(one.message)
     ]
     deleted_ns = stamp_ns(pod.deleting)
     asked = deleted_ns - (pod.grace_s or 0) * _NS if deleted_ns is not None else None
@@ -182,13 +182,13 @@ def _killed_by_probe(said: Iterable[EventFact], pod: PodFact) -> EventFact | Non
     return None
 
 
-def _stands(event: EventFact, row: Reason, pod: PodFact, said: Iterable[EventFact], *, before: PodFact) -> bool:
+def _stands(event: EventFact, row: Reason, pod: PodFact, events: Iterable[EventFact], *, before: PodFact) -> bool:
     if row.slug in _WAITS:
         if before.phase != "Pending":
             return False
         if row.slug == "unschedulable":
             return before.node is None
-        begun = any(other.reason == "Pulling" and _time(other) > _time(event) for other in said)
+        begun = any(other.reason == "Pulling" and _time(other) > _time(event) for other in events)
         waits = before.main is None or (before.main.state == "waiting" and before.main.reason in _STARTING)
         return not begun and waits if event.reason in _MOUNTS else True
     if row.role != "primary":

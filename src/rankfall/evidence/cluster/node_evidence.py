@@ -83,8 +83,8 @@ class SlotFailure:
 
     def rank(self, *, killed: bool = False) -> int | None:
         """Only rank of the slot that failed by itself (``killed``: by a SIGKILL); None otherwise."""
-        fell = [r for r in self.ranks if _fell(r) and (not killed or r.signal == _SIGKILL)]
-        return fell[0].rank if len(fell) == 1 else None
+        failed = [r for r in self.ranks if _fell(r) and (not killed or r.signal == _SIGKILL)]
+        return failed[0].rank if len(failed) == 1 else None
 
 
 def node_evidence(
@@ -96,9 +96,9 @@ def node_evidence(
     attempt: int,
 ) -> list[Evidence]:
     """Evidence of all nodes; ``falls`` maps a node to its slots' failures."""
-    said: dict[str, list[EventFact]] = {}
+    by_node: dict[str, list[EventFact]] = {}
     for event in events:
-        said.setdefault(event.name, []).append(event)
+        by_node.setdefault(event.name, []).append(event)
     found: list[Evidence] = []
     for node in nodes:
         for fall in falls.get(node.name, ()):
@@ -113,7 +113,7 @@ def node_evidence(
             ]
             found += [
                 piece
-                for event in said.get(node.name, ())
+                for event in by_node.get(node.name, ())
                 if (piece := _of_event(event, node, fall, catalogue=catalogue, attempt=attempt))
             ]
     return found
@@ -152,9 +152,9 @@ def unheard_evidence(fall: SlotFailure, *, attempt: int) -> Evidence | None:
     )
 
 
-def _silent_since(said: int) -> tuple[int, float]:
+def _silent_since(noticed: int) -> tuple[int, float]:
     """Returns time and uncertainty in seconds of a node's last report, from the time when the silence was noticed."""
-    return said - round(NOTICED_S / 2 * _NS), NOTICED_S / 2 + 1.0
+    return noticed - round(NOTICED_S / 2 * _NS), NOTICED_S / 2 + 1.0
 
 
 def _of_spell(spell: Spell, node: NodeFact, fall: SlotFailure, *, attempt: int) -> Evidence | None:
@@ -180,7 +180,7 @@ def _of_spell(spell: Spell, node: NodeFact, fall: SlotFailure, *, attempt: int) 
         slug = row.slug if row is not None else _SLUGS[spell.type]
     else:
         return None
-    said = _words(spell, node)
+    text = _words(spell, node)
     if row is not None and not drained:
         notice = _notice(node, fall)
         drained = by in _BY_CONTROLLER and notice is not None and notice[0] is spell
@@ -207,7 +207,7 @@ def _of_spell(spell: Spell, node: NodeFact, fall: SlotFailure, *, attempt: int) 
         # Only the kubelet reports bad conditions; silence and taints are the control plane's.
         stamped="here" if since is None else "server" if spell.type == "taint" or spell.status == "Unknown" else "node",
         where=f"node/{node.name}",
-        line=said[:_LINE],
+        line=text[:_LINE],
         specificity=86 if drained else 82,
         fingerprint=f"{slug}:{spell.type}:{spell.reason}",
         detail=f"condition={spell.type} reason={spell.reason}",

@@ -171,9 +171,9 @@ def read_container_error(data: bytes) -> ContainerError:
             worker = _text(value)[:_MAX_WORKER]
     if not code and not message:
         raise Malformed("its error has neither code nor message")
-    said = _ORIGINS[origin] if 0 <= origin < len(_ORIGINS) else "unknown"
+    name = _ORIGINS[origin] if 0 <= origin < len(_ORIGINS) else "unknown"
     return ContainerError(
-        code=code, message=message, recoverable=kind == _RECOVERABLE, origin=said, at=at, worker=worker
+        code=code, message=message, recoverable=kind == _RECOVERABLE, origin=name, at=at, worker=worker
     )
 
 

@@ -135,10 +135,12 @@ def read_reports(data: bytes) -> Iterator[Reported]:
         for match in _numbers(_MPICH_ABORT, data):
             yield _reported("exit", match, code=1, rank=2)
     if data.find(b"that process rank") >= 0:
-        for said in islice(_MPI_SIGNAL.finditer(data), _MAX):
-            rank, pid, signal = (whole(text, digits=10) for text in said.group(1, 2, 4))
+        for signal_match in islice(_MPI_SIGNAL.finditer(data), _MAX):
+            rank, pid, signal = (whole(text, digits=10) for text in signal_match.group(1, 2, 4))
             if rank is not None and signal:
-                yield Reported(kind="exit", at=said.start(), rank=rank, pid=pid, code=-signal, host=decode(said[3]))
+                yield Reported(
+                    kind="exit", at=signal_match.start(), rank=rank, pid=pid, code=-signal, host=decode(signal_match[3])
+                )
     if data.find(b"exitcode") >= 0:
         for match in _numbers(_FAILED, data):
             yield _reported("exit", match, code=1, local_rank=2, pid=3)

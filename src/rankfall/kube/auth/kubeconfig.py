@@ -149,10 +149,10 @@ def _merge(paths: tuple[str, ...], *, must_exist: bool) -> Merged:
         for plural, singular in _KINDS:
             for name, entry in _named(document, plural, singular, path).items():
                 found[plural].setdefault(name, entry)
-        said = document.get("current-context") or ""
-        if not isinstance(said, str):
+        active = document.get("current-context") or ""
+        if not isinstance(active, str):
             raise KubeConfigError(f"current-context in {path} must be a text", hint="put it in quotes")
-        current = current or said
+        current = current or active
     return Merged(found["clusters"], found["contexts"], found["users"], current)
 
 

@@ -194,5 +194,5 @@ def not_run(end: NotRun, *, what: str) -> ExecFailed:
     text = end.message[:_MESSAGE]
     known = ((why, hint) for why, pattern, hint in _TABLE if pattern.search(text))
     why, hint = next(known, ("other", "check the pod, and the kubelet's log on its node"))
-    said = excerpt(end.message, limit=_MESSAGE) or end.reason or "no reason given"
-    return ExecFailed(f"cannot {what}: {said}", why=why, reason=end.reason, status=end.status, hint=hint)
+    reason = excerpt(end.message, limit=_MESSAGE) or end.reason or "no reason given"
+    return ExecFailed(f"cannot {what}: {reason}", why=why, reason=end.reason, status=end.status, hint=hint)

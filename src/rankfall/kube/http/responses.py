@@ -59,18 +59,18 @@ def refused(refusal: Refusal, *, what: str, secrets: Iterable[str] = (), maybe_d
     details: dict[str, Any] = {}
     if status is None:
         reason = ""
-        said = _excerpt_of(refusal, secrets)
+        text = _excerpt_of(refusal, secrets)
     else:
         reason = excerpt(_text(status.get("reason")), secrets=secrets, limit=100)
         found = status.get("details")
         if isinstance(found, dict):
             details = masked(found, secrets)
-        said = excerpt(_text(status.get("message")), secrets=secrets, limit=_MESSAGE) or "no reason given"
+        text = excerpt(_text(status.get("message")), secrets=secrets, limit=_MESSAGE) or "no reason given"
     code = refusal.status
     hint = _NAMESPACE_HINT if code == _NOT_THERE and details.get("kind") == "namespaces" else _HINTS.get(code)
     name = f"{code} {reason}" if reason else str(code)
     return error_class(code)(
-        f"cannot {what}: {said} ({name})",
+        f"cannot {what}: {text} ({name})",
         status=code,
         reason=reason,
         details=details,
@@ -103,8 +103,8 @@ def retry_after(headers: Mapping[str, str], details: Mapping[str, Any]) -> float
     found = request.seconds(headers.get("Retry-After"), now=now)
     if found is not None:
         return found
-    said = details.get("retryAfterSeconds")
-    return request.seconds(str(said)) if isinstance(said, int | float) and said > 0 else None
+    seconds = details.get("retryAfterSeconds")
+    return request.seconds(str(seconds)) if isinstance(seconds, int | float) and seconds > 0 else None
 
 
 def lost(error: BaseException, *, what: str, server: str, repeatable: bool = True) -> Unreachable:

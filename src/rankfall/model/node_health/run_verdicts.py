@@ -70,7 +70,7 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             return None
         if verdict.cause.confidence != "proven" or verdict.node_action == "none":
             return None
-        fell = None if verdict.time.at is None else nanoseconds(verdict.time.at)
+        failed_at = None if verdict.time.at is None else nanoseconds(verdict.time.at)
         line = None if verdict.decisive is None else verdict.decisive.line
         return cls(
             run=verdict.run,
@@ -79,7 +79,7 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             instance=None if start is None else start[1],
             cause=verdict.cause.slug,
             action=verdict.node_action,
-            at=at if fell is None else fell,
+            at=at if failed_at is None else failed_at,
             uncertainty=verdict.time.uncertainty_s or 0.0,
             # Drivers print a prefix that agents omit.
             gpu=None if verdict.gpu is None else printable(verdict.gpu.removeprefix("PCI:"), 64),

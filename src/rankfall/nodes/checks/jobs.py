@@ -220,11 +220,11 @@ def result(check: Check, pod: Mapping[str, Any]) -> CheckResult | None:
     if phase not in {"Succeeded", "Failed"}:
         return None
     ended = next((state for each in status.get("containerStatuses") or () if (state := (each.get("state") or {}).get("terminated"))), None)  # fmt: skip
-    said = _last_lines(str((ended or {}).get("message") or ""))
+    text = _last_lines(str((ended or {}).get("message") or ""))
     if reason == "DeadlineExceeded":
-        return _is(check, "failed", f"had not ended after {check.timeout_s} s", said)
+        return _is(check, "failed", f"had not ended after {check.timeout_s} s", text)
     if phase == "Succeeded":
-        return _is(check, "passed", "", said)
+        return _is(check, "passed", "", text)
     if reason or ended is None:
         return _is(
             check, "unable", f"its pod was ended: {reason or 'no container ran'}", str(status.get("message") or "")
@@ -232,9 +232,9 @@ def result(check: Check, pod: Mapping[str, Any]) -> CheckResult | None:
     code, why = ended.get("exitCode"), str(ended.get("reason") or "")
     if code == CANNOT_TELL or code in _NOT_STARTED or why in {"OOMKilled", "ContainerCannotRun", "StartError"}:
         return _is(
-            check, "unable", f"ended with {code} ({why})" if why not in {"", "Error"} else f"ended with {code}", said
+            check, "unable", f"ended with {code} ({why})" if why not in {"", "Error"} else f"ended with {code}", text
         )
-    return _is(check, "failed", f"ended with {code}", said)
+    return _is(check, "failed", f"ended with {code}", text)
 
 
 def waiting(pods: Sequence[Mapping[str, Any]]) -> str:

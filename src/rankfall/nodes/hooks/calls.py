@@ -89,7 +89,7 @@ async def _command(command: tuple[str, ...], words: Mapping[str, str]) -> Answer
         start_new_session=True,
     )
     try:
-        said = await _tail(process.stdout)
+        output = await _tail(process.stdout)
         await process.wait()
     finally:
         if process.returncode is None:
@@ -97,15 +97,15 @@ async def _command(command: tuple[str, ...], words: Mapping[str, str]) -> Answer
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-    text = printable(" ".join(said.decode("utf-8", "replace").split())[-_MAX_REPORTED:])
+    text = printable(" ".join(output.decode("utf-8", "replace").split())[-_MAX_REPORTED:])
     return Answer(ok=process.returncode == 0, text=f"ended with {process.returncode}{': ' if text else ''}{text}")
 
 
 async def _tail(stream: asyncio.StreamReader | None) -> bytes:
-    said = b""
+    output = b""
     while stream is not None and (part := await stream.read(_MAX_OUTPUT)):
-        said = (said + part)[-_MAX_OUTPUT:]
-    return said
+        output = (output + part)[-_MAX_OUTPUT:]
+    return output
 
 
 async def _webhook(url: str, token_file: str | None, words: Mapping[str, str]) -> Answer:
@@ -121,8 +121,8 @@ async def _webhook(url: str, token_file: str | None, words: Mapping[str, str]) -
         aiohttp.ClientSession(trust_env=True) as session,
         session.post(url, json=body, headers=headers, allow_redirects=False) as response,
     ):
-        said = (await response.content.read(_MAX_OUTPUT)).decode("utf-8", "replace").strip()
-        text = f"answered {response.status}{': ' if said else ''}{said}"
+        output = (await response.content.read(_MAX_OUTPUT)).decode("utf-8", "replace").strip()
+        text = f"answered {response.status}{': ' if output else ''}{output}"
         return Answer(ok=200 <= response.status < 300, text=printable(text))  # noqa: PLR2004 - 2xx
 
 

@@ -209,12 +209,12 @@ def _goes_back(held: ContainerFact | None, main: ContainerFact | None) -> bool:
     return held.state == "terminated" and main.state == "running"
 
 
-def stamp_ns(said: str | None) -> int | None:
+def stamp_ns(text: str | None) -> int | None:
     """Converts RFC 3339 to nanoseconds since the epoch; None if absent or invalid. The API gives whole seconds."""
-    if not said:
+    if not text:
         return None
     try:
-        moment = datetime.fromisoformat(said)
+        moment = datetime.fromisoformat(text)
         return None if moment.tzinfo is None else int(moment.timestamp()) * 1_000_000_000
     except (ValueError, OverflowError):
         return None

@@ -105,9 +105,9 @@ def with_job_of_set(state: NativeState, jobs: Iterable[Mapping[str, Any]]) -> Na
     end = next((one for one in ends if one.get("status") == "True"), None)
     if end is None:
         return state
-    said = [one for one in (state.message, text(end.get("message"))) if one]
+    messages = [one for one in (state.message, text(end.get("message"))) if one]
     return msgspec.structs.replace(
-        state, reason=word(end.get("reason")) or state.reason, message="; ".join(said)[:MAX_TEXT]
+        state, reason=word(end.get("reason")) or state.reason, message="; ".join(messages)[:MAX_TEXT]
     )
 
 
@@ -118,8 +118,8 @@ def of_restart(selector: str, restart: int | None) -> str:
 
 
 def _restart_of(job: Mapping[str, Any]) -> int:
-    said = number(mapping(mapping(job, "metadata"), "labels").get(JOBSET_RESTART))
-    return -1 if said is None else said
+    count = number(mapping(mapping(job, "metadata"), "labels").get(JOBSET_RESTART))
+    return -1 if count is None else count
 
 
 def _start(gang: Mapping[str, Any] | None, restarts: int, execution: int | None) -> str:

@@ -152,8 +152,8 @@ class SuccessWatch:
             return "open"
         at = first.ended_at or now
         everyone: tuple[RankFacts | SlotFacts, ...] = (*slots, *ranks)
-        fell = [facts.ended_at for facts in everyone if _ended_badly(facts)]
-        if any(other is None or other < at for other in fell):
+        ends = [facts.ended_at for facts in everyone if _ended_badly(facts)]
+        if any(other is None or other < at for other in ends):
             return "open"
         self._reached = at
         self.because = "rank 0 ended with 0" if isinstance(first, RankFacts) else f"slot {first.slot} ended with 0"

@@ -64,8 +64,10 @@ class RunEnd:
             request = read_cancel(self._run_dir.path)
             if request is None and self._control.cancelled is None:
                 found = self._attempts.diagnosis(number)
-                said = found.verdict.decisive if found is not None else None
-                return self.end("deleted", said.line if said is not None else "its workload was deleted in the cluster")
+                decisive = found.verdict.decisive if found is not None else None
+                return self.end(
+                    "deleted", decisive.line if decisive is not None else "its workload was deleted in the cluster"
+                )
             return self.end("cancelled", request.text if request else "cancelled")
         decision = self._decisions.about(number)
         return self.end("failed", decision.because if decision else "no verdict was reached")
@@ -164,7 +166,7 @@ class Supervised:
             run_store=self._run_store,
             events=self._events,
             control=control,
-            wished=lambda: self._request() is not None,
+            requested=lambda: self._request() is not None,
             outside=ExternalRelease(run_dir, backend=backend),
         )
         self._decisions = Decisions(
@@ -258,7 +260,7 @@ class Supervised:
                     return end("failed", f"the total deadline of {self._spec.deadlines.total_s:g} s has passed")
                 if start_at == "gone":
                     return end("deleted", "its workload was deleted in the cluster while the run was suspended")
-                if start_at == "wished":
+                if start_at == "requested":
                     return self._run_end.between(cancelled=self._request() == "cancel")
                 self._find_late_evidence()
                 if row is not None and not self._decisions.goes_on(number - 1):

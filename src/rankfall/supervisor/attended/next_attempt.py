@@ -81,7 +81,7 @@ class Planner:
 
         ``before``: the previous attempt, or None. ``exclude`` is called after the possibly long removal.
         """
-        said = ""
+        reported = ""
         while True:
             try:
                 if before is not None:
@@ -96,10 +96,10 @@ class Planner:
                 self.refusal = error.in_one_line
                 if not error.passing or number == 1 or self._over():
                     return None
-                if error.message != said:
-                    said = error.message
-                    self._say(f"attempt {number} waits: {said}")
-                    self._run_store.set_run("restarting", reason=said, at=time.time_ns())
+                if error.message != reported:
+                    reported = error.message
+                    self._say(f"attempt {number} waits: {reported}")
+                    self._run_store.set_run("restarting", reason=reported, at=time.time_ns())
                 self._control.wait(_AGAIN_S)
 
     def _sized_plan(self, number: int, *, before: AttemptRow | None, exclude: Collection[str]) -> Plan:
@@ -154,7 +154,7 @@ class RestartSchedule:
         run_store: BestEffortStore,
         events: EventLog,
         control: Control,
-        wished: Callable[[], object],
+        requested: Callable[[], object],
         outside: ExternalRelease,
     ) -> None:
         self._run_dir = run_dir
@@ -163,7 +163,7 @@ class RestartSchedule:
         self._run_store = run_store
         self._events = events
         self._control = control
-        self._requested = wished
+        self._requested = requested
         self._outside = outside
 
     def hold(self) -> Suspension:
@@ -180,10 +180,10 @@ class RestartSchedule:
             return None
         return total_end(self._spec.deadlines, first=first, paused=self.hold().paused(first, time.time_ns()))
 
-    def wait(self, after: int, *, delay_s: float) -> Literal["now", "wished", "late", "gone"]:
+    def wait(self, after: int, *, delay_s: float) -> Literal["now", "requested", "late", "gone"]:
         """Waits before the attempt after ``after``.
 
-        Returns ``now``: it may begin; ``wished``: a request came; ``late``: the total deadline is over; ``gone``: the
+        Returns ``now``: it may begin; ``requested``: a request came; ``late``: the total deadline is over; ``gone``: the
         suspended workload was removed.
         """
         ended = (self._attempts.known(after).ended or time.time_ns()) if after else 0
@@ -213,4 +213,4 @@ class RestartSchedule:
                     self._run_store.set_run("restarting", reason=f"back-off before attempt {after + 1}", at=now)
                 state = "restarting"
                 self._control.wait(min(_STEP_S, (due - now) / _NS))
-        return "wished"
+        return "requested"

@@ -305,10 +305,12 @@ class Unattended:
             self._decided(number, self._replaced(ended, workload) or _RESTARTED.format(shown=workload.label))
             return None
         if ended.state is not None and ended.how == "over":
-            said = f"{ended.state.reason or ended.state.phase}: {ended.state.message or ''}".rstrip(": ")
+            reason = f"{ended.state.reason or ended.state.phase}: {ended.state.message or ''}".rstrip(": ")
             if ended.case.denied:
-                said = f"{said}, but a worker left an error file"
-            return self._end("succeeded" if state == "succeeded" else "failed", None if state == "succeeded" else said)
+                reason = f"{reason}, but a worker left an error file"
+            return self._end(
+                "succeeded" if state == "succeeded" else "failed", None if state == "succeeded" else reason
+            )
         if state == "succeeded":
             return self._end("succeeded", None)
         if state == "failed":

@@ -238,8 +238,8 @@ class GangMonitor:
         """Records that Kubernetes stops the other slots, so that their ends are no cause; True if recorded now."""
         if self._spec.alone or not self._ends_as_one or read_stop(self._run_dir.path, self._plan.attempt) is not None:
             return False
-        fell = {number for kind, number, _ in bad_ends(slots, ranks, launcher=self._plan.launcher) if kind == "slot"}
-        ends = {facts.slot: facts for facts in slots if facts.slot in fell and facts.ended_at is not None}
+        failed = {number for kind, number, _ in bad_ends(slots, ranks, launcher=self._plan.launcher) if kind == "slot"}
+        ends = {facts.slot: facts for facts in slots if facts.slot in failed and facts.ended_at is not None}
         if ends:
             earliest = min(facts.ended_at or 0 for facts in ends.values())
             first = [slot for slot, facts in ends.items() if facts.ended_at == earliest]

@@ -194,8 +194,8 @@ def _without_abort_at_shutdown(subject: Subject, pieces: list[Evidence]) -> list
     """Removes an abort during the exit of a process that had reported its reason."""
     slugs = {e.slug for e in pieces if e.signature in AT_SHUTDOWN}
     kept = [e for e in pieces if e.slug not in slugs]
-    said = any(e.slug not in _BARE for e in kept)
-    return kept if said or subject.complaints else pieces
+    explained = any(e.slug not in _BARE for e in kept)
+    return kept if explained or subject.complaints else pieces
 
 
 def _without_bare_ends(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:

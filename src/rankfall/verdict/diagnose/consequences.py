@@ -268,10 +268,10 @@ def only_silent_rank(case: Case, subjects: Subjects) -> Candidate | None:
         for subject in subjects.all.values()
         if subject.rank_number is not None
     }
-    slugs = {slug for said in words.values() for slug, _ in said}
+    slugs = {slug for pairs in words.values() for slug, _ in pairs}
     if not slugs & TIMED_OUT or not slugs <= TIMED_OUT | {"peer_lost", "peer_teardown"}:
         return None
-    spoke = {rank for rank, said in words.items() if {slug for slug, _ in said} - {"peer_teardown"}}
+    spoke = {rank for rank, pairs in words.items() if {slug for slug, _ in pairs} - {"peer_teardown"}}
     quiet = [rank for rank in range(case.world_size or 0) if rank not in spoke]
     if len(quiet) != 1 or len(spoke) < 2:  # noqa: PLR2004 - with two ranks it is unknown which one waited
         return None
@@ -282,9 +282,9 @@ def only_silent_rank(case: Case, subjects: Subjects) -> Candidate | None:
     # One node's clock: between two, half a second is not significant.
     near = [
         at
-        for rank, said in words.items()
+        for rank, pairs in words.items()
         if rank in subjects.ranks and subjects.ranks[rank].slot == facts.slot
-        for slug, at in said
+        for slug, at in pairs
         if slug in TIMED_OUT and at is not None
     ]
     if facts.state == "ended":

@@ -77,7 +77,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
         candidates = strong
     candidates = without_faults_elsewhere(candidates, subjects, root, case=case)
     candidates, disputed, doubtful = _settle_mismatch(candidates, subjects, root)
-    candidates = _merge(_said_of_rank(candidates))
+    candidates = _merge(_without_repeated(candidates))
     candidates = drop_generic_after_death(candidates, root)
     candidates = drop_deleted_after_failure(candidates, subjects, root)
     candidates = drop_ends_of_the_rest(candidates, root)
@@ -181,18 +181,18 @@ _OF_A_RANK: Final = frozenset({"user", "data", "memory", "gpu", "unknown"})
 _OF_ONE_RANK: Final = frozenset({OWN_CODE, "user_exit", "killed_unknown"})
 
 
-def _said_of_rank(candidates: list[Candidate]) -> list[Candidate]:
+def _without_repeated(candidates: list[Candidate]) -> list[Candidate]:
     """Removes a slot's platform fault if a rank of the slot has the same one.
 
     Likewise a fault in text of an unknown speaker, as of a batch system, if text of a rank has it too.
     """
     ranked = [c for c in candidates if c.subject.rank is not None]
-    said = {(c.slug, c.subject.slot_number) for c in ranked if c.tier >= CONFIRMED}
+    own = {(c.slug, c.subject.slot_number) for c in ranked if c.tier >= CONFIRMED}
     printed = {c.slug for c in ranked} - _OF_ONE_RANK
 
     def repeated(c: Candidate) -> bool:
         slot = c.subject.slot_number
-        return (c.slug, slot) in said or (slot is None and c.tier < CONFIRMED and c.slug in printed)
+        return (c.slug, slot) in own or (slot is None and c.tier < CONFIRMED and c.slug in printed)
 
     return [c for c in candidates if c.subject.rank is not None or not repeated(c)]
 

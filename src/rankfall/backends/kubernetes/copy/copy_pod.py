@@ -208,7 +208,7 @@ def _uses(pod: Object, claim: str) -> bool:
 
 async def _until_running(kube: Kube, volume: Volume, *, name: str, say: Say, unschedulable_s: float) -> None:
     began = time.monotonic()
-    said, events = "", True
+    reported, events = "", True
     while True:
         pod = await kube.get(PODS, name, namespace=volume.namespace)
         phase = _status(pod).get("phase")
@@ -229,8 +229,8 @@ async def _until_running(kube: Kube, volume: Volume, *, name: str, say: Say, uns
                 raise _never(volume, trouble)
             text = text or trouble
         line = f"{reason}: {text}" if text else reason
-        if line and line != said and passed > _EVENTS_AFTER_S:
-            said = line
+        if line and line != reported and passed > _EVENTS_AFTER_S:
+            reported = line
             say(f"the pod that copies waits: {line}")
         await asyncio.sleep(_LOOK_S)
 
@@ -240,8 +240,8 @@ def _waits(pod: Object) -> tuple[str, str]:
         found = _dict(state.get("state"))
         for how in ("waiting", "terminated"):
             if how in found:
-                said = _dict(found[how])
-                return excerpt(str(said.get("reason") or how)), excerpt(str(said.get("message") or ""))
+                details = _dict(found[how])
+                return excerpt(str(details.get("reason") or how)), excerpt(str(details.get("message") or ""))
     for condition in _status(pod).get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return excerpt(str(condition.get("reason") or "")), excerpt(str(condition.get("message") or ""))
@@ -266,8 +266,8 @@ async def _trouble(kube: Kube, name: str, *, namespace: str) -> tuple[bool, str]
         found = await kube.list(EVENTS, namespace=namespace, fields=f"involvedObject.name={name}")
     except KubeError:
         return False, ""
-    said = [str(item.get("message") or "") for item in found.items if item.get("reason") in _ELSEWHERE]
-    return True, excerpt(said[-1]) if said else ""
+    messages = [str(item.get("message") or "") for item in found.items if item.get("reason") in _ELSEWHERE]
+    return True, excerpt(messages[-1]) if messages else ""
 
 
 async def _remove(kube: Kube, name: str, *, namespace: str, say: Say) -> None:

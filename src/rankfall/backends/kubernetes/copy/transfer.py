@@ -327,8 +327,8 @@ class VolumeCopier:
                 hint="name an image with one in kubernetes.workspace.image (cp: --image)",
             )
         if made.stderr:
-            said = excerpt(made.stderr.decode("utf-8", "replace"))
-            raise InfrastructureError(f"the copy ended with code {made.code}: {said}", hint="try another image")
+            text = excerpt(made.stderr.decode("utf-8", "replace"))
+            raise InfrastructureError(f"the copy ended with code {made.code}: {text}", hint="try another image")
 
     async def _alive(self, pod: str) -> bool:
         try:

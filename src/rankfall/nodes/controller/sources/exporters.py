@@ -130,9 +130,9 @@ class ExporterSource:
 
         answers = await asyncio.gather(*(one(node, url) for node, url in targets.items()))
         self._log_unreachable(
-            {node: said.message for node, said in answers if isinstance(said, EvidenceLost)}, of=targets
+            {node: answer.message for node, answer in answers if isinstance(answer, EvidenceLost)}, of=targets
         )
-        await self._take({node: said for node, said in answers if isinstance(said, str)})
+        await self._take({node: answer for node, answer in answers if isinstance(answer, str)})
 
     async def _targets(self, row: Exporter) -> dict[str, str]:
         if row.node is not None and row.url is not None:
