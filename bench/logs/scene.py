@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -54,6 +54,7 @@ class Scene:
         config: kubeconfig that its clients use.
         home: of the run as it was submitted; who records it gets a copy.
         pods: how many.
+        job: name of its Job.
     """
 
     run: str
@@ -62,6 +63,7 @@ class Scene:
     namespace: str
     home: Path
     pods: int
+    job: str = ""
 
     def go(self) -> None:
         """Let the writers begin with their paced lines."""
@@ -78,11 +80,11 @@ class Scene:
         found = self.kubectl.get("pods", "-n", self.namespace, "-l", self.selector)
         return sorted(item["metadata"]["name"] for item in found["items"])
 
-    @property
-    def job(self) -> str:
-        """Name of its Job."""
-        found = self.kubectl.get("jobs", "-n", self.namespace, "-l", self.selector)
-        return str(found["items"][0]["metadata"]["name"])
+    def disown(self) -> Scene:
+        """Take the run's label off the Job; ``rankfall logs job/NAME`` refuses jobs of Rankfall and reads this one as foreign."""
+        job = self.kubectl("get", "jobs", "-n", self.namespace, "-l", self.selector, "-o", "name").strip()
+        self.kubectl("label", "-n", self.namespace, job, "rankfall.dev/run-")
+        return replace(self, job=job.rpartition("/")[2])
 
     def copy(self, to: Path) -> Path:
         """A home with the run as nobody has recorded it yet; the run's directory in it."""
@@ -165,8 +167,11 @@ def scene(
             "name",
         )
         until(lambda: len(kubectl(*words).split()) == pods, f"{pods} running pods")
+        made = made.disown()
         yield made
     finally:
+        if made.job:
+            kubectl.run("delete", "job", "-n", namespace, made.job, "--cascade=background", "--wait=false")
         # One request for all of a kind: a thousand one by one take kubectl minutes.
         for kind, how in (
             ("apis/batch/v1", "jobs?propagationPolicy=Background"),

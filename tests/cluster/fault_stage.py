@@ -237,7 +237,11 @@ class Stage:
         """Number on this machine of a process that its pod numbers ``inner``."""
         pod = self.pod(slot)["metadata"]["name"]
         for pid in faults.processes_of(self.bed, self.namespace, pod, container=self.container):
-            status = Path(f"/proc/{pid}/status").read_text()
+            try:
+                status = Path(f"/proc/{pid}/status").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                # It has ended since it was listed.
+                continue
             row = next(line for line in status.splitlines() if line.startswith("NSpid:"))
             if int(row.split()[-1]) == inner:
                 return pid

@@ -102,7 +102,7 @@ class LazyGroup(click.Group):
         if not ctx.resilient_parsing and (path := config_path()).exists():
             from rankfall.cli.options import defaults_of  # noqa: PLC0415
 
-            ctx.default_map = {name: defaults_of(path, name, verb, verbs=VERBS)}
+            ctx.default_map = {name: defaults_of(path, name, verb, verbs=VERBS, like=LIKE.get(name))}
         return name, verb, rest
 
 
@@ -151,7 +151,7 @@ def config_path() -> Path:
 def load(verb: str) -> click.Command:
     """Returns a verb's command; flags have variables, as ``RANKFALL_RUN_NNODES``."""
     command: click.Command = getattr(importlib.import_module(f"rankfall.cli.commands.{VERBS[verb][0]}"), verb)
-    _prepare(command, (verb, _LIKE[verb]) if verb in _LIKE else (verb,))
+    _prepare(command, (verb, LIKE[verb]) if verb in LIKE else (verb,))
     return command
 
 
@@ -218,7 +218,7 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  
 
 
 # Verbs with the flags of another verb.
-_LIKE: Final = {"submit": "run"}
+LIKE: Final = {"submit": "run"}
 CANCELLED: Final = 130
 DEFECT: Final = 74
 USAGE: Final = 2
@@ -303,7 +303,7 @@ def _unknown_option(error: click.NoSuchOption) -> tuple[str, str | None]:
     """Returns message and next step."""
     name = error.option_name.lstrip("-").replace("_", "-")
     verb = error.ctx.info_name if error.ctx is not None else None
-    answers = table("words")["flags"].get(_LIKE.get(verb or "", verb), {})
+    answers = table("words")["flags"].get(LIKE.get(verb or "", verb), {})
     if name in answers:
         return f"there is no option {error.option_name}: {answers[name]}", None
     return error.format_message(), f"{error.ctx.command_path if error.ctx else 'rankfall'} --help"

@@ -182,7 +182,6 @@ def rank_options(function: F) -> F:
 
 
 SECTIONS: Final = ("retention", "notify")
-_LIKE: Final = {"submit": "run"}
 
 
 def read_config(path: Path, verbs: Collection[str]) -> dict[str, Any]:
@@ -209,18 +208,16 @@ def read_config(path: Path, verbs: Collection[str]) -> dict[str, Any]:
     return data
 
 
-def defaults_of(path: Path, name: str, command: click.Command, *, verbs: Collection[str]) -> dict[str, Any]:
-    """Returns click's ``default_map`` for one verb.
+def defaults_of(
+    path: Path, name: str, command: click.Command, *, verbs: Collection[str], like: str | None
+) -> dict[str, Any]:
+    """Returns click's ``default_map`` for one verb; it shares the section of verb ``like``.
 
     Raises:
         UsageError: A key is no flag.
     """
     data = read_config(path, verbs)
-    shared = {
-        key: value
-        for key, value in data.get(_LIKE.get(name, name), {}).items()
-        if name not in _LIKE or key in _flags(command)
-    }
+    shared = {key: value for key, value in data.get(like or name, {}).items() if not like or key in _flags(command)}
     return _defaults(path, shared | data.get(name, {}), command)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from rankfall.cli import console
-from rankfall.cli.app import SETTINGS, VERBS, config_path, load
+from rankfall.cli.app import LIKE, SETTINGS, VERBS, config_path, load
 from rankfall.cli.console import Output
 from rankfall.cli.options import defaults_of, output_option, read_config
 from rankfall.model import UsageError
@@ -56,7 +56,7 @@ def show(*, everything: bool, output: Output) -> None:
     known: set[str] = set()
     for verb in VERBS:
         command = load(verb)
-        defaults = defaults_of(path, verb, command, verbs=VERBS)
+        defaults = defaults_of(path, verb, command, verbs=VERBS, like=LIKE.get(verb))
         for name, one, given in _leaves(verb, command, defaults):
             for param in one.params:
                 if isinstance(param, click.Option) and param.envvar:

@@ -394,16 +394,21 @@ def _report(run: RunDir, source: str) -> ReportDocument:
         rows, whole = reader.attempts(), reader.summary()
         ranks = {row.attempt: newest_round(reader.ranks(row.attempt)) for row in rows}
         decisions = {row.attempt: reader.decisions(row.attempt) for row in rows}
-    attempts = tuple(_attempt(run, row, ranks[row.attempt], decisions[row.attempt]) for row in rows)
+    attempts = tuple(
+        _attempt(run, row, ranks[row.attempt], decisions[row.attempt], newest=row is rows[-1]) for row in rows
+    )
     lost = tuple(one.text for one in lost_of_run(run))
     return _made(source, run=whole, incomplete=lost, attempts=attempts)
 
 
-def _attempt(run: RunDir, row: AttemptRow, ranks: list[RankFacts], decisions: list[DecisionRow]) -> AttemptReport:
+def _attempt(
+    run: RunDir, row: AttemptRow, ranks: list[RankFacts], decisions: list[DecisionRow], *, newest: bool
+) -> AttemptReport:
     verdict = None
     with suppress(NotFound):
         verdict = explain_run(run, attempt=row.attempt).verdict
-    details = details_of(run, verdict) if verdict is not None else NO_DETAILS
+    # Only the newest attempt's logs are read: a run can have 100 attempts.
+    details = details_of(run, verdict) if verdict is not None and newest else NO_DETAILS
     return AttemptReport(
         attempt=row.attempt,
         state=row.state,
