@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from rankfall.model import RankStatus, RunSummary, SlotStatus, StatusDocument
+from rankfall.model import RankStatus, Restarts, RunSummary, SlotStatus, StatusDocument
 from rankfall.render.tables import render_runs, render_status
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
@@ -73,3 +73,16 @@ def test_a_final_status_does_not_ask_for_a_supervisor() -> None:
     assert "failed in attempt 1 after 1m00s" in text
     assert "cause: host_oom, rank 1 on node0" in text
     assert "supervises" not in text
+
+
+def test_restarts_beyond_the_limit_after_evictions_do_not_contradict_it() -> None:
+    status = StatusDocument(
+        run="train-3fa9c1", name="train", backend="job", state="restarting", attempts=4, started=START, supervised=True,
+        restarts=Restarts(count=4, by_cause={"preempted": 3, "node_lost": 1}, limit=3),
+        slots=(SlotStatus(slot=0, role="worker", state="running", node="node0", pid=7),),
+    )  # fmt: skip
+    text = render_status(status, now=NOW)
+    assert "restarts: 4 (preempted 3, node_lost 1)" in text
+    assert "restarting as attempt 5" in text
+    assert "of 3" not in text
+    assert "of 4" not in text

@@ -103,7 +103,9 @@ def _state_sentence(status: StatusDocument, *, now: datetime, paint: Paint) -> s
     if status.state == "restarting":
         # The count already includes attempts of the platform itself.
         number = status.attempts if status.unattended else status.attempts + 1
-        attempt = f" as attempt {number} of {status.restarts.limit + 1}"
+        most = status.restarts.limit + 1
+        # Evictions and ignored failures restart a run beyond its limit.
+        attempt = f" as attempt {number}{f' of {most}' if number <= most else ''}"
     if status.state == "unknown":
         return f"The state of run {paint.bold(status.run)} is {state}."
     verb = "was" if status.state in {"cancelled", "deleted"} else "is"
@@ -118,7 +120,8 @@ def _counts(status: StatusDocument) -> str:
     text = f"slots: {', '.join(numbers)}"
     if counted.count:
         causes = ", ".join(f"{slug} {count}" for slug, count in counted.by_cause.items())
-        text += f"; restarts: {counted.count} of {counted.limit} ({causes})"
+        limit = f" of {counted.limit}" if counted.count <= counted.limit else ""
+        text += f"; restarts: {counted.count}{limit} ({causes})"
     return text
 
 
