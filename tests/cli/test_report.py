@@ -80,6 +80,31 @@ def test_i24_p3_a_mailed_archive_is_explained_as_its_run(rankfall: Runner, home:
     assert f"`{run}`" in (tmp_path / "r.md").read_text()
 
 
+def test_i24_p3_no_secret_survives_in_a_redacted_report_and_none_is_promised_of_an_archive(
+    rankfall: Runner, tmp_path: Path
+) -> None:
+    value, token = "correct-horse-battery", "hf_" + "a1B2" * 8 + "cd"
+    (tmp_path / "leak.py").write_text(
+        "import os\n"
+        f"print('loading with {token}', flush=True)\n"
+        f"raise RuntimeError('login as ' + os.environ['SITE_PASSWORD'] + ' failed: {token}')\n"
+    )
+    done = rankfall("run", "--env", f"SITE_PASSWORD={value}", *GANG, "--max-restarts", "0", str(tmp_path / "leak.py"))
+    assert done.returncode == 1
+    for suffix in ("html", "md", "json"):
+        for flags in ((), ("--redact",)):
+            file = tmp_path / f"{len(flags)}.{suffix}"
+            assert rankfall("report", *flags, "-o", str(file)).returncode == 0
+            text = file.read_text()
+            assert "RuntimeError" in text
+            shown = {secret for secret in (value, token) if secret in text}
+            # Without the flag the log's own lines stand in the evidence.
+            assert shown == (set() if flags or suffix == "md" else {value, token}), file.name
+    refused = rankfall("report", "--redact", "--bundle")
+    assert refused.returncode == 2
+    assert "-o FILE.html --redact" in refused.stderr
+
+
 def test_i24_p3_a_strangers_archive_writes_nothing_elsewhere(rankfall: Runner, home: Path, tmp_path: Path) -> None:
     rankfall("run", *GANG, "train.py", "fail")
     run = run_of(home)

@@ -335,6 +335,8 @@ def report(
     )
     if bundle and run is None:
         raise UsageError("--bundle is for a run", hint="log files can be mailed as they are")
+    if bundle and redact is not None:
+        raise UsageError("--redact cannot change the logs of --bundle", hint="write a report: -o FILE.html --redact")
     document = _report(run, source) if run is not None else _report_of_files(verdict, source)
     if redact is not None:
         redact.learn(secret_values(run) if run is not None else ())
