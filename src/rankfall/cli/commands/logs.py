@@ -129,7 +129,7 @@ def _say(text: str) -> None:
     console.say(f"rankfall: {text}")
 
 
-_TICK_S: Final = 0.1
+_TICK_S: Final = 0.2
 # Seconds that a line waits for its rank, possibly found only inside its pod.
 _FOREIGN_RANK_WAIT_S: Final = 20.0
 # Above any run's number of attempts.

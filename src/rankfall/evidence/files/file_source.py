@@ -85,7 +85,7 @@ _WORLD: Final = linear(
     rb"""(?:^|[^A-Za-z_\d.-])(?:(?:dist_|global_)?world_?sizes?["']?(?: ?[=:] ?\[?| )|using world size: |MEMBER: \d+/|registered\. Starting with )(\d{1,6})\b"""
 )
 # Ray's tables of processes.
-_PID_RANKS: Final = linear(rb"\bpid=(\d{1,9})(?:, ip=[\d.]+)?\)[^\n(]{0,90}?\b(?:world_)?rank=(\d{1,6})\b")
+_PID_RANKS: Final = linear(rb"\bpid=(\d{1,9})(?:, ip=[\d.]+)?\)[^\n(]{0,90}?[\s,{\[](?:world_)?rank=(\d{1,6})\b")
 _PEERS: Final = linear(rb"Expected number of connected peer ranks is : (\d{1,6})")
 # Bytes of a text that are searched for them.
 _SEARCHED: Final = 4 << 20

@@ -12,7 +12,7 @@ import msgspec
 
 from rankfall.evidence.readers.classify import Meaning, meaning_of_hit
 from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
-from rankfall.evidence.readers.text import decode, normalise
+from rankfall.evidence.readers.text import decode, message_of, normalise
 from rankfall.model.patterns import bounded
 from rankfall.verdict.signatures.catalogue import Catalogue
 from rankfall.verdict.signatures.matcher import Hit, best
@@ -20,6 +20,9 @@ from rankfall.verdict.signatures.matcher import Hit, best
 # Maximum lines with a cached meaning, and their length.
 _MAX_KNOWN: Final = 4096
 _MAX_KNOWN_LINE: Final = 512
+_LINE_END: Final = bounded(rb"(?:\x1b\[[0-9;]{0,16}m|\s)+\Z", limit=1 << 20)
+# Lines of one JSON message.
+_MAX_MESSAGE_LINES: Final = 64
 # A damaged report in the launcher's log format. The logger shortens its path at the first sys.path match, so in working
 # folder / a job's path is complete.
 _DAMAGED_LOGGED: Final = bounded(
@@ -65,11 +68,13 @@ class LineMeaning:
         kind: Key for counting; None if the line is no finding.
         slug: Cause of its finding.
         launcher: True if a launcher wrote the line.
+
+    Its hits are in ``text``: the line, or a part of it without prefix or JSON.
     """
 
-    __slots__ = ("_finding", "_hit", "_hits", "_prefix", "_raw", "kind", "launcher", "slug")
+    __slots__ = ("_finding", "_hit", "_hits", "_prefix", "_raw", "_text", "kind", "launcher", "slug")
 
-    def __init__(self, raw: bytes, hits: list[Hit]) -> None:
+    def __init__(self, raw: bytes, hits: list[Hit], *, text: bytes) -> None:
         self.launcher = any("launcher" in hit.signature.where for hit in hits)
         self.kind: tuple[str, int | None] | None = None
         self.slug = ""
@@ -78,7 +83,9 @@ class LineMeaning:
         if hit is None or (hit.signature.slug == "unknown" and hit.signature.role == "context"):
             return
         self._raw, self._hits, self._hit = raw, hits, hit
-        self._prefix = parse_prefix(raw)
+        self._text = text
+        own = parse_prefix(raw)
+        self._prefix = own if own.raw or text is raw else parse_prefix(text)
         self.kind, self.slug = (hit.signature.id, self._prefix.rank), hit.signature.slug
 
     @property
@@ -86,13 +93,13 @@ class LineMeaning:
         """The finding, at byte 0."""
         if self._finding is None:
             self._finding = self._made()
-            self._raw, self._hits = b"", []
+            self._raw, self._hits, self._text = b"", [], b""
         return self._finding
 
     def _made(self) -> Finding:
         raw, hit = self._raw, self._hit
         signature, text = hit.signature, decode(raw)
-        matched = normalise(decode(raw[hit.start : hit.end]))
+        matched = normalise(decode(self._text[hit.start : hit.end]))
         meaning = meaning_of_hit(hit, text=text, fingerprint=f"{signature.slug}:{signature.id}:{matched}")
         if "launcher" not in signature.where and _DAMAGED_LOGGED.search(raw) is not None:
             meaning = msgspec.structs.replace(meaning, slug="controller_verdict", role="context")
@@ -111,12 +118,27 @@ class LineMeanings:
         """Meaning of a line."""
         known = self._known.get(raw)
         if known is None:
-            known = LineMeaning(raw, self.matcher.match_line(raw))
+            known = self._meaning(raw)
             if len(raw) <= _MAX_KNOWN_LINE:
                 if len(self._known) >= _MAX_KNOWN:
                     self._known.clear()
                 self._known[raw] = known
         return known
+
+
+    def _meaning(self, raw: bytes) -> LineMeaning:
+        """Meaning of the line; of its text without prefix if a pattern for the line's beginning matches only there."""
+        hits = self.matcher.match_line(raw)
+        message = message_of(raw)
+        if message is None and not hits:
+            message = _LINE_END.sub(b"", raw[parse_prefix(raw).length :])
+        chosen, text = best(hits), raw
+        for line in (message or b"").split(b"\n", _MAX_MESSAGE_LINES)[:_MAX_MESSAGE_LINES]:
+            inner = self.matcher.match_line(line) if line != raw else []
+            found = best((*inner, *((chosen,) if chosen is not None else ())))
+            if found is not chosen:
+                chosen, text, hits = found, line, inner
+        return LineMeaning(raw, hits, text=text)
 
 
 @lru_cache(maxsize=4)

@@ -78,13 +78,15 @@ _TAGS: Final = tuple(
             r"((?:[\w.]{1,63}-){0,8}(?:worker|node|trainer|learner|replica|launcher|master|chief|host|pod)-\d{1,5}): ",
         ),
         ("none", r"\([^()\n]{0,200}?\bpid=\d+[^()\n]{0,200}?\) ?"),
+        # Behind the stamp of a container runtime's log file.
+        ("none", r"std(?:out|err) [FP] "),
         ("none", r"(?:\x1b\[[0-9;]*m)+"),
         ("stamp", rf"\[?{_STAMP}\]?:? ?"),
     )
 )
 # Beginning of any prefix: most lines have none.
 _BEGINS: Final = anchored(
-    rb"\A(?:[\[(<\x1b]|srun: error: | {0,5}\d{1,6}: |\d{4}[-/]|(?i:(?:global[ _-]?|mpi|world[ _-]?)?rank[ _=-]?|r)\d|[\w.-]{1,253}:\d{1,8}:\d{1,8} \[|[A-Za-z][\w.-]{0,127}:\d{1,5}: "
+    rb"\A(?:[\[(<\x1b]|srun: error: |std(?:out|err) [FP] | {0,5}\d{1,6}: |\d{4}[-/]|(?i:(?:global[ _-]?|mpi|world[ _-]?)?rank[ _=-]?|r)\d|[\w.-]{1,253}:\d{1,8}:\d{1,8} \[|[A-Za-z][\w.-]{0,127}:\d{1,5}: "
     rb"|[\w.-]{1,253}(?:: " + _EXCEPTION.encode() + rb"| +\||-\d{1,5}: ))",
     limit=_LOOK,
 )

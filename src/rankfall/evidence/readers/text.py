@@ -40,18 +40,30 @@ _ESCAPES: Final = {b"n": b"\n", b"t": b"\t", b"r": b""}
 _END_OF_STRING: Final = {quote: bounded(rb"(?:[^\\" + quote + rb"]|\\.)*", limit=MAX_ESCAPED) for quote in (b'"', b"'")}
 
 
-def unescape(line: bytes, start: int) -> bytes:
+# Keys of a message: of loggers, Docker, systemd.
+_MESSAGE: Final = bounded(rb'[{,] ?"(?i:message|msg|log|text|event)" ?: ?"', limit=4096)
+
+
+def unescape(line: bytes, start: int, *, quote: bytes = b"") -> bytes:
     r"""Returns the rest of a quoted string, as in JSON or Python's repr, with line ends for ``\\n``.
 
-    The string ends at its quote; without a quote the line ends it.
+    The string ends at its ``quote``, by default the one before ``start``; without a quote the line ends it.
     """
     text = line[start : start + MAX_ESCAPED]
     # A double quote before a path is escaped only inside double quotes.
-    quote = b'"' if b'File \\"' in text else line[start - 1 : start]
+    quote = quote or (b'"' if b'File \\"' in text else line[start - 1 : start])
     end = _END_OF_STRING.get(quote)
     if end is not None and (match := end.match(text)) is not None:
         text = match.group()
     return _ESCAPE.sub(lambda found: _ESCAPES.get(found[1], found[1]), text)
+
+
+def message_of(line: bytes) -> bytes | None:
+    """Returns the message of a logger's JSON object; None for other lines."""
+    if not line.startswith(b"{"):
+        return None
+    found = _MESSAGE.search(line)
+    return None if found is None else unescape(line, found.end(), quote=b'"')
 
 
 def repeats(data: bytes, start: int, width: int, *, most: int) -> int:

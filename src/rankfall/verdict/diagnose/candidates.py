@@ -127,7 +127,8 @@ def candidate_of(subject: Subject) -> Candidate | None:
     own = [e for e in subject.evidence if e.role == "primary" and e.source != "exit" and e.slug not in NEVER_CAUSE]
     # Evidence from after the work counts only without other.
     pieces = without_outlived(subject, _terminal(subject, [e for e in own if not e.teardown] or own))
-    pieces = [e for e in pieces if not _repeats_the_kernel(subject, e)] or pieces
+    unforged = [e for e in pieces if not _repeats_the_kernel(subject, e)]
+    pieces = unforged if any(e.slug not in _BARE for e in unforged) else pieces
     pieces = _without_later_faults(subject, pieces)
     pieces = _without_ends_after_exception(pieces)
     pieces = _without_abort_at_shutdown(subject, pieces)
@@ -184,10 +185,15 @@ def _without_later_faults(subject: Subject, pieces: list[Evidence]) -> list[Evid
 
 
 def _without_ends_after_exception(pieces: list[Evidence]) -> list[Evidence]:
-    """Removes a user's or batch system's end of the job after an uncaught exception in the same stream."""
-    own = [e for e in pieces if of_own_code(e)]
-    ends = [e for e in pieces if e.slug in ENDS_OF_THE_REST or e.signature in STEP_ENDS]
-    return [e for e in pieces if e not in ends or not any(surely_after(e, one) for one in own)]
+    """Removes a user's or batch system's end of the job after a failure in the same stream."""
+
+    def follows(end: Evidence) -> bool:
+        last = end.slug in ENDS_OF_THE_REST
+        return (last or end.signature in STEP_ENDS) and any(
+            surely_after(end, e) for e in pieces if of_own_code(e) or (last and e.slug not in ENDS_OF_THE_REST)
+        )
+
+    return [e for e in pieces if e.source != "log" or not follows(e)]
 
 
 def _without_abort_at_shutdown(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:

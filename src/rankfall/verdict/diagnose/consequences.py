@@ -138,7 +138,9 @@ def without_ends_by_launcher(candidates: list[Candidate], subjects: Subjects) ->
         if best.signature == "killed_unknown.srun":
             return bool(waited) and all(e.slug in TIMED_OUT and surely_after(best, e) for e in waited)
         nobody = candidate.subject.rank is None and best.local_rank is None
-        return nobody and candidate.slug == "user_exit" and best.exit_code == 1 and bool(waited)
+        # A complaint without a rank may be this rank's.
+        perhaps = nobody or any(s.rank is None for s in others if any(surely_after(best, e) for e in s.complaints))
+        return perhaps and candidate.slug == "user_exit" and best.exit_code == 1 and bool(waited)
 
     return [c for c in candidates if not follows(c)]
 
@@ -150,6 +152,16 @@ def is_without_message(candidate: Candidate) -> bool:
     """
     facts = candidate.subject.rank
     return candidate.tier == SILENT and candidate.slug == "user_exit" and facts is not None and facts.exit_code == 1
+
+
+def ended_without_message(candidate: Candidate) -> bool:
+    """True if all that a file's text says of a rank is that it ended with Python's exit code."""
+    facts, best = candidate.subject.rank, candidate.best
+    if candidate.slug != "user_exit" or (best is not None and best.source not in {"log", "exit"}):
+        return False
+    if facts is not None and facts.exit_code is not None:
+        return facts.stream is not None and facts.exit_code == 1
+    return best is not None and best.slot is None and best.exit_code == 1
 
 
 def _perhaps_stopped_by_torchrun(candidate: Candidate, silent: list[Candidate]) -> bool:

@@ -39,6 +39,7 @@ from rankfall.verdict.diagnose.consequences import (
     drop_generic_after_death,
     drop_outlived,
     drop_without_message_beside_death,
+    ended_without_message,
     is_without_message,
     left_early,
     only_silent_rank,
@@ -72,7 +73,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
         only = outlived_traceback(subjects) if found.nearest is None else None
         return found if only is None else Root(chosen=only)
     strong = [c for c in candidates if not c.weak]
-    if strong:
+    if any(not ended_without_message(c) for c in strong):
         root.rejected += [(c, "other ranks also report this when something else fails") for c in candidates if c.weak]
         candidates = strong
     candidates = without_faults_elsewhere(candidates, subjects, root, case=case)

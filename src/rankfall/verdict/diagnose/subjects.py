@@ -18,7 +18,8 @@ from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import EXACT, Bound, Moment
 from rankfall.verdict.diagnose.cause_tables import (
     ECHO_TYPES,
-    LOST_PEER_SLUGS,
+    ENDS_OF_THE_REST,
+    NEVER_CAUSE,
     SAME_FAULT,
     STEP_ENDS,
     STEP_TAKEN,
@@ -27,6 +28,8 @@ from rankfall.verdict.diagnose.cause_tables import (
     YIELDS_TO,
 )
 
+# Secondary messages that are no complaint of a rank.
+_NO_COMPLAINT: Final = NEVER_CAUSE | {"unknown"}
 # torch's prefix of a rank's traceback.
 _PREFIX: Final = bounded(r"^\[rank\d+\]:\s*", limit=1 << 16)
 
@@ -160,6 +163,11 @@ class Subjects:
         for facts in self.ranks.values():
             if own_failure(facts):
                 self._failed_at[_speaker(facts)].append(facts.rank)
+        evidence = [*_of_srun(case.evidence)]
+        for piece in evidence:
+            known = self._failed_at[piece.stream]
+            if piece.rank is not None and _launcher_end(piece) and piece.rank not in known:
+                known.append(piece.rank)
         self.all: dict[SubjectKey, Subject] = {}
         for number in self.ranks:
             self._subject(("rank", number))
@@ -170,7 +178,7 @@ class Subjects:
             subject.ranks_seen = number in with_ranks
             subject.ranks_alive = number in with_ranks and number not in with_ends
         seen: set[str] = set()
-        for piece in sorted(_of_srun(case.evidence), key=lambda e: e.id):
+        for piece in sorted(evidence, key=lambda e: e.id):
             if piece.id not in seen and _in_scope(piece, case) and not self._of_earlier_round(piece):
                 seen.add(piece.id)
                 self._place(piece)
@@ -182,15 +190,14 @@ class Subjects:
             _words(e) for subject in self.all.values() if subject.rank is not None for e in subject.evidence if e.line
         }
         complaining = {
-            subject.slot_number
+            _speaker(e)
             for subject in self.all.values()
             if subject.rank is None
-            and any(
-                e.source == "log" and e.slug in LOST_PEER_SLUGS and _words(e) not in known for e in subject.evidence
-            )
+            for e in subject.evidence
+            if e.source == "log" and e.role == "secondary" and e.slug not in _NO_COMPLAINT and _words(e) not in known
         } - {None}
         for subject in self.all.values():
-            subject.neighbours_complain = subject.rank is not None and subject.slot_number in complaining
+            subject.neighbours_complain = subject.rank is not None and _speaker(subject.rank) in complaining
 
     def anything_wrong(self) -> bool:
         """True if any rank, slot or piece reports a failure."""
@@ -249,8 +256,11 @@ class Subjects:
             return self._by_pid[speaker, piece.pid], False
         if piece.local_rank is not None and (speaker, piece.local_rank) in self._by_local:
             return self._by_local[speaker, piece.local_rank], False
+        if piece.slug in ENDS_OF_THE_REST:
+            return None, False
         # With the hook, the slot's stream contains the launcher's lines, never that rank's.
-        failed = [rank for rank in self._failed_at.get(speaker, []) if self.ranks[rank].hook != "loaded"]
+        hooked = {rank for rank, facts in self.ranks.items() if facts.hook == "loaded"}
+        failed = [rank for rank in self._failed_at.get(speaker, []) if rank not in hooked]
         if len(failed) == 1 and piece.source == "log" and piece.trust == "job" and piece.role == "primary":
             return failed[0], True
         return None, False
@@ -264,8 +274,8 @@ _STOPS: Final = frozenset({"cancelled", "peer_teardown", "preempted", "walltime_
 def _of_srun(evidence: Sequence[Evidence]) -> Iterable[Evidence]:
     """Classifies ends of Slurm's tasks by earlier lines.
 
-    SIGTERM before any other end came from outside; SIGKILL after the step's end is its consequence. A step counts
-    memory events at its end.
+    SIGTERM before any other end came from outside; SIGKILL after the step's end is its consequence, and srun ends a step
+    after a failed task. A step counts memory events at its end.
     """
     found = {e.id: e for e in evidence}
     text = [e for e in found.values() if e.source == "log" and e.stream is not None and e.order is not None]
@@ -273,21 +283,30 @@ def _of_srun(evidence: Sequence[Evidence]) -> Iterable[Evidence]:
         return evidence
     text.sort(key=lambda e: (e.stream or "", e.order or 0))
     for _, stream in groupby(text, key=lambda e: e.stream):
-        ended = stopped = taken = False
+        ended = failed = stopped = taken = False
         for _, line in groupby(stream, key=lambda e: e.order):
             pieces = list(line)
             tasks = _TASK.search(pieces[0].line) is not None
             for e in pieces:
                 if e.signature == "peer_teardown.srun_task" and not ended:
                     found[e.id] = _renamed(e, "external_signal")
-                elif e.slug == "killed_unknown" and tasks and stopped:
+                elif (e.slug == "killed_unknown" and tasks and stopped) or (
+                    e.signature == "cancelled.slurm" and failed and "*** STEP " in e.line
+                ):
                     found[e.id] = msgspec.structs.replace(_renamed(e, "peer_teardown"), role="secondary")
                 elif e.signature == "host_oom.slurm" and taken:
                     found[e.id] = msgspec.structs.replace(e, role="context")
+            failed = failed or (tasks and any(_launcher_end(e) for e in pieces))
             ended = ended or tasks or any(e.slug in _STOPS for e in pieces)
             stopped = stopped or any(e.signature in STEP_ENDS for e in pieces)
             taken = taken or any(e.signature in STEP_TAKEN for e in pieces)
     return found.values()
+
+
+def _launcher_end(piece: Evidence) -> bool:
+    """True for a launcher's report in a file that a rank failed."""
+    ended = piece.exit_code is not None or piece.signal is not None
+    return ended and piece.source == "log" and piece.slot is None and piece.role == "primary"
 
 
 def _renamed(piece: Evidence, slug: str) -> Evidence:
