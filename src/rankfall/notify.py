@@ -18,6 +18,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -318,5 +319,7 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    # A thread may still resolve a name; nothing waits for it.
-    os._exit(code)
+    if threading.active_count() > 1:
+        # One still resolves a name; nothing waits for it.
+        os._exit(code)
+    sys.exit(code)

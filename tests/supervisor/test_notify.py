@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rankfall import notify
 from rankfall.model import JobSpec, Notify, NotifyTarget, decoding
 from rankfall.model.run_status import Notification
 from rankfall.rundir import RunDir
-from rankfall.supervisor import read_events
+from rankfall.supervisor import read_events, request_cancel
 from support.helpers import wait_until
 from support.receiver import Receiver, receiver
 
@@ -285,3 +286,45 @@ def test_a_python_job_may_name_receivers(bench: Bench, hook: Receiver) -> None:
     assert bench.supervise(run).state == "failed"
     wait_sent(run)
     assert hook.ids == ["failure-1", "end"]
+
+
+def test_a_hang_is_sent_before_its_verdict_and_the_reason_of_a_cancel_at_the_end(bench: Bench, hook: Receiver) -> None:
+    events = ("hang", "failure", "restart", "end")
+    code = """
+print("here", flush=True)
+while os.environ["RANKFALL_ATTEMPT"] == "2":
+    print("still here", flush=True)
+    time.sleep(0.1)
+time.sleep(600)
+"""
+    policies = {"hang_timeout_s": 2.0, "budgets": {"rank_stuck": 2}}
+    run = bench.run_dir(bench.spec(code, notify=to(hook.url, events=events), policies=policies))
+    thread = Threaded(bench, run, wait=60)
+    wait_until(lambda: "restart-2" in hook.ids, timeout=90, what="the second attempt")
+    request_cancel(run.path, reason="token=abcdefgh12345678 <!channel>")
+    thread.control.cancel("test")
+    assert thread.join().state == "cancelled"
+    wait_sent(run)
+    assert hook.ids == ["hang-1", "failure-1", "restart-2", "end"]
+    assert hook.bodies[0]["text"].startswith("Hang in attempt 1: ")
+    assert hook.bodies[0]["cause"] is None
+    assert hook.bodies[1]["cause"] is not None
+    assert hook.bodies[3]["text"].startswith("The run was cancelled: cancelled by ")
+    assert "abcdefgh" not in hook.bodies[3]["text"]
+
+
+def test_a_slot_that_restarts_alone_is_a_failure_of_its_own(bench: Bench, hook: Receiver) -> None:
+    code = """
+slot, again = os.environ["RANKFALL_SLOT"], os.path.exists("before")
+if slot == "1" and not again:
+    open("before", "w").close()
+    sys.exit(130)
+while not os.path.exists("before"):
+    time.sleep(0.01)
+"""
+    spec = bench.spec(code, nnodes=2, launcher="exec", restart_scope="replica", notify=to(hook.url))
+    run = bench.run_dir(msgspec.structs.replace(spec, command=(str(spec.python), *spec.command)))
+    assert bench.supervise(run).state == "succeeded"
+    wait_sent(run)
+    assert hook.ids == ["failure-1-slot-1-0", "end"]
+    assert hook.bodies[0]["decision"].startswith("restart")

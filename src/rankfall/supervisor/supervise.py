@@ -93,6 +93,7 @@ def _keep(run_dir: RunDir, files: LogDir, over: threading.Event) -> None:
 
 # Seconds that the end waits for the last message.
 NOTIFY_WAIT_S: Final = 5.0
+_NOTIFY_STEP_S: Final = 0.1
 # Kinds of events, with the entry of ``notify.events`` that wants them.
 _NOTIFIED: Final = {"decision": "failure", "fall": "failure", "attempt": "restart", "hang": "hang", "ended": "end"}
 
@@ -134,13 +135,17 @@ class Notifier:
                     self._idle.set()
                     self._say(f"messages cannot be sent: {error}")
 
-    def close(self) -> None:
-        """Waits for the last message, at most ``NOTIFY_WAIT_S``; the process continues without this one."""
-        if self._idle.wait(NOTIFY_WAIT_S):
+    def close(self, control: Control) -> None:
+        """Waits for the last message, at most ``NOTIFY_WAIT_S`` or until a release; its process continues alone."""
+        until = time.monotonic() + NOTIFY_WAIT_S
+        while not self._idle.wait(_NOTIFY_STEP_S):
+            if time.monotonic() > until or control.release_request is not None:
+                break
+        else:
             return
         number = f" (process {self._process.pid})" if self._process is not None else ""
         self._say(
-            f"the last message is not delivered after {NOTIFY_WAIT_S:g} s; its sender{number} tries for a minute more; "
+            f"the last message is not delivered yet; its sender{number} tries for a minute more; "
             f"next: rankfall attach {self._run_dir.id} shows a failure"
         )
 
@@ -225,7 +230,7 @@ def supervise(
 
                 spawn_detached(run_dir)
             if notifier is not None and outcome.state in FINAL_STATES:
-                notifier.close()
+                notifier.close(own)
             return outcome
     finally:
         if control is None:
