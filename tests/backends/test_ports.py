@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from rankfall.backends.local.ports import Reservation
+from rankfall.backends.local.processes import Reservation
 from support.patience import scaled
 
 

@@ -355,7 +355,18 @@ def test_doctor_tries_everything_and_finds_the_hook(rankfall: Runner) -> None:
 
 
 def test_config_prints_the_schemas(rankfall: Runner) -> None:
-    for name in ("job", "record", "verdict", "runs", "status", "nodehealth", "nodefault", "kernelreport", "kernelline"):
+    for name in (
+        "job",
+        "record",
+        "verdict",
+        "runs",
+        "status",
+        "notification",
+        "nodehealth",
+        "nodefault",
+        "kernelreport",
+        "kernelline",
+    ):
         assert json.loads(rankfall("config", "schema", name).stdout) == schema_of(f"rankfall.{name}-1")
 
 

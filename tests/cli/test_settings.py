@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cli.conftest import Runner
 from rankfall.cli.app import run as main
+from rankfall.cli.job_options import Flags, make_spec
+from support.helpers import wait_until
+from support.receiver import receiver
 
 
 @pytest.fixture
@@ -46,6 +50,9 @@ def test_the_command_line_beats_a_variable_and_that_the_file(
 @pytest.mark.parametrize(
     ("text", "words", "message"),
     [
+        ("[notify]\ntarget = []\n", ["run", "train.py"], "notify.target: is not a field; allowed here: events, targets, link\n  next: did you mean targets?"),
+        ("[[notify.targets]]\nwebhook = 'ftp://h/PATHSECRET'\n", ["config", "show"], "notify.targets[0].webhook: is not a URL"),
+        ("[notify]\n", ["config", "notify"], "notify has no targets"),
         ("[run]\n\nnnode = 2\n", ["run", "train.py"], ":3: 'nnode' is no flag\n  next: did you mean nnodes?"),
         ("[runn]\nnnodes = 2\n", ["ps"], ":1: 'runn' is no section\n  next: did you mean run?"),
         ("[nodes.lst]\n", ["nodes", "list"], "'lst' is no flag\n  next: did you mean list?"),
@@ -66,6 +73,7 @@ def test_a_wrong_setting_is_refused_with_its_place(  # noqa: PLR0917
     assert main(words) == 2
     err = capsys.readouterr().err
     assert message in err
+    assert "PATHSECRET" not in err
     assert main(["--help"]) == 0
 
 
@@ -119,3 +127,59 @@ def test_the_path_of_the_file_is_the_users_choice(tmp_path: Path, rankfall: Runn
     done = rankfall("config", "show", RANKFALL_CONFIG=str(other))
     assert str(other) in done.stdout
     assert "ps --all" in done.stdout
+
+
+def receivers(*urls: str, events: str = '"end"') -> str:
+    return f"[notify]\nevents = [{events}]\n" + "".join(
+        f"[[notify.targets]]\nwebhook = '{url}/PATHSECRET'\n" for url in urls
+    )
+
+
+def test_receivers_of_the_file_hear_of_runs_whose_job_names_none(config: Path, folder: Path, rankfall: Runner) -> None:
+    (folder / "silent.yaml").write_text("command: [train.py]\nlauncher: plain\nnotify: {targets: []}\n")
+    with receiver() as hook, receiver() as other:
+        config.write_text(receivers(hook.url))
+        (folder / "own.yaml").write_text(
+            f"command: [train.py]\nlauncher: plain\nnotify: {{events: [end], targets: [{{webhook: '{other.url}'}}]}}\n"
+        )
+        assert rankfall("run", "--launcher", "plain", "train.py", "fail").returncode == 0
+        assert rankfall("run", "-f", "silent.yaml").returncode == 0
+        assert rankfall("run", "-f", "own.yaml").returncode == 0
+        assert hook.ids == other.ids == ["end"]
+        done = rankfall("submit", "--launcher", "plain", "train.py")
+        wait_until(lambda: len(hook.ids) == 2, timeout=30, what="a detached supervisor sends")
+        assert hook.bodies[1]["run"] == done.stdout.strip()
+        assert hook.paths == ["/PATHSECRET"] * 2
+        # A retry has the receivers of its run, and the run's secrets.
+        assert rankfall("retry", done.stdout.strip()).returncode == 0
+        assert hook.ids == ["end"] * 3
+
+
+def test_receivers_of_the_file_are_left_out_where_no_supervisor_watches() -> None:
+    section = {"targets": [{"email": "team@example.org"}]}
+    flags = Flags(command=("train.py",), backend="job", image="x", unattended=True)
+    assert make_spec(flags, notify=section).notify.targets == ()
+    assert make_spec(msgspec.structs.replace(flags, unattended=False), notify=section).notify.targets != ()
+
+
+def test_receivers_are_shown_masked_and_tested_without_a_run(config: Path, folder: Path, rankfall: Runner) -> None:
+    with receiver() as hook, receiver() as broken:
+        broken.status = 404
+        config.write_text(receivers(hook.url, broken.url, events='"failure", "hang"'))
+        shown = rankfall("config", "show")
+        rows = {tuple(line.split()[:2]): line.split()[2:] for line in shown.stdout.splitlines()}
+        assert rows["notify", "targets[1].webhook"] == [f"{broken.url}/***", str(config)]
+        assert rows["notify", "events"] == ["failure", "hang", str(config)]
+        listed = rankfall("config", "notify")
+        assert listed.stdout == f"webhook {hook.url}/***\nwebhook {broken.url}/***\nevents: failure hang\n"
+        assert hook.bodies == []
+        tested = rankfall("config", "notify", "--test")
+        assert tested.returncode == 69
+        assert tested.stdout == f"webhook {hook.url}/***: delivered\nwebhook {broken.url}/***: it answered 404\n"
+        assert "1 of 2 targets did not take the message" in tested.stderr
+        assert [body["event"] for body in hook.bodies] == [None]
+        (folder / "job.yaml").write_text(f"notify: {{targets: [{{webhook: '{hook.url}/x', shape: slack}}]}}\n")
+        assert rankfall("config", "notify", "--test", "-f", "job.yaml").returncode == 0
+        assert "blocks" in hook.bodies[1]
+        for done in (shown, listed, tested):
+            assert "PATHSECRET" not in done.stdout + done.stderr

@@ -14,6 +14,7 @@ from rankfall.model.jobspec.secrets import (
     concealed,
     is_masked,
     is_secret_name,
+    masked_url,
     masked_value,
     masked_words,
     pointer_of,
@@ -168,3 +169,42 @@ def test_i18_p9_a_masked_document_is_refused_as_a_job(fields: dict[str, object])
         spec_from({"command": ["t.py"], **fields})
     assert "--env NAME" in (refused.value.hint or "")
     assert check_spec(JobSpec(command=("t.py", "a***b")))
+
+
+HOOK = "https://hooks.example.org/services/T0/B0/PATHSECRET"
+
+
+@pytest.mark.parametrize(
+    ("url", "label"),
+    [
+        (HOOK, "https://hooks.example.org/***"),
+        ("https://user:PATHSECRET@h:8443/x?y=z#f", "https://h:8443/***"),
+        ("http://[::1]:80?PATHSECRET", "http://[::1]:80/***"),
+        ("PATHSECRET", MASK),
+    ],
+)
+def test_of_a_webhook_only_the_host_is_shown(url: str, label: str) -> None:
+    assert masked_url(url) == label
+    assert masked_url(label) == label
+    assert is_masked(label)
+
+
+def test_webhooks_and_secret_arguments_of_receivers_are_stored_apart() -> None:
+    targets = [{"webhook": HOOK}, {"command": ["page", "--token", "PATHSECRET"]}, {"email": "team@example.org"}]
+    spec = spec_from({"command": ["t"], "notify": {"targets": targets}})
+    hidden = concealed(spec)
+    assert b"PATHSECRET" not in msgspec.json.encode(hidden)
+    assert "PATHSECRET" not in repr(spec)
+    assert hidden.notify.targets[2] == spec.notify.targets[2]
+    values = {pointer: found.text for pointer, found in secrets_of(spec).items()}
+    assert set(values) == {"/notify/targets/0/webhook", "/notify/targets/1/command/2"}
+    assert replaced(hidden, values) == spec
+    with pytest.raises(SpecError, match="masked"):
+        check_spec(hidden)
+
+
+@pytest.mark.parametrize("notify", [{"targets": HOOK}, {"targets": [HOOK]}, {"targets": [{"webhook": [HOOK]}]}, HOOK])
+def test_a_wrong_form_of_receivers_is_refused_without_its_secret(notify: object) -> None:
+    with pytest.raises(SpecError) as caught:
+        spec_from({"command": ["t"], "notify": notify})
+    assert "PATHSECRET" not in f"{caught.value} {caught.value.hint}"

@@ -249,7 +249,7 @@ MODULES = frozenset(
     f"rankfall.{name}"
     for name in (
         "nodes.rules.kernel_lines", "evidence.readers.classify", "collect.pods.instance_folders", "evidence.readers.flyte_errors", "evidence.readers.flight_recorder",
-        "evidence.readers.kernel_log", "kernellog.record", "loki.client", "evidence.readers.plain_pickle", "evidence.files.packed", "evidence.readers.prefixes", "evidence.readers.text", "evidence.attempt.activity",
+        "evidence.readers.kernel_log", "kernellog.record", "loki.client", "evidence.readers.plain_pickle", "evidence.readers.prefixes", "evidence.readers.text", "evidence.attempt.activity",
         "rundir.records", "evidence.readers.scan", "evidence.readers.stacks", "evidence.readers.stream_reader", "evidence.readers.torchrun",
         "evidence.readers.tracebacks", "rundir.lines.query", "rundir.streams.content", "rundir.streams.files",
     )

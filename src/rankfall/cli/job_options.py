@@ -88,14 +88,16 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     annotate: bool = False
 
 
-def make_spec(flags: Flags) -> JobSpec:
-    """Returns the checked spec.
+def make_spec(flags: Flags, *, notify: dict[str, Any] | None = None) -> JobSpec:
+    """Returns the checked spec; ``notify`` is that of a file without its own.
 
     Raises:
         UsageError: A flag, file or field is wrong; names it and allowed values.
     """
     data = read_job(flags.file) if flags.file else {}
     _top(data, flags)
+    if notify and data.get("unattended") is not True:
+        data.setdefault("notify", notify)
     _policies(data, flags)
     _ends(data, flags)
     _kubernetes(data, flags)

@@ -15,7 +15,8 @@ from click.shell_completion import CompletionItem
 from rankfall.cli.console import Output
 from rankfall.cli.target import Where, read_home
 from rankfall.cli.values import parse_size
-from rankfall.model import RankfallError, UsageError
+from rankfall.model import RankfallError, SpecError, UsageError, spec_from
+from rankfall.model.jobspec.policies import Notify
 from rankfall.rundir import list_runs
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -206,6 +207,31 @@ def read_config(path: Path, verbs: Collection[str]) -> dict[str, Any]:
         if not isinstance(data[section], dict):
             raise UsageError(f"{path}{_line(path, section)}: {section!r} is no section", hint=f"as: [{section}]")
     return data
+
+
+def read_notify(path: Path, verbs: Collection[str]) -> dict[str, Any]:
+    """Returns the checked section ``[notify]``; empty if missing.
+
+    Raises:
+        UsageError: A field is wrong.
+    """
+    section: dict[str, Any] = read_config(path, verbs).get("notify", {})
+    if section:
+        check_notify_section(section, of=str(path))
+    return section
+
+
+def check_notify_section(section: object, *, of: str) -> Notify:
+    """Returns ``notify`` of a job file or of ``config.toml``.
+
+    Raises:
+        UsageError: A field is wrong; names ``of``.
+    """
+    try:
+        return spec_from({"command": ["true"], "notify": section}).notify
+    except SpecError as error:
+        text = error.message.removeprefix("$.").replace("$.notify", "notify")
+        raise UsageError(f"{of}: {text}", hint=error.hint and error.hint.replace("$.notify", "notify")) from None
 
 
 def defaults_of(

@@ -41,6 +41,7 @@ _PRINTED_KINDS: Final = frozenset(
         "stopping",
         "gap",
         "blamed",
+        "notify",
     }
 )
 _TEXT: Final = 400

@@ -21,7 +21,7 @@ from rankfall.model.evidence import Case, Evidence, RankFacts, SlotFacts, Source
 from rankfall.model.jobspec.check import check_spec, spec_from
 from rankfall.model.jobspec.job import BackendName, JobSpec, Part, Role, RoleKubernetes
 from rankfall.model.jobspec.kubernetes import EnvSource, Kubernetes, Resources, Workspace
-from rankfall.model.jobspec.policies import Deadlines, FailureRule, Policies, RuleAction, Success
+from rankfall.model.jobspec.policies import Deadlines, FailureRule, Notify, NotifyTarget, Policies, RuleAction, Success
 from rankfall.model.record import ErrorInfo, ExitInfo, Frame, Record
 from rankfall.model.run_status import (
     FINAL_STATES,
@@ -86,6 +86,8 @@ __all__ = [
     "LostLines",
     "NodeAction",
     "NotFound",
+    "Notify",
+    "NotifyTarget",
     "Outcome",
     "Part",
     "Policies",

@@ -1,4 +1,7 @@
-"""``rankfall.runs/1``, ``rankfall.status/1``, ``rankfall.report/1`` and a run's outcome; computed, never stored."""
+"""``rankfall.runs/1``, ``rankfall.status/1``, ``rankfall.report/1``, ``rankfall.notification/1`` and a run's outcome.
+
+All are computed, never stored.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ from typing import Literal
 import msgspec
 
 from rankfall.model import numbers
-from rankfall.model.verdict import Decision, ExitOrigin, RunState, Verdict
+from rankfall.model.jobspec.policies import NotifyEvent
+from rankfall.model.verdict import Confidence, Decision, ExitOrigin, RunState, Verdict
 
 RUNS_SCHEMA = "rankfall.runs/1"
 STATUS_SCHEMA = "rankfall.status/1"
 REPORT_SCHEMA = "rankfall.report/1"
+NOTIFICATION_SCHEMA = "rankfall.notification/1"
 # Totals appear above this count.
 _MANY = 3
 FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled", "deleted"})
@@ -290,3 +295,36 @@ class ReportDocument(msgspec.Struct, frozen=True, kw_only=True):
     run: RunSummary | None = None
     incomplete: tuple[str, ...] = ()
     attempts: tuple[AttemptReport, ...] = ()
+
+
+class Notification(msgspec.Struct, frozen=True, kw_only=True):
+    """One message about a run, as webhooks of shape ``json`` and commands get it; all text is escaped and redacted.
+
+    Attributes:
+        id: ``RUN/EVENT-ATTEMPT``; equal for each repetition of one message.
+        event: Null in a test message.
+        at: Time of the message, RFC 3339.
+        state: State of the run at that time.
+        text: What happened, in one sentence.
+        cause: Slug of the verdict.
+        decision: Reaction to the verdict, with reason and budget.
+        command: Command that shows more.
+        link: ``notify.link``, filled in.
+    """
+
+    schema: str = NOTIFICATION_SCHEMA
+    id: str
+    event: NotifyEvent | None
+    at: str
+    run: str
+    name: str
+    state: RunState
+    attempt: int | None = None
+    text: str
+    cause: str | None = None
+    confidence: Confidence | None = None
+    rank: int | None = None
+    node: str | None = None
+    decision: str | None = None
+    command: str
+    link: str | None = None

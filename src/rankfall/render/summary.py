@@ -97,13 +97,18 @@ def summary(verdict: Verdict, *, step: int | None = None) -> str:
         verdict: Verdict to summarize.
         step: Last training step of the verdict's rank, if known.
     """
+    first = first_sentence(verdict, step=step)
+    if is_no_failure(verdict) or verdict.run is None:
+        return first
+    return " ".join(text for text in (first, _reaction(verdict.decision)) if text)
+
+
+def first_sentence(verdict: Verdict, *, step: int | None = None) -> str:
+    """Returns what failed first and what followed, without the reaction; arguments as for :func:`summary`."""
     if is_no_failure(verdict):
         run = f"Run {verdict.run}" if verdict.run else "The job"
         return f"{run} succeeded." if verdict.state == "succeeded" else f"{run} is running; no failure so far."
-    sentences = [_failure(verdict, step=step) + _followed(verdict.consequences)]
-    if verdict.run is not None:
-        sentences.append(_reaction(verdict.decision))
-    return " ".join(text for text in sentences if text)
+    return _failure(verdict, step=step) + _followed(verdict.consequences)
 
 
 def is_no_failure(verdict: Verdict) -> bool:

@@ -36,6 +36,7 @@ EventKind = Literal[
     "stopped",
     "gap",
     "blamed",
+    "notify",
     "verdict",
     "decision",
     "signal",

@@ -1,11 +1,14 @@
 """Supervises a run to its end: lease, signals, driver, cleanup.
 
-A thread copies lines into ``log_dir``. Large streams are compressed at the end; failures of either are harmless.
+A thread copies lines into ``log_dir``; a process sends messages. Large streams are compressed at the end. Failures of
+all three are harmless.
 """
 
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -88,6 +91,95 @@ def _keep(run_dir: RunDir, files: LogDir, over: threading.Event) -> None:
         last = problem
 
 
+# Seconds that the end waits for the last message.
+NOTIFY_WAIT_S: Final = 5.0
+_NOTIFY_STEP_S: Final = 0.1
+# Kinds of events, with the entry of ``notify.events`` that wants them.
+_NOTIFIED: Final = {"decision": "failure", "fall": "failure", "attempt": "restart", "hang": "hang", "ended": "end"}
+
+
+class Notifier:
+    """Starts the process that sends messages (``rankfall.notify``) for an event that needs one; never blocks.
+
+    A thread waits for the process, so that one runs at a time. ``on_event`` gets each event first.
+    """
+
+    def __init__(self, run_dir: RunDir, on_event: Callable[[Event], None] | None) -> None:
+        self._run_dir = run_dir
+        self._on_event = on_event
+        self._lock = threading.Lock()
+        self._due = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._idle = threading.Event()
+        self._idle.set()
+        # Marks that the process could not store.
+        self._done: set[str] = set()
+
+    def __call__(self, event: Event) -> None:
+        """Passes an event on; starts a process if a message is due."""
+        if self._on_event is not None:
+            self._on_event(event)
+        first = event.kind == "attempt" and event.data.get("attempt") == 1
+        if not first and _NOTIFIED.get(event.kind) in self._run_dir.spec.notify.events:
+            self.wake()
+
+    def wake(self) -> None:
+        """Sends what is due and was not sent, also by an earlier supervisor."""
+        with self._lock:
+            self._due = True
+            if self._idle.is_set():
+                self._idle.clear()
+                try:
+                    threading.Thread(target=self._serve, name="rankfall-notify", daemon=True).start()
+                except RuntimeError as error:
+                    self._idle.set()
+                    self._say(f"messages cannot be sent: {error}")
+
+    def close(self, control: Control) -> None:
+        """Waits for the last message, at most ``NOTIFY_WAIT_S`` or until a release; its process continues alone."""
+        until = time.monotonic() + NOTIFY_WAIT_S
+        while not self._idle.wait(_NOTIFY_STEP_S):
+            if time.monotonic() > until or control.release_request is not None:
+                break
+        else:
+            return
+        number = f" (process {self._process.pid})" if self._process is not None else ""
+        self._say(
+            f"the last message is not delivered yet; its sender{number} tries for a minute more; "
+            f"next: rankfall attach {self._run_dir.id} shows a failure"
+        )
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                if not self._due:
+                    self._idle.set()
+                    return
+                self._due = False
+            self._send()
+
+    def _send(self) -> None:
+        command = [sys.executable, "-P", "-m", "rankfall.notify", str(self._run_dir.path), *sorted(self._done)]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._say(f"messages cannot be sent: {error.strerror or error}")
+            return
+        output, _ = self._process.communicate()
+        self._done.update(output.decode("ascii", "replace").split())
+        if self._process.returncode:
+            self._say(f"the process that sends messages ended with {self._process.returncode}")
+
+    def _say(self, text: str) -> None:
+        EventLog(self._run_dir.path, self._on_event).say("notify", text, at=time.time_ns())
+
+
 def supervise(
     run_dir: RunDir,
     *,
@@ -111,13 +203,17 @@ def supervise(
     """
     chosen = backend or backend_for(run_dir.spec)
     own = control or Control()
+    notifies = bool(run_dir.spec.notify.targets) and not run_dir.spec.unattended
+    notifier = Notifier(run_dir, on_event) if notifies else None
     try:
         with signals_to(own) if handle_signals else contextlib.nullcontext():
             with run_dir.lease(wait=wait) as writer, mirror_to_log_dir(run_dir):
+                if notifier is not None and writer.newest_attempt():
+                    notifier.wake()
                 run = _of(
                     run_dir,
                     writer=writer,
-                    on_event=on_event,
+                    on_event=notifier or on_event,
                     control=own,
                     backend=chosen,
                     on_lease=on_lease,
@@ -133,6 +229,8 @@ def supervise(
                 from rankfall.supervisor.detach import spawn_detached  # noqa: PLC0415
 
                 spawn_detached(run_dir)
+            if notifier is not None and outcome.state in FINAL_STATES:
+                notifier.close(own)
             return outcome
     finally:
         if control is None:

@@ -22,11 +22,14 @@ BY_THE_CLIENT = {
     "code": "the submission, which gives the compiler the files",
     "code_exclude": "the submission, as code",
     "log_dir": "whoever supervises or records the run",
+    "notify.events": "nothing without notify.targets",
+    "notify.link": "nothing without notify.targets",
     "kubernetes.annotate": "whoever supervises or records the run",
     "kubernetes.context": "the connection",
     "kubernetes.kubeconfig": "the connection",
 }
 BY_THE_SUPERVISOR = {
+    "notify.targets",
     "policies.max_restarts",
     "policies.budgets",
     "policies.hang_timeout_s",
@@ -103,6 +106,9 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "strategy": ({}, {"strategy": "earliest"}),
     "log_dir": ({}, {"log_dir": "/logs"}),
+    "notify.targets": ({}, {"notify": {"targets": [{"email": "team@example.org"}]}}),
+    "notify.events": ({}, {"notify": {"events": ["hang"]}}),
+    "notify.link": ({}, {"notify": {"link": "https://logs.example.org/{run}"}}),
     "record_store": ({}, {"record_store": "s3://team/records"}),
     "error_file": ({}, {"error_file": "/out/error-*.pb"}),
 }

@@ -12,7 +12,7 @@ import pytest
 
 from backends.kubernetes.made import compiled, spec, started
 from rankfall.backends.kubernetes.manifests.container_command import BUNDLE_PATH, SLOT_DIR
-from rankfall.backends.local.ports import Reservation
+from rankfall.backends.local.processes import Reservation
 from rankfall.backends.payload import build_zip
 from support.patience import scaled
 

@@ -11,7 +11,7 @@ import msgspec
 from rankfall.backends import environment, payload
 from rankfall.backends.local import processes
 from rankfall.backends.local.planning import planned
-from rankfall.backends.local.ports import Reservation
+from rankfall.backends.local.processes import Reservation
 from rankfall.backends.plan import Plan, slot_plan
 from rankfall.backends.protocol import Cancellation, HeldBy, Life, Source, SuspensionState
 from rankfall.model import InfrastructureError, JobSpec

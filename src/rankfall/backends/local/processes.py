@@ -1,4 +1,4 @@
-"""One local slot: starts it exactly once, probes it, sends commands, kills remains.
+"""One local slot: starts it exactly once, probes it, sends commands, kills remains, reserves its port.
 
 The new process creates ``wrapper.log`` with O_EXCL, so a killed supervisor leaves both or neither.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from rankfall.backends.protocol import Life
 from rankfall.model import InfrastructureError, numbers
@@ -194,3 +195,46 @@ def _send(pid: int, number: int) -> None:
     except OSError as error:
         if error.errno not in {errno.ESRCH, errno.EPERM}:
             raise
+
+
+class Reservation:
+    """One port, reserved from construction until ``close``; 0 = any free one.
+
+    Raises:
+        OSError: In use, or none is free.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self._socket = _bound(port)
+        self.port: int = self._socket.getsockname()[1]
+
+    def close(self) -> None:
+        """Releases the port."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.close()
+
+
+def _bound(port: int) -> socket.socket:
+    try:
+        return _bind(socket.AF_INET6, "::", port)
+    except OSError:
+        # No IPv6, or in use.
+        return _bind(socket.AF_INET, "0.0.0.0", port)  # noqa: S104 - bound, never listening
+
+
+def _bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family is socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        made.bind((address, port))
+    except OSError:
+        made.close()
+        raise
+    return made

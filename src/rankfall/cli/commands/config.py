@@ -15,9 +15,10 @@ import click
 from rankfall.cli import console
 from rankfall.cli.app import LIKE, SETTINGS, VERBS, config_path, load
 from rankfall.cli.console import Output
-from rankfall.cli.options import defaults_of, output_option, read_config
-from rankfall.model import UsageError
-from rankfall.model.jobspec.secrets import masked_words
+from rankfall.cli.options import check_notify_section, defaults_of, output_option, read_config, read_notify
+from rankfall.model import InfrastructureError, UsageError, decoding
+from rankfall.model.jobspec.policies import Notify
+from rankfall.model.jobspec.secrets import masked_url, masked_words
 from rankfall.render.escape import one_line
 from rankfall.rundir import default_home
 
@@ -27,6 +28,7 @@ _SCHEMAS = (
     "verdict",
     "runs",
     "status",
+    "notification",
     "nodes",
     "nodehealth",
     "nodefault",
@@ -63,6 +65,7 @@ def show(*, everything: bool, output: Output) -> None:
                     known.update(param.envvar)
                     rows += _setting(name, param, given, path, everything=everything)
     rows += [(f"retention {key}", str(value), str(path)) for key, value in data.get("retention", {}).items()]
+    rows += [(f"notify {key}", value, str(path)) for key, value in _notify_rows(read_notify(path, VERBS))]
     if output is Output.TABLE:
         widths = [max(len(row[at]) for row in rows) for at in range(2)]
         for row in rows:
@@ -103,6 +106,73 @@ def _setting(
     return [
         (f"{verb} {flag}", " ".join(masked_words([f"{flag}={text}" for text in texts])).replace(f"{flag}=", ""), source)
     ]
+
+
+def _notify_rows(section: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields settings of ``[notify]`` with masked secrets."""
+    for key in ("events", "link"):
+        if key in section:
+            yield key, " ".join(section[key]) if key == "events" else masked_url(section[key])
+    for number, target in enumerate(section.get("targets", ())):
+        for key, value in target.items():
+            text = (
+                masked_url(value) if key == "webhook" else " ".join(masked_words(value)) if key == "command" else value
+            )
+            yield f"targets[{number}].{key}", text
+
+
+@config.command("notify")
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Job file with the field notify; default: config.toml.",
+)
+@click.option("--test", is_flag=True, help="Send a test message to each target, once.")
+def notify(*, file: Path | None, test: bool) -> None:
+    """Print who gets messages about runs; --test sends one now.
+
+    Exits with 69 if a target did not take the message.
+    """
+    if file is not None:
+        from rankfall.cli.job_options import read_job  # noqa: PLC0415
+
+        section, of = read_job(file).get("notify", {}), str(file)
+    else:
+        section, of = read_notify(config_path(), VERBS), str(config_path())
+    found = check_notify_section(section, of=of)
+    if not found.targets:
+        raise UsageError(f"{of}: notify has no targets", hint="docs/local.md, section Notifications, has an example")
+    from rankfall.notify import label_of  # noqa: PLC0415
+
+    problems = _sent(found) if test else None
+    for number, target in enumerate(found.targets):
+        answer = "" if problems is None else f": {problems[number] or 'delivered'}"
+        console.out(f"{label_of(target)}{answer}")
+    if problems is None:
+        console.out(f"events: {' '.join(found.events)}")
+    elif any(problems):
+        raise InfrastructureError(
+            f"{sum(map(bool, problems))} of {len(problems)} targets did not take the message",
+            hint=f"correct notify in {of}, then repeat this command",
+        )
+
+
+def _sent(found: Notify) -> list[str | None]:
+    """Problem of each target with a test message, None without one. The usual process sends it."""
+    import subprocess  # noqa: PLC0415
+
+    import msgspec  # noqa: PLC0415
+
+    command = [sys.executable, "-P", "-m", "rankfall.notify", "--test"]
+    done = subprocess.run(command, input=msgspec.json.encode(found), stdout=subprocess.PIPE, check=False)
+    try:
+        return decoding.decode(done.stdout, kind=list[str | None])
+    except msgspec.MsgspecError:
+        raise InfrastructureError(
+            f"the process that sends messages ended with {done.returncode}", hint="read its output above"
+        ) from None
 
 
 @config.command("completion")

@@ -21,7 +21,7 @@ import click
 import msgspec
 
 from rankfall.backends.command import Interpreter, find_interpreter
-from rankfall.backends.local.ports import Reservation
+from rankfall.backends.local.processes import Reservation
 from rankfall.backends.payload import unpack
 from rankfall.cli import console
 from rankfall.cli.console import Output

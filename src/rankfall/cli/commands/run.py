@@ -17,7 +17,7 @@ from rankfall.cli import console
 from rankfall.cli.app import VERBS, config_path
 from rankfall.cli.console import Output
 from rankfall.cli.job_options import HELP, Flags, in_file, job_options, make_spec
-from rankfall.cli.options import output_option, rank_options, run_argument
+from rankfall.cli.options import output_option, rank_options, read_notify, run_argument
 from rankfall.cli.session import Session
 from rankfall.cli.target import one_run
 from rankfall.cli.values import Ranks, parse_ranks
@@ -118,7 +118,10 @@ def submit(*, dry_run: bool, output: Output, quiet: bool, **job: Any) -> int:
 def _made(job: dict[str, Any], *, dry_run: bool, output: Output) -> RunDir | None:
     """Returns a new run directory, or the earlier one of the token; None after a dry run."""
     token, replace = job.pop("request_token"), job.pop("replace")
-    spec = make_spec(Flags(**job))
+    notify = read_notify(config_path(), VERBS) if config_path().exists() else {}
+    spec = make_spec(Flags(**job), notify=notify)
+    if notify and spec.unattended:
+        console.say("rankfall: unattended: no process here watches the run, so [notify] of config.toml sends nothing")
     if replace and (token is None or spec.backend == "local"):
         raise UsageError(
             "--replace is only for a run in a cluster with a --request-token: only such a run can replace an earlier one",

@@ -14,9 +14,8 @@ from typing import Final
 import msgspec
 
 from rankfall.evidence import builders as make
-from rankfall.evidence.files.bounded_read import Part
+from rankfall.evidence.files.bounded_read import SUFFIXES, Part
 from rankfall.evidence.files.folder_listing import printable
-from rankfall.evidence.files.packed import SUFFIXES
 from rankfall.evidence.readers.findings import Finding
 from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.scan import ChunkScanner

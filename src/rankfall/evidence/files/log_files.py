@@ -19,6 +19,7 @@ from rankfall.evidence.files.bounded_read import (
     LEAST_UNPACKED,
     MAX_UNSIZED,
     RATIO,
+    SUFFIXES,
     TAIL,
     Allowance,
     Limits,
@@ -28,10 +29,10 @@ from rankfall.evidence.files.bounded_read import (
     chunks_of_pipe,
     parts_of_file,
     parts_of_stream,
+    unpacked,
 )
 from rankfall.evidence.files.file_source import MAX_RANKS, Room, Source, TextReader, rank_siblings, source_of
 from rankfall.evidence.files.folder_listing import LeftOut, Listed, amount, list_files, opened, printable
-from rankfall.evidence.files.packed import SUFFIXES, unpacked
 from rankfall.evidence.readers import flyte_errors, torchrun
 from rankfall.evidence.readers.flight_recorder import Dumps, dump_rank
 from rankfall.evidence.readers.flyte_errors import container_error_evidence, is_container_error

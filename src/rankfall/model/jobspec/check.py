@@ -18,11 +18,11 @@ from rankfall.model import decoding
 from rankfall.model.errors import SpecError
 from rankfall.model.foreign import FOREIGN
 from rankfall.model.jobspec.check_kubernetes import check_kubernetes
-from rankfall.model.jobspec.check_rules import check_error_file, check_record_store, check_rules
+from rankfall.model.jobspec.check_rules import check_error_file, check_notify, check_record_store, check_rules
 from rankfall.model.jobspec.job import JobSpec, Role
 from rankfall.model.jobspec.kubernetes import Kubernetes
 from rankfall.model.jobspec.policies import nearest
-from rankfall.model.jobspec.secrets import is_masked, masked_text, secrets_of
+from rankfall.model.jobspec.secrets import is_masked, masked_text, masked_url, secrets_of
 
 ROLE_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?")
 ROLE_RULE: Final = "1-20 lower-case letters, digits and dashes, no dash at the ends"
@@ -185,6 +185,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
     check_rules(spec)
     check_record_store(spec)
     check_error_file(spec)
+    check_notify(spec)
     check_kubernetes(spec)
     check_roles(spec, alone=_check_single_role)
     return spec
@@ -271,7 +272,8 @@ def _remedy(where: str, message: str, value: Any) -> str | None:
     name = where.rpartition(".")[2]
     name = "- " if "[" in name else f"{name}: "
     if "Expected `array" in message and isinstance(value, str):
-        return f"write a list, as: {name}[{masked_text(value.partition(' ')[0][:60])}]"
+        word = value.partition(" ")[0][:60]
+        return f"write a list, as: {name}[{masked_url(word) if '://' in word else masked_text(word)}]"
     if "Expected `str" in message and isinstance(value, bool | int | float | None):
         return f'write it in quotes, as: {name}"..."'
     if ("Expected `int" in message or "Expected `float" in message) and isinstance(value, str):

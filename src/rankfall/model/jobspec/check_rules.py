@@ -1,15 +1,16 @@
-"""Checks failure rules, restart budgets, record stores and error files, independent of the backend."""
+"""Checks failure rules, restart budgets, record stores, error files and notifications, independent of the backend."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
+from urllib.parse import urlsplit
 
 from rankfall.model.causes import catalogue
 from rankfall.model.errors import SpecError
 from rankfall.model.exit_codes import MAX_CODE
 from rankfall.model.jobspec.job import JobSpec
-from rankfall.model.jobspec.policies import FailureRule
+from rankfall.model.jobspec.policies import FailureRule, Notify, NotifyTarget
 
 # Limit of a Kubernetes pod failure policy, for all backends.
 MAX_RULES = 20
@@ -185,3 +186,70 @@ def _mounted(spec: JobSpec) -> list[str]:
     if spec.kubernetes.workspace is not None:
         found.append(spec.kubernetes.workspace.path.rstrip("/"))
     return [path for path in found if path]
+
+
+_MAX_TARGETS: Final = 8
+# Of a webhook and of a link.
+_MAX_URL: Final = 2048
+_URL: Final = re.compile(r"https?://[!-~]+")
+_ADDRESS: Final = re.compile(r"[A-Za-z0-9][\w.+=-]{0,63}(@[A-Za-z0-9][A-Za-z0-9.-]{0,250})?", re.ASCII)
+LINK_FIELDS: Final = ("run", "name", "attempt", "rank", "node")
+_FIELD_IN_LINK: Final = re.compile(r"[{]([^{}]*)[}]")
+
+
+def check_notify(spec: JobSpec) -> None:
+    """Refuses receivers that no message could reach; no message has a webhook's URL.
+
+    Raises:
+        SpecError: Names the field and allowed values.
+    """
+    notify = spec.notify
+    if not notify.targets:
+        return
+    if spec.unattended:
+        raise SpecError(
+            "$.notify",
+            "does not work with unattended: the run has no supervisor that could send messages",
+            hint="leave unattended out, or write: notify: {targets: []}",
+        )
+    if len(notify.targets) > _MAX_TARGETS:
+        raise SpecError("$.notify.targets", f"{len(notify.targets)} are more than {_MAX_TARGETS}")
+    if not notify.events:
+        raise SpecError("$.notify.events", "is empty", hint="as: events: [failure, end]; or leave it out")
+    for number, target in enumerate(notify.targets):
+        _check_target(target, f"$.notify.targets[{number}]")
+    _check_link(notify)
+
+
+def _check_target(target: NotifyTarget, path: str) -> None:
+    kinds = [name for name in ("webhook", "email", "command") if getattr(target, name)]
+    if len(kinds) != 1:
+        found = f"has {' and '.join(kinds)}" if kinds else "has no receiver"
+        raise SpecError(path, found, hint="give exactly one of: webhook, email, command")
+    if target.webhook and not _is_url(target.webhook):
+        raise SpecError(
+            f"{path}.webhook", "is not a URL", hint="as: https://HOST/PATH, of visible ASCII, at most 2048 characters"
+        )
+    if target.email and not _ADDRESS.fullmatch(target.email):
+        raise SpecError(f"{path}.email", f"{target.email[:100]!r} is not an address", hint="as: team@example.org")
+    if target.command and (not target.command[0] or any("\0" in word for word in target.command)):
+        raise SpecError(f"{path}.command", "has no program or holds a NUL byte")
+
+
+def _check_link(notify: Notify) -> None:
+    if notify.link is None:
+        return
+    for name in _FIELD_IN_LINK.findall(notify.link):
+        if name not in LINK_FIELDS:
+            allowed = ", ".join(f"{{{one}}}" for one in LINK_FIELDS)
+            raise SpecError("$.notify.link", f"{{{name[:60]}}} is no field of a link", hint=f"allowed: {allowed}")
+    if not _is_url(_FIELD_IN_LINK.sub("x", notify.link)):
+        raise SpecError("$.notify.link", "is not a URL", hint="as: https://HOST/PATH?run={run}")
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return len(text) <= _MAX_URL and bool(_URL.fullmatch(text)) and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

@@ -16,6 +16,7 @@ from rankfall.model.jobspec.policies import (
     Deadlines,
     FailureRule,
     JobStruct,
+    Notify,
     Policies,
     Positive,
     Success,
@@ -113,6 +114,7 @@ class JobSpec(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             wins, ``*`` makes names unique.
         restart_scope: Restart after a failure: the ``gang`` in a new attempt, or only the failed ``replica``, for
             independent workers (launcher ``exec``).
+        notify: Messages about the run; without it ``[notify]`` of the user's ``config.toml``.
         kubernetes: Pod settings for cluster backends.
     """
 
@@ -146,6 +148,7 @@ class JobSpec(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     record_store: str | None = None
     error_file: str | None = None
     restart_scope: RestartScope = "gang"
+    notify: Notify = Notify()
     kubernetes: Kubernetes = Kubernetes()
 
     def __repr__(self) -> str:

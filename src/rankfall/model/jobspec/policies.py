@@ -1,4 +1,4 @@
-"""Policies of a job: restarts, budgets, success, deadlines, failure rules.
+"""Policies of a job: restarts, budgets, success, deadlines, failure rules, notifications.
 
 Data only; :mod:`rankfall.model.jobspec.check` refuses contradictions.
 """
@@ -20,6 +20,8 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 SuccessPolicy = Literal["all", "rank0", "fraction"]
 RuleAction = Literal["fail", "restart", "restart_elsewhere", "ignore"]
+NotifyEvent = Literal["failure", "restart", "hang", "end"]
+NotifyShape = Literal["json", "slack", "teams"]
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:
@@ -152,3 +154,35 @@ class FailureRule(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     action: RuleAction
     budget: str | None = None
     exclude_node: bool = False
+
+
+class NotifyTarget(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One receiver of notifications: exactly one of ``webhook``, ``email``, ``command``.
+
+    Attributes:
+        webhook: URL that gets a POST; a secret.
+        shape: Body of the POST: ``json`` (``rankfall.notification/1``), ``slack``, ``teams`` (an adaptive card, for a
+            workflow).
+        email: One address; this machine's ``sendmail`` sends the mail.
+        command: Program and arguments; it gets the JSON on stdin.
+    """
+
+    webhook: str | None = None
+    shape: NotifyShape = "json"
+    email: str | None = None
+    command: tuple[str, ...] = ()
+
+
+class Notify(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Messages about the run; they never delay it.
+
+    Attributes:
+        events: ``failure`` (its verdict and decision), ``restart`` (a new attempt began), ``hang`` (before its
+            verdict), ``end`` (of the run, also success).
+        targets: Receivers; empty = no messages.
+        link: URL in each message, with ``{run}``, ``{name}``, ``{attempt}``, ``{rank}``, ``{node}``.
+    """
+
+    events: tuple[NotifyEvent, ...] = ("failure", "end")
+    targets: tuple[NotifyTarget, ...] = ()
+    link: str | None = None

@@ -47,6 +47,8 @@ _SHAPE: Final = re.compile(
 # Names that only refer to a secret.
 _REFERENCES: Final = frozenset({"secretName", "secretRef", "secretKeyRef", "imagePullSecrets", "serviceAccountToken"})
 _BETWEEN: Final = "\0"
+# The path of a webhook is its secret.
+_ORIGIN: Final = re.compile(r"(https?://)(?:[^\s/@]{0,512}@)?([\w.:\[\]-]{1,255})(?:[/?#]|$)")
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -77,6 +79,12 @@ def masked_text(text: str) -> str:
     return MASK if _SHAPE.search(text) else text
 
 
+def masked_url(url: str) -> str:
+    """Returns scheme and host of a URL; masks all else."""
+    found = _ORIGIN.match(url)
+    return f"{found[1]}{found[2]}/{MASK}" if found else MASK
+
+
 def masked(env: Mapping[str, str]) -> dict[str, str]:
     """Masks secret values of variables."""
     return {name: masked_value(name, value) for name, value in env.items()}
@@ -101,7 +109,10 @@ def masked_words(words: Sequence[str]) -> tuple[str, ...]:
 
 def is_masked(text: str) -> bool:
     """True for a masked text, which cannot run."""
-    return text == MASK or (text.endswith(f"={MASK}") and bool(_OPTION.fullmatch(text))) or f":{MASK}@" in text
+    option = text.endswith(f"={MASK}") and _OPTION.fullmatch(text)
+    return (
+        text == MASK or bool(option) or f":{MASK}@" in text or (text.endswith(f"/{MASK}") and text == masked_url(text))
+    )
 
 
 def secrets_of(spec: msgspec.Struct) -> dict[str, Found]:
@@ -170,6 +181,11 @@ def _of_job(job: Any, path: str) -> Iterator[tuple[str, Found]]:
         yield from _in_pod(getattr(job.kubernetes, field, None), f"{path}/kubernetes/{field}")
     for number, role in enumerate(getattr(job, "roles", ())):
         yield from _of_job(role, f"{path}/roles/{number}")
+    for number, target in enumerate(getattr(getattr(job, "notify", None), "targets", ())):
+        place = f"{path}/notify/targets/{number}"
+        if isinstance(url := getattr(target, "webhook", None), str):
+            yield from _pair(f"{place}/webhook", url, masked_url(url))
+        yield from _words(getattr(target, "command", None), f"{place}/command", first=1)
 
 
 def _words(words: Any, path: str, *, first: int = 0) -> Iterator[tuple[str, Found]]:

@@ -13,7 +13,7 @@ from rankfall.model.node_health.nodes_document import NodesDocument
 from rankfall.model.node_health.records import NodeFault, NodeHealth
 from rankfall.model.node_health.run_verdicts import RunVerdicts
 from rankfall.model.record import Record
-from rankfall.model.run_status import ReportDocument, RunsDocument, StatusDocument
+from rankfall.model.run_status import Notification, ReportDocument, RunsDocument, StatusDocument
 from rankfall.model.verdict import Verdict
 
 DOCUMENTS: dict[str, type[msgspec.Struct]] = {
@@ -23,6 +23,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "rankfall.nodefault-1": NodeFault,
     "rankfall.nodehealth-1": NodeHealth,
     "rankfall.nodes-1": NodesDocument,
+    "rankfall.notification-1": Notification,
     "rankfall.record-1": Record,
     "rankfall.report-1": ReportDocument,
     "rankfall.runs-1": RunsDocument,
@@ -40,7 +41,7 @@ def schema_of(name: str) -> dict[str, Any]:
     Printed documents require every field except ``OPTIONAL``; job and record only fields without default.
     """
     schema = msgspec.json.schema(DOCUMENTS[name])
-    if name.split(".")[1].split("-", maxsplit=1)[0] in {"nodes", "report", "runs", "status", "verdict"}:
+    if name.split(".")[1].split("-", maxsplit=1)[0] in {"nodes", "notification", "report", "runs", "status", "verdict"}:
         for part in schema.get("$defs", {}).values():
             if "properties" in part:
                 part["required"] = [field for field in part["properties"] if field not in OPTIONAL]
