@@ -65,7 +65,9 @@ def told(tmp_path):
 
 @pytest.mark.parametrize(("code", "slug"), CODES)
 def test_i23_p2_a_code_means_the_same_whichever_launcher_prints_it(told, code, slug):
-    assert told(AGENT.format(code=code)) == (slug, None, 1, None)
+    # One launcher of one node.
+    assert told(AGENT.format(code=code)) == (slug, 1, 1, None)
+    assert told("torchrun --nnodes=2 train.py\n" + AGENT.format(code=code)) == (slug, None, 1, None)
     assert told(DEEPSPEED.format(code=code)) == (slug, None, None, None)
     assert told(LIGHTNING.format(code=code)) == (slug, 1, None, None)
     end = f"died with <Signals.{NAMES[code]}: {-code}>" if code < 0 else f"returned non-zero exit status {code}"
@@ -97,18 +99,18 @@ def test_i23_p2_a_code_means_the_same_whichever_launcher_prints_it(told, code, s
                 kind="ProcessExitedException",
                 end="torch.multiprocessing.spawn.ProcessExitedException: process 2 terminated with signal SIGKILL",
             ),
-            ("killed_unknown", None, 2, None),
+            ("killed_unknown", 2, 2, None),
         ),
         (
             SPAWN.format(kind="Exception", end="Exception: process 0 terminated with signal SIGKILL"),
-            ("killed_unknown", None, 0, None),
+            ("killed_unknown", 0, 0, None),
         ),
         (
             SPAWN.format(
                 kind="ProcessExitedException",
                 end="torch.multiprocessing.spawn.ProcessExitedException: process 2 terminated with exit code 3",
             ),
-            ("user_exit", None, 2, None),
+            ("user_exit", 2, 2, None),
         ),
         (
             SPAWN.format(
@@ -117,7 +119,7 @@ def test_i23_p2_a_code_means_the_same_whichever_launcher_prints_it(told, code, s
                 "-- Process 2 terminated with the following error:\n"
                 f'{HEAD}  File "/w/t.py", line 3, in f\nKeyError: 1',
             ),
-            ("user_code_exception", None, 2, None),
+            ("user_code_exception", 2, 2, None),
         ),
         (
             f'{HEAD}  File "/w/t.py", line 3, in f\nsrun: error: gpu-17: task 6: Out Of Memory\n',
@@ -127,6 +129,27 @@ def test_i23_p2_a_code_means_the_same_whichever_launcher_prints_it(told, code, s
 )
 def test_i23_p2_each_launcher_names_what_it_knows(told, text, answer):
     assert told(f"step 1\n{text}") == answer
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        "node_rank=1",
+        "NNODES=4",
+        "num_machines: 2",
+        "[pod/train-worker-1/main] starting",
+        "[rank9]: starting",
+        "world_size=64",
+        "mpirun --hostfile hosts train.py",
+    ],
+)
+def test_i23_p2_a_local_rank_of_one_of_several_nodes_is_no_rank(told, sign):
+    end = SPAWN.format(kind="Exception", end="Exception: process 2 terminated with signal SIGKILL")
+    assert told(end)[1:3] == (2, 2)
+    assert told(f"{sign}\n{end}")[1:3] == (None, 2)
+    # Two launchers in one text.
+    two = AGENT.format(code=-9) + AGENT.format(code=-9).replace("pid: ", "pid: 9")
+    assert told(two)[1] is None
 
 
 CANCELLED = "slurmstepd: error: *** STEP 77.0 ON gpu-11 CANCELLED AT 2026-01-01T00:00:00 ***\n"

@@ -271,7 +271,7 @@ def test_i23_p2_the_only_process_that_a_launcher_reports_printed_the_message(tmp
         USAGE + HEAD + '  File "/l/torch/multiprocessing/spawn.py", line 221, in join\n' + end
     )
     verdict = explain_files([tmp_path / "job.log"]).verdict
-    assert (verdict.cause.slug, verdict.rank, verdict.local_rank) == ("bad_arguments", None, 1)
+    assert (verdict.cause.slug, verdict.rank, verdict.local_rank) == ("bad_arguments", 1, None)
 
 
 def test_i23_p2_pythons_exit_code_of_an_unknown_process_follows_the_complaint_of_a_rank(answer):

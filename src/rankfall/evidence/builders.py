@@ -15,6 +15,7 @@ from rankfall.evidence.readers.stream_reader import When
 from rankfall.evidence.readers.text import decode
 from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
 from rankfall.model.evidence import digest
+from rankfall.model.patterns import bounded, linear
 from rankfall.verdict.diagnose.cause_tables import LAST_LINE
 from rankfall.verdict.signatures.catalogue import Catalogue
 
@@ -75,6 +76,10 @@ def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | Non
     )
 
 
+# A launcher's command of a failed process.
+_LOCAL_OF_COMMAND: Final = linear(rb"CalledProcessError: Command [^\n]*?--local[-_]rank[= ',\"]{1,4}(\d{1,4})\b")
+
+
 def of_finding(
     finding: Finding,
     *,
@@ -94,6 +99,9 @@ def of_finding(
     """
     meaning, prefix = finding.meaning, finding.prefix
     claimed = prefix.rank if prefix.rank is not None else numbers.whole(finding.groups.get("rank"))
+    local = finding.groups.get("local_rank") or finding.groups.get("process")
+    if local is None and (command := _LOCAL_OF_COMMAND.search(finding.line.encode())) is not None:
+        local = command[1].decode()
     return Evidence(
         id=digest("log", stream, byte, meaning.slug),
         source="log",
@@ -103,9 +111,7 @@ def of_finding(
         rank=rank if rank is not None else claimed,
         slot=slot,
         node=node,
-        local_rank=prefix.local_rank
-        if prefix.local_rank is not None
-        else numbers.whole(finding.groups.get("local_rank") or finding.groups.get("process")),
+        local_rank=prefix.local_rank if prefix.local_rank is not None else numbers.whole(local),
         pid=meaning.pid,
         at=None if when is None else (when.earliest + when.latest) // 2,
         uncertainty=None if when is None else _LINE_S + (when.latest - when.earliest + 1) // 2 / _NS,
@@ -127,6 +133,9 @@ def of_finding(
         place=finding.place,
         collective=finding.collective,
     )
+
+
+_OF_JAVA: Final = bounded(rb"\A(?:org|com|net|io|javax?|scala|akka)\.[a-z]", limit=64)
 
 
 def of_last_error(line: bytes, *, stream: str, byte: int, where: str, catalogue: Catalogue) -> Evidence:
@@ -153,6 +162,9 @@ def of_last_error(line: bytes, *, stream: str, byte: int, where: str, catalogue:
     if raised is None or not raised[0].endswith(_RAISED):
         return tail
     meaning = exception_meaning(catalogue, [(decode(raised[0]), decode(raised[1]))])
+    if meaning.slug == "user_code_exception" and _OF_JAVA.search(raised[0]) is not None:
+        # Not of the training code.
+        return tail
     return msgspec.structs.replace(
         tail,
         slug=meaning.slug,

@@ -86,6 +86,11 @@ _WORLD: Final = linear(
 # Ray's tables of processes.
 _PID_RANKS: Final = linear(rb"\bpid=(\d{1,9})(?:, ip=[\d.]+)?\)[^\n(]{0,90}?[\s,{\[](?:world_)?rank=(\d{1,6})\b")
 _PEERS: Final = linear(rb"Expected number of connected peer ranks is : (\d{1,6})")
+# Statements that a job has several nodes.
+_NODES: Final = linear(
+    rb"(?i)\b(?:nnodes|num_nodes|num_machines|node_count|n_nodes|slurm_nnodes|slurm_job_num_nodes|pet_nnodes)[\"']?[ =:]{1,3}[\"']?(?:[2-9]|[1-9]\d|\d+:)"
+    rb"|\b(?:node_rank|machine_rank|group_rank|pet_node_rank|slurm_nodeid)[\"']?[ =:]{1,3}[\"']?[1-9]|hostfile|\[pod/|\[rank(?:[89]|\d\d{1,5})\]|(?:worker|node|replica)-[1-9]\d{0,3}\b|gpus? on \d+ nodes"
+)
 # Bytes of a text that are searched for them.
 _SEARCHED: Final = 4 << 20
 _RANK_FILE: Final = bounded(r"(?i)(?:^|[^a-z])rank[-_. ]?(\d{1,6})(?:[^0-9]|$)", limit=256)
@@ -104,6 +109,7 @@ class Source(msgspec.Struct, kw_only=True):
         workers: Number in the name of a finding's worker, by ID.
         from_zero: The text names a worker 0.
         several: The text names other roles, or launchers of several ranks.
+        nodes: The text names several nodes.
         world: Largest stated number of ranks, or 0.
         tasks: srun's tasks that failed.
         het: A component of a heterogeneous step is named.
@@ -126,6 +132,7 @@ class Source(msgspec.Struct, kw_only=True):
     workers: dict[str, int] = msgspec.field(default_factory=dict)
     from_zero: bool = False
     several: bool = False
+    nodes: bool = False
     world: int = 0
     tasks: set[int] = msgspec.field(default_factory=set)
     het: bool = False
@@ -150,6 +157,7 @@ class Source(msgspec.Struct, kw_only=True):
     def learn(self, data: bytes) -> None:
         """Reads statements about the job's ranks in a part of the text."""
         self.several |= any(word in data for word in _SEVERAL)
+        self.nodes |= _NODES.search(data) is not None
         self.het |= _COMPONENT.search(data) is not None
         self.from_zero |= any(word in data for word in _FIRST_WORKERS)
         stated = [numbers.matched(one[1]) for one in _WORLD.finditer(data)]

@@ -36,10 +36,12 @@ from rankfall.evidence.files.folder_listing import LeftOut, Listed, amount, list
 from rankfall.evidence.readers import flyte_errors, torchrun
 from rankfall.evidence.readers.flight_recorder import Dumps, dump_rank
 from rankfall.evidence.readers.flyte_errors import container_error_evidence, is_container_error
+from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.stacks import MAX_JSON, Standing, compare_stacks, stand, text_of_json
 from rankfall.evidence.readers.torchrun import Reported
-from rankfall.model import Case, Evidence, RankFacts, RankfallError, UsageError
+from rankfall.model import Case, Evidence, RankFacts, RankfallError, UsageError, numbers
 from rankfall.model.evidence import digest
+from rankfall.model.patterns import bounded
 from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.verdict.signatures.catalogue import Catalogue, default_catalogue
 from rankfall.verdict.signatures.matcher import SLURM
@@ -47,6 +49,10 @@ from rankfall.verdict.signatures.matcher import SLURM
 # Shorter text hardly shows why a job ended.
 _LEAST_TEXT: Final = 64
 # Of two ranks it is unknown which one waited.
+# An exception whose message begins with the rank that raised it.
+_SAYS_ITS_RANK: Final = bounded(r"\b\w*(?:Error|Exception): \[?[Rr]ank[ :=]?(\d{1,6})(?:\]|:|,|\b)", limit=2_000)
+# GPUs of the largest common machine.
+_MOST_ON_A_NODE: Final = 16
 _LEAST_RANKS: Final = 3
 _NO_LOGS: Final = frozenset(
     {".idx", ".db", ".db-wal", ".db-shm", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".zip", ".pyc"}
@@ -283,12 +289,15 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
             batch = SLURM.search(piece.line) is not None
             rank = piece.rank if piece.rank is not None or batch else owner
             if rank is None and local is None and not batch:
-                rank = source.rank_of_worker(piece)
+                named = _SAYS_ITS_RANK.search(piece.line)
+                rank = source.rank_of_worker(piece) if named is None else numbers.matched(named[1])
             found.append(msgspec.structs.replace(piece, rank=rank, local_rank=local, attempt=None))
         for sheet in _reported_facts(source):
             facts[sheet.rank] = sheet
         if source.stacks and owner is not None and (where := stand(owner, source.stacks)) is not None:
             standings[owner] = where, source.name
+    if len(sources) == 1 and not facts:
+        found = _on_one_node(sources[0], found)
     found += _stack_evidence(standings)
     ranks = _ranks_of_files(sources)
     return Case(
@@ -298,6 +307,24 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
         evidence=tuple(found),
         missing=tuple(dict.fromkeys(problems)),
     )
+
+
+def _on_one_node(source: Source, found: list[Evidence]) -> list[Evidence]:
+    """Takes local ranks as ranks if the text shows one launcher on one node."""
+    # A prefix counts the processes of its node, which may be one of many.
+    local = [
+        e
+        for e in found
+        if e.rank is None and e.local_rank is not None and parse_prefix(e.line.encode()).local_rank is None
+    ]
+    pids: dict[int | None, set[int]] = {}
+    for piece in local:
+        pids.setdefault(piece.local_rank, set()).update(() if piece.pid is None else (piece.pid,))
+    known = source.prefixed or source.tasks or any(e.rank is not None for e in found)
+    several = source.nodes or source.world > _MOST_ON_A_NODE or any(e.node for e in found)
+    if known or several or source.local_rank is not None or any(len(each) > 1 for each in pids.values()):
+        return found
+    return [msgspec.structs.replace(e, rank=e.local_rank) if e in local else e for e in found]
 
 
 def _ranks_of_files(sources: list[Source]) -> dict[int, RankFacts]:

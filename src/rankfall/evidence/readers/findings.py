@@ -13,14 +13,14 @@ import msgspec
 from rankfall.evidence.readers.classify import Meaning, meaning_of_hit
 from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
 from rankfall.evidence.readers.text import decode, message_of, normalise
-from rankfall.model.patterns import bounded
+from rankfall.model.patterns import bounded, linear
 from rankfall.verdict.signatures.catalogue import Catalogue
 from rankfall.verdict.signatures.matcher import Hit, best
 
 # Maximum lines with a cached meaning, and their length.
 _MAX_KNOWN: Final = 4096
 _MAX_KNOWN_LINE: Final = 512
-_LINE_END: Final = bounded(rb"(?:\x1b\[[0-9;]{0,16}m|\s)+\Z", limit=1 << 20)
+_LINE_END: Final = linear(rb"(?:\x1b\[[0-9;]*m|\s)+$")
 # Lines of one JSON message.
 _MAX_MESSAGE_LINES: Final = 64
 # A damaged report in the launcher's log format. The logger shortens its path at the first sys.path match, so in working
@@ -125,15 +125,16 @@ class LineMeanings:
                 self._known[raw] = known
         return known
 
-
     def _meaning(self, raw: bytes) -> LineMeaning:
         """Meaning of the line; of its text without prefix if a pattern for the line's beginning matches only there."""
         hits = self.matcher.match_line(raw)
         message = message_of(raw)
         if message is None and not hits:
-            message = _LINE_END.sub(b"", raw[parse_prefix(raw).length :])
+            message = raw[parse_prefix(raw).length :]
+            if (end := _LINE_END.search(message)) is not None:
+                message = message[: end.start()]
         chosen, text = best(hits), raw
-        for line in (message or b"").split(b"\n", _MAX_MESSAGE_LINES)[:_MAX_MESSAGE_LINES]:
+        for line in message.split(b"\n", _MAX_MESSAGE_LINES)[:_MAX_MESSAGE_LINES] if message else ():
             inner = self.matcher.match_line(line) if line != raw else []
             found = best((*inner, *((chosen,) if chosen is not None else ())))
             if found is not chosen:

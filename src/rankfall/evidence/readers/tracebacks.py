@@ -308,7 +308,6 @@ class TracebackReader:
             for size in self._sizes:
                 owner = self._open.get(folded[:size])
                 if owner is not None and owner.learned == size:
-                    # A logger's object for each line.
                     return owner, unescape(line, size, quote=b'"').rstrip(b"\n") if line[:1] == b"{" else line[size:]
         body = line[own.length :] if own.raw else line
         owner = self._open.get(own.raw)

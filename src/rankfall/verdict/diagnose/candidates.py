@@ -325,7 +325,8 @@ def _best(pieces: list[Evidence]) -> Evidence | None:
         rivals = slugs - {piece.slug}
         return bool(rivals if "*" in to else rivals & to)
 
-    return min([e for e in pieces if not yields(e)] or pieces, key=_preference, default=None)
+    left = [e for e in pieces if not yields(e)] or [e for e in pieces if e.slug != "user_exit"] or pieces
+    return min(left, key=_preference, default=None)
 
 
 def text_place(piece: Evidence) -> tuple[str, int]:
