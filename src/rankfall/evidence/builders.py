@@ -16,7 +16,7 @@ from rankfall.evidence.readers.text import decode
 from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import bounded, linear
-from rankfall.verdict.diagnose.cause_tables import LAST_LINE
+from rankfall.verdict.diagnose.cause_tables import LAST_ERROR, LAST_LINE
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 # A later exception counts only without other evidence.
@@ -24,8 +24,6 @@ WORK_DONE: Final = frozenset({"teardown", "done"})
 # Maximum seconds from a line to its timestamp.
 _LINE_S: Final = 0.05
 _NS: Final = 1_000_000_000
-# Fingerprint of a line that is no exception, and signature of one that is.
-LAST_ERROR: Final = "unknown:last error"
 # Ends of the types of exceptions; a line with another word before a colon may be anything.
 _RAISED: Final = (b"Error", b"Exception", b"Timeout", b"Exit", b"Refused", b"Interrupt", b"Option", b"Disconnected")
 

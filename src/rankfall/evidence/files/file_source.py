@@ -26,6 +26,7 @@ from rankfall.model import Evidence, RankfallError, numbers
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import bounded, linear
 from rankfall.rundir.reader_guard import ReaderGuard
+from rankfall.verdict.diagnose.cause_tables import BARE_ENDS
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 # Bytes for the evidence of all files.
@@ -74,8 +75,8 @@ _ERROR: Final = linear(
     rb"(?im)^[^\n]*(?:error|exception|fatal|panic|failed|failure|aborted|cannot|could not|unable to|denied|no such|NCCL WARN|timed out)\b[^\n]*$"
 )
 _NO_ERROR: Final = bounded(
-    rb"(?i)\b0 errors?\b|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|FAILED$|closing signal|Killing subprocess|return code"
-    rb"|^(?:srun|slurmstepd|mpirun|prterun)\b|error_file|exitcode|^(?:During handling|The above exception)|^\s*(?:raise|except|File)\b|^\s{4}",
+    rb"(?i)\b0 errors?\b|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Reporting training FAILURE|FAILED$|closing signal|Killing subprocess|return code"
+    rb"|^(?:srun|slurmstepd|mpirun|prterun)\b|\bframe #\d|error_file|exitcode|^(?:During handling|The above exception)|^\s*(?:raise|except|File)\b|^\s{4}",
     limit=_MAX_ERROR_LINE,
 )
 _FIRST_WORKERS: Final = (b"worker-0", b"trainer-0", b"learner-0", b"proc-0", b"rank-0", b"worker_0", b"rank_0")
@@ -322,7 +323,9 @@ class TextReader:
 
     def _keep_last_error(self) -> None:
         """Stores the last line that resembles an error, for a verdict without a cause."""
-        if any(piece.role != "context" for piece in (*self._source.found, *self._source.last.values())):
+        # A launcher's bare end explains nothing.
+        pieces = (*self._source.found, *self._source.last.values())
+        if any(piece.role != "context" and piece.signature not in BARE_ENDS for piece in pieces):
             return
         cut = self._tail.find(b"\n") + 1 if self._next > len(self._tail) else 0
         found = [match.span() for match in _ERROR.finditer(self._tail) if match.start() >= cut]

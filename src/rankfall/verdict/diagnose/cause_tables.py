@@ -70,6 +70,11 @@ SIGNAL_SLUGS: Final = MappingProxyType(
 
 # The last line of a text, in the form of an exception without its traceback.
 LAST_LINE: Final = "unknown.last_line"
+# Fingerprint of a last line that is no exception.
+LAST_ERROR: Final = "unknown:last error"
+
+# A launcher's report of an ordinary exit code.
+BARE_ENDS: Final = frozenset({"user_exit.exit", "unknown.child_failed"})
 
 # Text that only reports a SIGBUS, or a last line: suspected, which stops no job.
 SUSPECT_ONLY: Final = frozenset(

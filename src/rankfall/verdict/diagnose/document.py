@@ -30,9 +30,9 @@ from rankfall.model import (
 from rankfall.model.exit_codes import shell_code
 from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import Moment, rfc3339
-from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node
-from rankfall.verdict.diagnose.cause_tables import BUILDS, LOST_PEER_SLUGS, NEAREST, NODE_FAULT_WHEN_SINGLE
-from rankfall.verdict.diagnose.consequences import only_text
+from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node, text_place
+from rankfall.verdict.diagnose.cause_tables import BUILDS, LAST_ERROR, LOST_PEER_SLUGS, NEAREST, NODE_FAULT_WHEN_SINGLE
+from rankfall.verdict.diagnose.consequences import ended_without_message, only_text
 from rankfall.verdict.diagnose.no_failure import state_of
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, same_line, work_over
 from rankfall.verdict.signatures.matcher import SLURM
@@ -57,6 +57,10 @@ def decisive_of(chosen: Candidate) -> Decisive | None:
     if chosen.best is not None:
         return _decisive(chosen.best)
     facts = chosen.subject.rank or chosen.subject.slot
+    code = facts.exit_code if facts is not None else None
+    lines = [e for e in chosen.subject.evidence if e.source == "log" and code is not None and e.exit_code == code]
+    if lines:
+        return _decisive(max(lines, key=text_place))
     return Decisive(source="exit", where=facts.where, line=chosen.because) if facts else None
 
 
@@ -238,7 +242,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         node=subject.node if len(hosts) < 2 and (not everywhere or one_slot) else None,  # noqa: PLR2004 - none of several is named
         gpu=chosen.gpu,
         time=_time(chosen.moment),
-        decisive=decisive_of(chosen),
+        decisive=_decisive(_last_error(subjects, chosen)) or decisive_of(chosen),
         evidence=proof_of(subjects, chosen),
         consequences=consequences_of(
             subjects,
@@ -337,6 +341,12 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
     fingerprint = (piece.fingerprint if piece else None) or slug
     code = _code(subjects, subject) if at_subject and subject is not None else None
     return Diagnosis(verdict=verdict, fingerprint=fingerprint, exit_code=code)
+
+
+def _last_error(subjects: Subjects, chosen: Candidate) -> Evidence | None:
+    """Last error of a text in which a launcher reports nothing but an exit code."""
+    nearest = _nearest_line(subjects) if ended_without_message(chosen) else None
+    return nearest if nearest is not None and nearest.fingerprint == LAST_ERROR else None
 
 
 def _nearest_line(subjects: Subjects) -> Evidence | None:
