@@ -15,7 +15,7 @@ from rankfall.evidence.readers.stream_reader import When
 from rankfall.evidence.readers.text import decode
 from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
 from rankfall.model.evidence import digest
-from rankfall.model.patterns import bounded, linear
+from rankfall.model.patterns import bounded
 from rankfall.verdict.diagnose.cause_tables import LAST_ERROR, LAST_LINE
 from rankfall.verdict.signatures.catalogue import Catalogue
 
@@ -74,10 +74,6 @@ def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | Non
     )
 
 
-# A launcher's command of a failed process.
-_LOCAL_OF_COMMAND: Final = linear(rb"CalledProcessError: Command [^\n]*?--local[-_]rank[= ',\"]{1,4}(\d{1,4})\b")
-
-
 def of_finding(
     finding: Finding,
     *,
@@ -97,9 +93,8 @@ def of_finding(
     """
     meaning, prefix = finding.meaning, finding.prefix
     claimed = prefix.rank if prefix.rank is not None else numbers.whole(finding.groups.get("rank"))
+    # The command in an end by DeepSpeed or torch.distributed.launch is always that of the last local rank.
     local = finding.groups.get("local_rank") or finding.groups.get("process")
-    if local is None and (command := _LOCAL_OF_COMMAND.search(finding.line.encode())) is not None:
-        local = command[1].decode()
     return Evidence(
         id=digest("log", stream, byte, meaning.slug),
         source="log",
