@@ -15,11 +15,12 @@ from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
 from rankfall.evidence.readers.text import decode, message_of, normalise
 from rankfall.model.patterns import bounded, linear
 from rankfall.verdict.signatures.catalogue import Catalogue
-from rankfall.verdict.signatures.matcher import Hit, best
+from rankfall.verdict.signatures.matcher import Hit, Matcher, best
 
 # Maximum lines with a cached meaning, and their length.
 _MAX_KNOWN: Final = 4096
 _MAX_KNOWN_LINE: Final = 512
+_ANCHOR: Final = bounded(r"(?:^|[^\[\\])(?:\^|\$)|\\[Az]", limit=1 << 16)
 _LINE_END: Final = linear(rb"(?:\x1b\[[0-9;]*m|\s)+$")
 # Lines of one JSON message.
 _MAX_MESSAGE_LINES: Final = 64
@@ -112,6 +113,8 @@ class LineMeanings:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.matcher = catalogue.matcher(Catalogue.STREAM)
+        # Prefix or line end hide a text from patterns with anchors only.
+        self._anchored = Matcher([one for one in self.matcher.signatures if _ANCHOR.search(one.pattern)])
         self._known: dict[bytes, LineMeaning] = {}
 
     def of(self, raw: bytes) -> LineMeaning:
@@ -128,14 +131,16 @@ class LineMeanings:
     def _meaning(self, raw: bytes) -> LineMeaning:
         """Meaning of the line; of its text without prefix if a pattern for the line's beginning matches only there."""
         hits = self.matcher.match_line(raw)
-        message = message_of(raw)
+        message, matcher = message_of(raw), self.matcher
         if message is None and not hits:
+            # A color ends with a letter, which hides the beginning of a word.
+            matcher = self.matcher if b"\x1b" in raw else self._anchored
             message = raw[parse_prefix(raw).length :]
             if (end := _LINE_END.search(message)) is not None:
                 message = message[: end.start()]
         chosen, text = best(hits), raw
         for line in message.split(b"\n", _MAX_MESSAGE_LINES)[:_MAX_MESSAGE_LINES] if message else ():
-            inner = self.matcher.match_line(line) if line != raw else []
+            inner = matcher.match_line(line) if line != raw else []
             found = best((*inner, *((chosen,) if chosen is not None else ())))
             if found is not chosen:
                 chosen, text, hits = found, line, inner
