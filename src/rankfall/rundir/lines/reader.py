@@ -14,6 +14,7 @@ from rankfall.rundir.streams.files import IndexReader, IndexRow, stamps_backward
 
 MAX_LINE: Final = 1 << 20
 MIN_BLOCK: Final = 2048
+_REST: Final = 2048
 
 
 class Span(NamedTuple):
@@ -67,6 +68,7 @@ class Forward:
         self._next = 0
         self._row_number = -1
         self._more_rows = True
+        self._rest = (0, b"")
 
     def take(self, *, final: bool) -> list[Span]:
         """Returns the next lines; empty if there are none now.
@@ -93,6 +95,20 @@ class Forward:
         if cut and not self.whole:
             self._skip, self._inside = True, False
         return spans
+
+    def unfinished(self) -> bytes:
+        """Last bytes of a line whose LF the last :meth:`take` did not find; empty if there is none.
+
+        Raises:
+            OSError: The stream cannot be read.
+        """
+        size = self._looked_at
+        if self._packed or size <= 0 or (size == self.offset and not self._skip):
+            return b""
+        if self._rest[0] != size:
+            start = max(0, size - _REST) if self._skip else max(self.offset, size - _REST)
+            self._rest = (size, read_bytes(self.path, start, size - start))
+        return self._rest[1]
 
     def _whole_lines(self, content: Raw | Packed, size: int, *, final: bool) -> bytes:
         """Returns bytes up to a block's last LF; sets ``_inside`` for pieces of a line."""
