@@ -312,3 +312,31 @@ def test_filters_hold_live_as_they_do_afterwards(run_dir: RunDir, writer: Writer
     live = follower.poll()
     assert datas(live) == [b"loss 1"]
     assert live == list(read_lines(run_dir, query))
+
+
+def test_a_line_without_its_end_is_shown_and_not_taken(run_dir: RunDir, writer: Writer) -> None:
+    clock = Clock()
+    mine, other = stream(run_dir, 0), stream(run_dir, 1)
+    writer.put_streams([row(run_dir, mine, 0), row(run_dir, other, 1)])
+    follower = LineTail(run_dir, LineQuery(ranks=frozenset({0})), clock=clock)
+    mine.write(b"whole\n\r 10%|# |", at=clock.now)
+    other.write(b"\r 90%|##|", at=clock.now)
+    clock.pass_(1)
+    assert datas(follower.poll()) == [b"whole"]
+    follower.poll()
+    for _ in range(2):
+        assert [(line.rank, line.data) for line in follower.unfinished()] == [(0, b"\r 10%|# |")]
+    # A bar that is longer than any line, and another one after it.
+    mine.write(b"\r 20%|# |" * 300_000, at=clock.now)
+    clock.pass_(1)
+    [cut] = follower.poll()
+    assert cut.truncated
+    follower.poll()
+    [rest] = follower.unfinished()
+    assert rest.data.endswith(b"\r 20%|# |")
+    assert len(rest.data) <= 2048
+    mine.write(b"\r100%|##|\nlast\n", at=clock.now)
+    clock.pass_(1)
+    assert datas(follower.poll()) == [b"last"]
+    follower.poll()
+    assert list(follower.unfinished()) == []

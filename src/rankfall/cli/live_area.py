@@ -12,14 +12,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import Any, Final, TextIO, cast
 
 from rankfall.cli import console
 from rankfall.model import JobSpec, RankfallError
 from rankfall.model.jobspec.sizes import sized
-from rankfall.render.escape import clean_line
+from rankfall.render.escape import clean_line, shorten
 from rankfall.render.formatting import Paint
 from rankfall.render.live import Pace, Snapshot, Step, area, last_state, step_of
 from rankfall.rundir import RunDir
@@ -36,18 +36,8 @@ _REREAD_S: Final = 1.0
 _LOOK: Final = 4096
 # Lines of one stream that are examined at a time.
 _LAST: Final = 8
-
-
-def is_wanted(*, live: bool | None) -> bool:
-    """True if a status area may appear: both streams are one terminal, not dumb; ``live`` overrides CI."""
-    try:
-        out, err = (os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr))
-        same = sys.stdout.isatty() and sys.stderr.isatty() and out.st_rdev == err.st_rdev
-    except (OSError, ValueError):
-        return False
-    if not same or os.environ.get("TERM", "dumb") in {"dumb", ""}:
-        return False
-    return not os.environ.get("CI") if live is None else live
+# Bars of a followed log.
+_MOST: Final = 8
 
 
 class Area:
@@ -73,6 +63,9 @@ class Area:
         """Shows the lines, if they differ and the output above has ended."""
         with self._lock:
             if not self._at_start or lines == self._drawn:
+                return
+            if not lines:
+                self.clear()
                 return
             up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
             # Overwrites without flicker; no line wraps, whatever width its characters have.
@@ -201,11 +194,9 @@ class LiveView:
     def _read_bars(self, tail: LineTail, now: int) -> None:
         rests: dict[str, bytes] = {}
         bars = {}
-        for line in tail.unfinished():
-            text = last_state(line.data) if line.attempt == self._attempt else None
-            if text is None:
+        for line, owner, text in bars_of(tail):
+            if line.attempt != self._attempt:
                 continue
-            owner = f"rank {line.rank}" if line.rank is not None else f"slot {line.slot}"
             bars[owner] = text
             rests[line.stream] = line.data
             if self._rests.get(line.stream) != line.data:
@@ -244,6 +235,35 @@ class LiveView:
                 self._seen[facts.rank] = max(signs)
             if facts.step is not None and facts.step_at is not None:
                 self._paces.setdefault(facts.rank, Pace()).take(facts.step_at, Step(facts.step, None), reported=True)
+
+
+class BarView:
+    """The bars of a followed log in an area."""
+
+    def __init__(self) -> None:
+        self._area = Area()
+        self._due = 0.0
+
+    def refresh(self, tail: LineTail) -> None:
+        """Draws the bars, if the last drawing was long enough ago."""
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + _DRAW_S
+        columns, rows = self._area.size()
+        lines = [shorten(f"{owner}: {text}", max(1, columns - 1)) for _, owner, text in islice(bars_of(tail), _MOST)]
+        self._area.draw(lines[: max(1, rows - 1)])
+
+    def close(self) -> None:
+        """Removes the area."""
+        self._area.close()
+
+
+def bars_of(tail: LineTail) -> Iterator[tuple[Line, str, str]]:
+    """Yields unfinished lines that are bars, with their owner and their last state."""
+    for line in tail.unfinished():
+        text = last_state(line.data)
+        if text is not None:
+            yield line, f"rank {line.rank}" if line.rank is not None else f"slot {line.slot}", text
 
 
 def _parts(spec: JobSpec, plan: dict[str, Any]) -> Any:

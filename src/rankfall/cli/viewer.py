@@ -109,12 +109,10 @@ class Viewer:
 
     def keep_area(self, *, live: bool | None) -> None:
         """Keeps a status area below the output until ``close``, if a person sees it; ``live`` is the user's wish."""
-        if self._quiet or live is False:
-            return
-        from rankfall.cli import live_area  # noqa: PLC0415
+        if not self._quiet and console.wants_area(live=live):
+            from rankfall.cli.live_area import LiveView  # noqa: PLC0415
 
-        if live_area.is_wanted(live=live):
-            self._live = live_area.LiveView(self._directory)
+            self._live = LiveView(self._directory)
 
     def close(self) -> None:
         """Removes the status area."""
