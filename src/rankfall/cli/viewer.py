@@ -108,7 +108,7 @@ class Viewer:
         self._due = 0.0
 
     def keep_area(self, *, live: bool | None) -> None:
-        """Keeps a status area below the output until ``close``, if a person sees it; ``live`` is the user's wish."""
+        """Keeps a status area below the output until ``close``, if a person sees it; ``live`` is the flag."""
         if not self._quiet and console.wants_area(live=live):
             from rankfall.cli.live_area import LiveView  # noqa: PLC0415
 

@@ -25,7 +25,7 @@ State = Literal["failed", "consequence", "silent", "starting", "running", "compl
 _NS: Final = 1_000_000_000
 # Age of a rank's last line or step from which it counts as silent.
 SILENT_NS: Final = 60 * _NS
-# The worst state first: it stands for a mark of several ranks.
+# The worst state first: a mark of several ranks shows it.
 MARKS: Final[Mapping[State, tuple[str, str]]] = {
     "failed": ("X", "1;31"),
     "consequence": ("x", "31"),
@@ -68,7 +68,7 @@ def rank_state(facts: RankFacts, *, seen: int | None, now: int, verdict: Verdict
 
 
 def slot_state(facts: SlotFacts, *, verdict: Verdict | None) -> State:
-    """State of a slot whose ranks are not known."""
+    """State of a slot with unknown ranks."""
     if facts.state == "running":
         return "running"
     if facts.state == "lost":
@@ -100,7 +100,7 @@ def states_of(
     now: int,
     verdict: Verdict | None = None,
 ) -> list[list[State]]:
-    """States of each slot's ranks in order; of the slot itself if it has no known ranks and no known number of them."""
+    """States of each slot's ranks in order; of the slot itself if its ranks are unknown."""
     known = {facts.slot: facts for facts in slots}
     of_slot: dict[int | None, list[RankFacts]] = {}
     for facts in sorted(ranks, key=lambda one: one.rank):

@@ -37,7 +37,7 @@ _MAX_LISTED = 20
 _WATCH_S = 1.0
 # For requests to a cluster.
 _CLUSTER_S = 5.0
-# A look at the state may cost one part in 50 of the time.
+# Reading the state may cost one part in 50 of the time.
 _SHARE = 50
 
 

@@ -153,7 +153,7 @@ class LineTail:
         yield from self._ready(now, bound=None, final=True)
 
     def unfinished(self) -> Iterator[Line]:
-        r"""Yields the end of each line without LF, as a line: a bar, redrawn after ``\r``. Nothing is taken."""
+        r"""Yields the end of each line without LF, as a line: a bar, redrawn after ``\r``; ``poll`` returns it later."""
         for view, source in zip(self._views, self._feeds, strict=True):
             cursor = source.cursor
             with contextlib.suppress(OSError):
