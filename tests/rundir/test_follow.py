@@ -15,6 +15,7 @@ from rankfall.model import JobSpec
 from rankfall.rundir import RunDir, Writer
 from rankfall.rundir.lines import Line, LineQuery, LineTail, read_lines
 from rankfall.rundir.lines.follow import PATIENCE_S
+from rankfall.rundir.streams.content import Raw
 from support.helpers import wait_until
 from support.stream_files import FakeStream, row, stream
 
@@ -340,3 +341,27 @@ def test_a_line_without_its_end_is_shown_and_not_taken(run_dir: RunDir, writer: 
     assert datas(follower.poll()) == [b"last"]
     follower.poll()
     assert list(follower.unfinished()) == []
+
+
+def test_a_growing_bar_is_not_read_again_from_its_begin(
+    run_dir: RunDir, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    mine = stream(run_dir, 0)
+    writer.put_streams([row(run_dir, mine, 0)])
+    follower = LineTail(run_dir, LineQuery(), clock=clock)
+    mine.write(b"\r 10%|# |" * 10_000, at=clock.now)
+    clock.pass_(1)
+    assert follower.poll() == []
+    taken: list[int] = []
+    read = Raw.read
+    monkeypatch.setattr(Raw, "read", lambda self, at, size: (taken.append(size), read(self, at, size))[1])
+    for _ in range(50):
+        mine.write(b"\r 20%|##|", at=clock.now)
+        clock.pass_(1)
+        assert follower.poll() == []
+    assert sum(taken) == 50 * len(b"\r 20%|##|")
+    mine.write(b"\n", at=clock.now)
+    clock.pass_(1)
+    [line] = follower.poll()
+    assert len(line.data) == 9 * 10_050

@@ -82,6 +82,9 @@ class Forward:
             return []
         with open_content(self.path) as content:
             size = content.size if self._end is None else min(content.size, self._end)
+            if not final and self._goes_on(content, size):
+                self._looked_at = content.size
+                return []
             found = not self._skip or self._skip_line(content, size)
             data = self._whole_lines(content, size, final=final) if found else b""
         self._packed = isinstance(content, Packed)
@@ -95,6 +98,13 @@ class Forward:
         if cut and not self.whole:
             self._skip, self._inside = True, False
         return spans
+
+    def _goes_on(self, content: Raw | Packed, size: int) -> bool:
+        """True if the new bytes do not end a line whose begin was read before: a bar grows at each poll."""
+        known = self._looked_at
+        if self._skip or self._inside or not self.offset < known < size or size - self.offset > MAX_LINE:
+            return False
+        return b"\n" not in content.read(known, size - known)
 
     def unfinished(self) -> bytes:
         """Last bytes of a line whose LF the last :meth:`take` did not find; empty if there is none.
