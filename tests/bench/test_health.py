@@ -39,7 +39,7 @@ from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION, KernelE
 from rankfall.model.node_health.records import ANNOTATION, NodeHealth, encode_health
 from rankfall.nodes.config import load_config
 from rankfall.nodes.controller.metrics import Metrics, serving
-from rankfall.nodes.controller.sources.loki_lines import kernel_texts
+from rankfall.nodes.controller.sources.loki import kernel_texts
 from rankfall.nodes.rules.faults import of_record
 from rankfall.nodes.rules.kernel_lines import Recogniser
 from support.patience import scaled

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rankfall.cli import live_area
 from rankfall.cli.run_output import unknown_ranks
 from rankfall.cli.values import Ranks
 from rankfall.cli.viewer import Viewer
@@ -144,3 +145,39 @@ def test_roles_outside_the_world_have_no_ranks_to_know(tmp_path: Path) -> None:
     assert unknown_ranks(made) is None
     (made.path / "spec.json").write_text("{")
     assert unknown_ranks(RunDir(made.path)) is None
+
+
+def test_an_area_without_news_opens_no_database_and_writes_nothing(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("_REREAD_S", "_DRAW_S", "_SLOWEST_S"):
+        monkeypatch.setattr(live_area, name, 0.0)
+    monkeypatch.setattr(live_area.time, "time_ns", lambda: 100 * SECOND)
+    opened: list[RunDir] = []
+    reader = RunDir.reader
+    monkeypatch.setattr(RunDir, "reader", lambda self: (opened.append(self), reader(self))[1])
+    view = live_area.LiveView(run_dir)
+    try:
+        for _ in range(3):
+            view.refresh(None)
+        begun = len(opened)
+        assert begun
+        assert capsys.readouterr().err.count("# 2 running") == 0
+        with run_dir.lease() as writer:
+            writer.put_ranks(1, [RankFacts(rank=rank, slot=rank, state="running") for rank in range(2)])
+        for _ in range(3):
+            view.refresh(None)
+        assert capsys.readouterr().err.count("# 2 running") == 1
+        changed = len(opened)
+        for _ in range(10):
+            view.refresh(None)
+        assert len(opened) == changed > begun
+        print("a line of the job")
+        view.refresh(None)
+        shown = capsys.readouterr()
+        assert shown.out == "a line of the job\n"
+        assert shown.err.startswith("\r\x1b[J")
+        assert shown.err.count("# 2 running") == 1
+    finally:
+        view.close()
+    assert capsys.readouterr().err == "\r\x1b[J"

@@ -33,7 +33,7 @@ class Terminal:
         # setsid and the controlling terminal make Ctrl-C a SIGINT to this command only.
         self.process = start(
             *words, stdin=other, stdout=other, stderr=other, start_new_session=True,
-            env=env | {"TERM": "xterm"}, preexec_fn=_take_terminal,
+            env={"CI": "", "TERM": "xterm"} | env, preexec_fn=_take_terminal,
         )  # fmt: skip
         os.close(other)
 
@@ -184,3 +184,50 @@ def test_a_terminal_gets_colour_and_harmless_text(
 def test_no_colour_without_a_terminal(rankfall: Runner) -> None:
     done = rankfall("run", *GANG, "train.py", "fail")
     assert not re.search(r"\x1b", done.stdout + done.stderr)
+
+
+AREA = b"\x1b[?7l"
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "shown"),
+    [
+        ((), {}, True),
+        (("--no-live",), {}, False),
+        (("-q",), {}, False),
+        ((), {"RANKFALL_RUN_LIVE": "0"}, False),
+        ((), {"TERM": "dumb"}, False),
+        ((), {"CI": "true"}, False),
+        (("--live",), {"CI": "true"}, True),
+        (("--live",), {"TERM": "dumb"}, False),
+    ],
+    ids=repr,
+)
+def test_an_area_appears_where_a_person_sees_it_and_wants_it(
+    words: tuple[str, ...], env: dict[str, str], *, shown: bool, at_terminal: Callable[..., Terminal], folder: Path
+) -> None:
+    gate = folder / "gate"
+    terminal = at_terminal("run", *GANG, *words, "train.py", "exit", GATE=str(gate), **env)
+    if shown:
+        terminal.until(b"# 2 running")
+    gate.touch()
+    assert terminal.end() == 17
+    assert (AREA in terminal.text) is shown
+    # What was drawn is removed before the verdict, and nothing of the terminal stays changed.
+    assert b"# 2 running" not in terminal.text[terminal.text.rfind(b"\x1b[J") :]
+    assert terminal.text.count(AREA) == terminal.text.count(b"\x1b[?7h")
+    assert b"\x1b[?25l" not in terminal.text
+    assert b"\x1b[?1049h" not in terminal.text
+    assert b"rankfall-exit: rank 17" in terminal.text
+
+
+def test_no_area_appears_if_only_one_stream_is_a_terminal(start: Starter, folder: Path) -> None:
+    side, other = pty.openpty()
+    done = start("run", *GANG, "--live", "train.py", stdout=subprocess.PIPE, stderr=other, env={"TERM": "xterm"})
+    os.close(other)
+    lines, _ = done.communicate(timeout=40)
+    text = os.read(side, 1 << 20)
+    os.close(side)
+    assert b"rank 0 step 2" in lines
+    assert b"succeeded" in text
+    assert AREA not in lines + text

@@ -26,8 +26,7 @@ from rankfall.nodes.controller.notifier import Notifier
 from rankfall.nodes.controller.persistent_state import StateMap
 from rankfall.nodes.controller.plan_writer import PlanWriter
 from rankfall.nodes.controller.settings import LOG_TYPES, Settings
-from rankfall.nodes.controller.sources.loki import LokiSource
-from rankfall.nodes.controller.sources.loki_lines import KernelLines
+from rankfall.nodes.controller.sources.loki import KernelLines, LokiSource
 from support.patience import scaled
 
 SECOND = 1_000_000_000

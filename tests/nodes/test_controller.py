@@ -17,10 +17,9 @@ from rankfall.model.node_health.records import NodeFault
 from rankfall.nodes.checks.rounds import Round
 from rankfall.nodes.config import ConfigFile
 from rankfall.nodes.controller.plan_writer import LeadershipLost
+from rankfall.nodes.controller.remediation import Validator
 from rankfall.nodes.controller.settings import Settings, Switches, read_switches
-from rankfall.nodes.controller.sources.loki import rest_s
-from rankfall.nodes.controller.sources.loki_lines import PodLines
-from rankfall.nodes.controller.validation import Validator
+from rankfall.nodes.controller.sources.loki import PodLines, rest_s
 from rankfall.nodes.rules.node_state import CheckRound
 
 DMESG = f"[538441.007373] {XID}"

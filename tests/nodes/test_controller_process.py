@@ -47,8 +47,8 @@ from rankfall.nodes.controller.settings import (
     stream_of,
     watched_of,
 )
-from rankfall.nodes.controller.sources import loki_lines
-from rankfall.nodes.controller.sources.loki_lines import KernelLines, kernel_texts
+from rankfall.nodes.controller.sources import loki
+from rankfall.nodes.controller.sources.loki import KernelLines, kernel_texts
 from rankfall.nodes.rules.policy import Policy
 from support.patience import scaled
 
@@ -115,7 +115,7 @@ def test_lines_of_our_own_agent_are_read_for_the_node_of_their_pod_alone():
 
 def test_boots_that_are_over_are_forgotten_before_their_beginnings_fill_the_state(monkeypatch):
     """One for each reboot of each node for ever would end in a ConfigMap that takes nothing more, and a controller that decides nothing more."""
-    monkeypatch.setattr(loki_lines, "MAX_BOOTS", 3)
+    monkeypatch.setattr(loki, "MAX_BOOTS", 3)
     boots = {"n1": "b0", "n2": "b0"}
     lines = KernelLines(LABELS, boot_of=boots.get)
 

@@ -15,6 +15,7 @@ from rankfall.model import JobSpec
 from rankfall.rundir import RunDir, Writer
 from rankfall.rundir.lines import Line, LineQuery, LineTail, read_lines
 from rankfall.rundir.lines.follow import PATIENCE_S
+from rankfall.rundir.streams.content import Raw
 from support.helpers import wait_until
 from support.stream_files import FakeStream, row, stream
 
@@ -133,7 +134,7 @@ def test_the_last_look_sees_a_rank_that_was_written_down_within_one_tick_of_the_
     clock = Clock()
     follower = LineTail(run_dir, LineQuery(ranks=frozenset({0})), clock=clock)
     # As two states of the database look within one tick of the file system's clock.
-    monkeypatch.setattr(follower, "_signature", lambda: "the same")
+    monkeypatch.setattr(RunDir, "tables_mark", lambda _: "the same")
     mine = stream(run_dir, 0)
     mine.write(b"the only line\n", at=clock.now)
     clock.pass_(1)
@@ -312,3 +313,55 @@ def test_filters_hold_live_as_they_do_afterwards(run_dir: RunDir, writer: Writer
     live = follower.poll()
     assert datas(live) == [b"loss 1"]
     assert live == list(read_lines(run_dir, query))
+
+
+def test_a_line_without_its_end_is_shown_and_not_taken(run_dir: RunDir, writer: Writer) -> None:
+    clock = Clock()
+    mine, other = stream(run_dir, 0), stream(run_dir, 1)
+    writer.put_streams([row(run_dir, mine, 0), row(run_dir, other, 1)])
+    follower = LineTail(run_dir, LineQuery(ranks=frozenset({0})), clock=clock)
+    mine.write(b"whole\n\r 10%|# |", at=clock.now)
+    other.write(b"\r 90%|##|", at=clock.now)
+    clock.pass_(1)
+    assert datas(follower.poll()) == [b"whole"]
+    follower.poll()
+    for _ in range(2):
+        assert [(line.rank, line.data) for line in follower.unfinished()] == [(0, b"\r 10%|# |")]
+    # A bar that is longer than any line, and another one after it.
+    mine.write(b"\r 20%|# |" * 300_000, at=clock.now)
+    clock.pass_(1)
+    [cut] = follower.poll()
+    assert cut.truncated
+    follower.poll()
+    [rest] = follower.unfinished()
+    assert rest.data.endswith(b"\r 20%|# |")
+    assert len(rest.data) <= 2048
+    mine.write(b"\r100%|##|\nlast\n", at=clock.now)
+    clock.pass_(1)
+    assert datas(follower.poll()) == [b"last"]
+    follower.poll()
+    assert list(follower.unfinished()) == []
+
+
+def test_a_growing_bar_is_not_read_again_from_its_begin(
+    run_dir: RunDir, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    mine = stream(run_dir, 0)
+    writer.put_streams([row(run_dir, mine, 0)])
+    follower = LineTail(run_dir, LineQuery(), clock=clock)
+    mine.write(b"\r 10%|# |" * 10_000, at=clock.now)
+    clock.pass_(1)
+    assert follower.poll() == []
+    taken: list[int] = []
+    read = Raw.read
+    monkeypatch.setattr(Raw, "read", lambda self, at, size: (taken.append(size), read(self, at, size))[1])
+    for _ in range(50):
+        mine.write(b"\r 20%|##|", at=clock.now)
+        clock.pass_(1)
+        assert follower.poll() == []
+    assert sum(taken) == 50 * len(b"\r 20%|##|")
+    mine.write(b"\n", at=clock.now)
+    clock.pass_(1)
+    [line] = follower.poll()
+    assert len(line.data) == 9 * 10_050

@@ -62,6 +62,18 @@ def width() -> int:
     return min(120, shutil.get_terminal_size((100, 24)).columns)
 
 
+def wants_area(*, live: bool | None) -> bool:
+    """True if a status area may appear: both streams are one terminal, not dumb; ``live`` overrides CI."""
+    try:
+        out, err = (os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr))
+        same = sys.stdout.isatty() and sys.stderr.isatty() and out.st_rdev == err.st_rdev
+    except (OSError, ValueError):
+        return False
+    if not same or os.environ.get("TERM", "dumb") in {"dumb", ""}:
+        return False
+    return not os.environ.get("CI") if live is None else live
+
+
 def open_missing_streams() -> None:
     """Opens closed standard streams on /dev/null, so no other file gets their numbers."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - the standard streams

@@ -176,10 +176,19 @@ def max_bytes(function: F) -> F:
 
 
 def rank_options(function: F) -> F:
-    """Adds ``--rank``, ``--all`` and ``--max-bytes``, for verbs that show a live run's lines."""
-    function = max_bytes(function)
+    """Adds ``--rank``, ``--all``, ``--max-bytes`` and ``--live``, for verbs that show a live run's lines."""
+    function = live_option(max_bytes(function))
     function = click.option("--all", "everything", is_flag=True, help="Show the output of all ranks.")(function)
     return click.option("--rank", multiple=True, metavar=_RANKS, help="Show the output of these ranks.")(function)
+
+
+def live_option(function: F) -> F:
+    """Adds ``--live/--no-live`` as ``live``; None = as the terminal allows."""
+    return click.option(
+        "--live/--no-live",
+        default=None,
+        help="Keep a status area below the output; default: on a terminal, without CI.",
+    )(function)
 
 
 SECTIONS: Final = ("retention", "notify")

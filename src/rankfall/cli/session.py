@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -31,6 +32,10 @@ _TICK_S: Final = 0.05
 _TERMINATED: Final = "SIGTERM to rankfall"
 # Ticks without supervisor before a takeover, longer than a hand-over.
 _ORPHANED_TICKS: Final = 20
+# Opening the database at each tick costs; a change within one tick of the file system's clock is invisible.
+_REREAD_S: Final = 0.25
+# A round of the loop may cost one part in 100 of the time.
+_SHARE: Final = 100
 _MAX_UNWRITTEN: Final = 256
 
 
@@ -153,6 +158,9 @@ class Session:
         # The initial supervision.
         self._first = own
         self._left = 0
+        self._mark: object = None
+        self._reread = 0.0
+        self._final = False
 
     def begin(self) -> None:
         """Starts the initial supervision, if any; ``stay`` does so too."""
@@ -172,6 +180,8 @@ class Session:
                 if self._own is not None:
                     self._detach()
                 raise
+            finally:
+                self._viewer.close()
 
     def exit_code(self, outcome: Outcome | None) -> int:
         """Returns the verb's exit code; the last line of stderr names its origin.
@@ -186,6 +196,7 @@ class Session:
 
     def _stay(self) -> Outcome | None:
         while True:
+            before = time.thread_time()
             outcome = self._ended()
             if outcome is not None:
                 self._show(final=outcome)
@@ -194,7 +205,7 @@ class Session:
             self._signals.viewing = supervises is False
             self._announce(supervises=supervises is True)
             if not self._show() or self._asked != self._signals.interrupts:
-                self._pause()
+                self._pause(max(_TICK_S, min(_REREAD_S, _SHARE * (time.thread_time() - before))))
             if self._leave():
                 return self._detach()
 
@@ -208,11 +219,17 @@ class Session:
                 self._viewer.tell(own.unwritten.popleft())
             if outcome is not None and outcome.state in FINAL_STATES:
                 return outcome
-        with self._directory.reader() as reader:
-            row = reader.run()
-            if row.state in FINAL_STATES and self._directory.lease_holder() is None:
-                finish(self._directory)
-                return outcome_of(self._directory, reader)
+        mark, now = self._directory.tables_mark(), time.monotonic()
+        if mark != self._mark or now >= self._reread:
+            self._mark, self._reread = mark, now + _REREAD_S
+            with self._directory.reader() as reader:
+                self._final = reader.run().state in FINAL_STATES
+                if self._final and self._directory.lease_holder() is None:
+                    finish(self._directory)
+                    return outcome_of(self._directory, reader)
+        if self._final:
+            # The holder lets go of the lease without a change of the database.
+            self._reread = now
         self._adopt()
         return None
 
@@ -246,11 +263,11 @@ class Session:
                 self._viewer.finish(final)
         return True
 
-    def _pause(self) -> None:
+    def _pause(self, seconds: float) -> None:
         if self._own is not None:
-            self._own.pause()
+            self._own.pause(seconds)
         else:
-            threading.Event().wait(_TICK_S)
+            threading.Event().wait(seconds)
 
     def _supervises(self) -> bool | None:
         """True if this process has the lease; None until the initial supervision has it or is refused."""
@@ -362,6 +379,7 @@ class Session:
                 console.say(f"rankfall: cancelling {self._directory.id}; Ctrl-C exits while the cancel continues")
 
     def _detach(self) -> Outcome | None:
+        self._viewer.close()
         if self._own is not None:
             supervised = (self._own.holds or self._first) and self._own.control.lost is None
             self._own.control.release()

@@ -6,9 +6,10 @@ Reads only the run directory, so any process may supervise.
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rankfall.cli import console
 from rankfall.cli.run_output import LineWriter, details_of, spent_text, unknown_ranks
@@ -23,6 +24,9 @@ from rankfall.rundir import RunDir
 from rankfall.rundir.incomplete import as_of_now, lost_of_run, sentences
 from rankfall.rundir.lines import Line, LineQuery, LineTail, block_of
 from rankfall.supervisor.run_events import Event, read_events
+
+if TYPE_CHECKING:
+    from rankfall.cli.live_area import LiveView
 
 _PRINTED_KINDS: Final = frozenset(
     {
@@ -50,6 +54,11 @@ _MAX_KNOWN: Final = 256
 _HOLD_S: Final = 0.05
 # Most lines per poll; fewer mean no more.
 _BATCH: Final = 5000
+# Without new lines a poll may cost one part in 200 of the time; seconds of the longest pause.
+_SHARE: Final = 200
+_SLOWEST_S: Final = 1.0
+# Least seconds between two drawings of the status area.
+_DRAW_S: Final = 0.25
 
 
 class Viewer:
@@ -94,19 +103,45 @@ class Viewer:
         self._started: set[tuple[int, int]] = set()
         self._printed_attempt: int | None = None
         self._known: deque[tuple[int, str]] = deque(maxlen=_MAX_KNOWN)
+        self._live: LiveView | None = None
+        self._more = False
+        self._due = 0.0
+
+    def keep_area(self, *, live: bool | None) -> None:
+        """Keeps a status area below the output until ``close``, if a person sees it; ``live`` is the flag."""
+        if not self._quiet and console.wants_area(live=live):
+            from rankfall.cli.live_area import LiveView  # noqa: PLC0415
+
+            self._live = LiveView(self._directory)
+
+    def close(self) -> None:
+        """Removes the status area."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.close()
 
     def step(self) -> bool:
         """Shows new output; True if more is ready. Waiting makes batches cheaper."""
         events, self._offset = read_events(self._directory.path, offset=self._offset)
+        if not (events or self._more) and time.monotonic() < self._due:
+            return False
+        before = time.thread_time()
         # Lines precede the verdict that they explain.
         count = self._lines(final=False)
         for event in events:
             self._tell(event)
         self._show_started_ranks()
-        return count >= _BATCH
+        if self._live is not None:
+            self._live.refresh(self._tail)
+        self._more = count >= _BATCH
+        # Polls of thousands of silent streams cost.
+        pause = 0.0 if count else min(_SLOWEST_S, _SHARE * (time.thread_time() - before))
+        self._due = time.monotonic() + (pause if self._live is None else max(pause, _DRAW_S))
+        return self._more
 
     def finish(self, outcome: Outcome) -> None:
         """Shows remaining output, then the outcome."""
+        self.close()
         events, self._offset = read_events(self._directory.path, offset=self._offset)
         self._lines(final=True)
         for event in events:
@@ -143,6 +178,8 @@ class Viewer:
         count = 0
         while True:
             lines = self._tail.poll(limit=_BATCH)
+            if self._live is not None:
+                self._live.take(lines)
             count += len(lines)
             if not self._write(lines):
                 return count

@@ -265,6 +265,17 @@ class RunPaths:
         """Path of the sqlite database."""
         return self.path / "run.db"
 
+    def tables_mark(self) -> object:
+        """Value that differs after each change of the database, but for changes in one tick of the file system's clock."""
+        found = []
+        for path in (self.db_path, self.db_path.with_name(self.db_path.name + "-wal")):
+            try:
+                stat = path.stat()
+                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+            except OSError:
+                found.append((0, 0, 0))
+        return tuple(found)
+
     @property
     def lease_path(self) -> Path:
         """Path of the writer's lease."""

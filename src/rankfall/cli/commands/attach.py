@@ -48,7 +48,14 @@ _CANCELLED: Final = 130
 )
 @click.option("-q", "--quiet", is_flag=True)
 def attach(
-    *, run: str | None, rank: tuple[str, ...], everything: bool, max_bytes: int | None, tail: int, quiet: bool
+    *,
+    run: str | None,
+    rank: tuple[str, ...],
+    everything: bool,
+    max_bytes: int | None,
+    live: bool | None,
+    tail: int,
+    quiet: bool,
 ) -> int:
     """Watch a run as if it was started here.
 
@@ -68,6 +75,7 @@ def attach(
         history=False,
         limit=max_bytes,
     )
+    viewer.keep_area(live=live)
     session = Session(directory, viewer, own=False, standby=True)
     return session.exit_code(session.stay())
 

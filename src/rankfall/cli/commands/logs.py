@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import msgspec
 
 from rankfall.cli import console
 from rankfall.cli.interrupts import Reading, goes_on
-from rankfall.cli.options import max_bytes, redact_option, target_argument
+from rankfall.cli.options import live_option, max_bytes, redact_option, target_argument
 from rankfall.cli.run_output import LineWriter, secret_values, spent_text
 from rankfall.cli.target import Where, as_it_is, parse_target, resolve_target, slots_on
 from rankfall.cli.values import Ranks, parse_ranks, parse_since, parse_slots
@@ -27,6 +28,7 @@ from rankfall.rundir.lines import LineQuery, LineTail, read_blocks
 from rankfall.rundir.lines.follow import PATIENCE_S
 
 if TYPE_CHECKING:
+    from rankfall.cli.live_area import BarView
     from rankfall.cli.session import Recording
     from rankfall.loki.settings import LokiSettings
     from rankfall.render.escape import Redactor
@@ -167,6 +169,7 @@ _SHARE: Final = 60
 )
 @max_bytes
 @redact_option
+@live_option
 @click.option(
     "--log-source",
     type=click.Choice(["record", "loki", "store"]),
@@ -207,6 +210,7 @@ def logs(
     loki_url: str | None,
     max_bytes: int | None,
     redact: Redactor | None,
+    live: bool | None,
     output: str,
 ) -> int:
     """Show what the ranks printed, merged by time.
@@ -265,8 +269,10 @@ def logs(
         recording = recordings.Recording(directory)
     if follow or recording is not None:
         reading = Reading()
+        # Bars are not masked.
+        shows_bars = follow and output == "text" and redact is None and console.wants_area(live=live)
         with reading.until_signal():
-            _follow(directory, query, writer, recording)
+            _follow(directory, query, writer, recording, bars=shows_bars)
         if reading.code is not None:
             console.say(f"rankfall: {goes_on(directory)}")
             return reading.code
@@ -301,23 +307,36 @@ def say_lost(directory: RunDir, writer: LineWriter, *, attempt: int | Literal["a
 
 
 def _follow(
-    directory: RunDir, query: LineQuery, writer: LineWriter, recording: Recording | BackgroundBackfill | None
+    directory: RunDir,
+    query: LineQuery,
+    writer: LineWriter,
+    recording: Recording | BackgroundBackfill | None,
+    *,
+    bars: bool,
 ) -> None:
     """Shows lines to the run's end; always stops the recording."""
-    if recording is None:
-        follow_lines(directory, query, writer)
-        return
-    try:
-        follow_lines(directory, query, writer, over=recording.over)
+    with contextlib.ExitStack() as stack:
+        view: BarView | None = None
+        if recording is not None:
+            stack.callback(recording.stop)
+        if bars:
+            from rankfall.cli.live_area import BarView  # noqa: PLC0415
+
+            view = BarView()
+            stack.callback(view.close)
+        follow_lines(directory, query, writer, over=recording.over if recording is not None else None, bars=view)
         # Only the output limit is reached: recording continues to the end.
-        while writer.spent and not recording.over():
+        while recording is not None and writer.spent and not recording.over():
             time.sleep(_TICK_S)
-    finally:
-        recording.stop()
 
 
 def follow_lines(
-    directory: RunDir, query: LineQuery, writer: LineWriter, *, over: Callable[[], bool] | None = None
+    directory: RunDir,
+    query: LineQuery,
+    writer: LineWriter,
+    *,
+    over: Callable[[], bool] | None = None,
+    bars: BarView | None = None,
 ) -> None:
     """Writes new lines until the run (or ``over``) ends, then the remaining ones."""
     over = over or (lambda: state_of(directory) in FINAL_STATES)
@@ -330,6 +349,8 @@ def follow_lines(
         anything = writer.write(tail_lines.blocks())
         if ended or writer.spent:
             break
+        if bars is not None:
+            bars.refresh(tail_lines)
         if (
             not warned
             and not anything

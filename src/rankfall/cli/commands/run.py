@@ -17,7 +17,7 @@ from rankfall.cli import console
 from rankfall.cli.app import VERBS, config_path
 from rankfall.cli.console import Output
 from rankfall.cli.job_options import HELP, Flags, in_file, job_options, make_spec
-from rankfall.cli.options import output_option, rank_options, read_notify, run_argument
+from rankfall.cli.options import live_option, output_option, rank_options, read_notify, run_argument
 from rankfall.cli.session import Session
 from rankfall.cli.target import one_run
 from rankfall.cli.values import Ranks, parse_ranks
@@ -47,6 +47,7 @@ def run(
     rank: tuple[str, ...],
     everything: bool,
     max_bytes: int | None,
+    live: bool | None,
     dry_run: bool,
     output: Output,
     quiet: bool,
@@ -57,9 +58,8 @@ def run(
         raise UsageError("--all and --rank contradict each other", hint="give one of them")
     selection = parse_ranks(rank)
     directory = _made(job, dry_run=dry_run, output=output)
-    return _stay(
-        directory, detach=detach, output=output, quiet=quiet, ranks=selection, everything=everything, limit=max_bytes
-    )
+    viewing = {"ranks": selection, "everything": everything, "limit": max_bytes}
+    return _stay(directory, detach=detach, output=output, quiet=quiet, live=live, **viewing)
 
 
 def _stay(
@@ -68,9 +68,8 @@ def _stay(
     detach: bool,
     output: Output,
     quiet: bool,
-    ranks: Ranks,
-    everything: bool = False,
-    limit: int | None = None,
+    live: bool | None,
+    **viewing: Any,
 ) -> int:
     if directory is None:
         return 0
@@ -78,7 +77,8 @@ def _stay(
         _start_in_background(directory, output, quiet=quiet)
         return 0
     console.say(f"rankfall: run {directory.id}", quiet=quiet)
-    viewer = Viewer(directory, ranks=ranks, everything=everything, quiet=quiet, limit=limit)
+    viewer = Viewer(directory, quiet=quiet, **viewing)
+    viewer.keep_area(live=live)
     session = Session(directory, viewer, own=True)
     return session.exit_code(session.stay())
 
@@ -89,8 +89,18 @@ def _stay(
 @click.option("--dry-run", is_flag=True, help="Print what would be started, without secrets; create nothing.")
 @click.option("-d", "--detach", is_flag=True, help="Run in the background, as submit does.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the outcome.")
+@live_option
 @output_option("Format of --dry-run and of -d.")
-def retry(*, run: str | None, log_dir: str | None, dry_run: bool, detach: bool, quiet: bool, output: Output) -> int:
+def retry(
+    *,
+    run: str | None,
+    log_dir: str | None,
+    dry_run: bool,
+    detach: bool,
+    quiet: bool,
+    live: bool | None,
+    output: Output,
+) -> int:
     """Starts the spec of an ended run."""
     old = one_run(run)
     refuse_foreign(old, "retry")
@@ -102,7 +112,7 @@ def retry(*, run: str | None, log_dir: str | None, dry_run: bool, detach: bool, 
     if log_dir is not None:
         spec = msgspec.structs.replace(spec, log_dir=log_dir)
     made = _create(spec, dry_run=dry_run, output=output)
-    return _stay(made, detach=detach, output=output, quiet=quiet, ranks=Ranks())
+    return _stay(made, detach=detach, output=output, quiet=quiet, live=live, ranks=Ranks())
 
 
 @click.command("submit", help=HELP["submit"], context_settings=_SETTINGS)

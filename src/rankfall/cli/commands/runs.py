@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from rankfall.model import (
     UsageError,
 )
 from rankfall.render.escape import Redactor
-from rankfall.render.formatting import size
+from rankfall.render.formatting import Paint, size
 from rankfall.render.tables import render_runs, render_status
 from rankfall.rundir import RunDir, list_runs
 from rankfall.rundir.removal import Ended, Kept, Rules, chosen, ended, remove, remove_remains, size_of
@@ -36,6 +37,8 @@ _MAX_LISTED = 20
 _WATCH_S = 1.0
 # For requests to a cluster.
 _CLUSTER_S = 5.0
+# Reading the state may cost one part in 50 of the time.
+_SHARE = 50
 
 
 @click.command("ps")
@@ -72,7 +75,9 @@ def status(*, run: str | None, where: Where, watch: bool, redact: Redactor | Non
     """
     directory = resolve_refreshed(run, where=where)
     printed = None
+    screen = watch and output is Output.TABLE and sys.stdout.isatty()
     while True:
+        before = time.thread_time()
         with directory.reader() as reader:
             document = reader.status(time.time_ns())
         if redact is not None:
@@ -81,24 +86,38 @@ def status(*, run: str | None, where: Where, watch: bool, redact: Redactor | Non
         state = (document.state, document.attempts, [(one.state, one.slot) for one in document.slots], [
             (one.rank, one.state, one.exit) for one in document.ranks
         ])  # fmt: skip
-        screen = sys.stdout.isatty()
-        if screen or state != printed:
-            _show(document, output, clear=watch and screen, again=printed is not None)
+        if screen:
+            _redraw(document)
+        elif state != printed:
+            _show(document, output, again=printed is not None)
         printed = state
         if not watch or document.state in FINAL_STATES:
             return
         sys.stdout.flush()
-        time.sleep(_CLUSTER_S if directory.spec.unattended else _WATCH_S)
+        pause = _CLUSTER_S if directory.spec.unattended else _WATCH_S
+        time.sleep(max(pause, min(_CLUSTER_S, _SHARE * (time.thread_time() - before))))
         as_it_is(directory)
 
 
-def _show(document: StatusDocument, output: Output, *, clear: bool, again: bool) -> None:
+def _redraw(document: StatusDocument) -> None:
+    """Overwrites the screen without flicker; no line wraps. The last state appears whole."""
+    from rankfall.render.live import screen  # noqa: PLC0415
+
+    shape = shutil.get_terminal_size()
+    paint = Paint(color=console.color_on())
+    if document.state in FINAL_STATES:
+        console.out("\x1b[H\x1b[J" + render_status(document, now=datetime.now(UTC), color=paint.color))
+        return
+    text = screen(document, now=datetime.now(UTC), columns=shape.columns, rows=shape.lines - 1, paint=paint)
+    console.out("\x1b[H\x1b[?7l" + text.replace("\n", "\x1b[K\n") + "\x1b[K\x1b[?7h\x1b[J")
+
+
+def _show(document: StatusDocument, output: Output, *, again: bool) -> None:
     if output is not Output.TABLE:
         sys.stdout.write(console.document(document, output))
         return
     text = render_status(document, now=datetime.now(UTC), color=console.color_on())
-    # Overwrites the old screen without flicker.
-    console.out("\x1b[H" + text.replace("\n", "\x1b[K\n") + "\x1b[K\x1b[J" if clear else f"\n{text}" if again else text)
+    console.out(f"\n{text}" if again else text)
 
 
 def _summaries() -> list[RunSummary]:

@@ -30,12 +30,11 @@ from rankfall.nodes.controller.node_cache import NodeCache
 from rankfall.nodes.controller.notifier import LOG, Notifier
 from rankfall.nodes.controller.persistent_state import LABELS, StateMap
 from rankfall.nodes.controller.plan_writer import LeadershipLost, PlanWriter
-from rankfall.nodes.controller.remediation import NodeOccupancy, Remediation
+from rankfall.nodes.controller.remediation import NodeOccupancy, Remediation, Validator
 from rankfall.nodes.controller.settings import Settings
 from rankfall.nodes.controller.sources.exporters import ExporterSource
 from rankfall.nodes.controller.sources.loki import LokiSource, open_sources
 from rankfall.nodes.controller.sources.watches import until_done, watch_nodes, watch_switches
-from rankfall.nodes.controller.validation import Validator
 
 
 def find_access(

@@ -1,6 +1,7 @@
-"""Runs the operator's hooks on tainted nodes, one at a time, unless a running job would suffer.
+"""Runs the operator's hooks on tainted nodes, and rounds of checks on nodes that may be returned; one node at a time.
 
-A hook without an answer is not called again. Without the right to list pods every node counts as busy.
+A hook without an answer is not called again. Without the right to list pods every node counts as busy. Jobs of checks
+have deterministic names, so a killed controller finds them; no pod is evicted.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from rankfall.kube.client import ALL_NAMESPACES, Kube
 from rankfall.kube.errors import KubeError
 from rankfall.kube.resources import PODS
 from rankfall.model.node_health.records import NodeHealth, OpenCause
+from rankfall.nodes.checks.rounds import Round, run_checks
 from rankfall.nodes.config import ConfigFile
 from rankfall.nodes.controller.decision_loop import Loop
 from rankfall.nodes.controller.node_cache import NodeCache
@@ -23,7 +25,7 @@ from rankfall.nodes.hooks.calls import Call, call_hook
 from rankfall.nodes.hooks.ladder import Hook, next_hook
 from rankfall.nodes.rules import node_state
 from rankfall.nodes.rules.node_objects import NodeObject
-from rankfall.nodes.rules.node_state import REBOOTS, Remedy, grave
+from rankfall.nodes.rules.node_state import REBOOTS, CheckRound, Remedy, grave
 
 #: Seconds between checks of the cache.
 POLL_INTERVAL_S: Final = 5.0
@@ -212,3 +214,89 @@ def _is_job(pod: Mapping[str, Any], *, own: str) -> bool:
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
     asked = [(each.get("resources") or {}).get(kind) or {} for each in containers for kind in ("requests", "limits")]
     return any("/" in name for each in asked for name in each)
+
+
+#: Seconds between searches for a node to check.
+CHECK_INTERVAL_S: Final = 2.0
+#: Seconds after a round that could not begin.
+REFUSED_S: Final = 60.0
+
+
+class Validator:
+    """Runs rounds of checks."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        *,
+        book: NodeCache,
+        loop: Loop,
+        config: ConfigFile,
+        namespace: str,
+        check: Callable[..., Awaitable[Round]] = run_checks,
+        poll_interval_s: float = CHECK_INTERVAL_S,
+        refused_s: float = REFUSED_S,
+    ) -> None:
+        self._kube, self._book, self._loop, self._config = kube, book, loop, config
+        self._namespace, self._check = namespace, check
+        self._poll_interval_s, self._refused_s = poll_interval_s, refused_s
+
+    async def run(self) -> None:
+        """Checks forever."""
+        while True:
+            await asyncio.sleep(self._poll_interval_s)
+            found = self.next_node(now=time.time_ns())
+            if found is not None:
+                await self._round(*found)
+
+    def next_node(self, *, now: int) -> tuple[NodeObject, NodeHealth] | None:
+        """Returns the node that waited longest for its next round; None if none is due or none may return."""
+        policy = self._loop.in_force.policy
+        if not self._config.config.checks or policy.kill_switch:
+            return None
+        # More frequent rounds would prove no more.
+        apart = policy.clean_s * _SECOND // max(1, policy.clean_rounds - 1)
+        waiting = [
+            (node, record)
+            for node in self._book.nodes.values()
+            if (record := node.view.record) is not None
+            and record.state == "validating"
+            and not node.view.opted_out
+            and (record.checked_at is None or now - record.checked_at >= apart)
+        ]
+        return min(waiting, key=lambda each: (each[1].checked_at or 0, each[0].name), default=None)
+
+    async def _round(self, node: NodeObject, record: NodeHealth) -> None:
+        word = hashlib.blake2b(f"{record.since} {record.checked_at}".encode(), digest_size=4).hexdigest()
+        try:
+            done = await self._check(
+                self._kube,
+                self._config.config.checks,
+                node=node.name,
+                peer=self._peer(node.name),
+                namespace=self._namespace,
+                policy=self._loop.in_force.policy,
+                round_=word,
+            )
+        except KubeError as error:
+            LOG.warning("node `%s` cannot be checked now: %s", node.name, error.message)
+            await asyncio.sleep(self._refused_s)
+            return
+        LOG.info(
+            "node `%s`: checks %s%s", node.name, done.round.outcome, f": {done.round.check}" if done.round.check else ""
+        )
+        rounds: Sequence[CheckRound] = [done.round]
+        await self._loop.give(rounds)
+
+    def _peer(self, name: str) -> str | None:
+        policy = self._loop.in_force.policy
+        good = (
+            each.name
+            for each in self._book.nodes.values()
+            if each.name != name
+            and each.view.ready
+            and not each.cordoned
+            and not each.view.tainted(policy)
+            and (each.view.record is None or each.view.record.state == "healthy")
+        )
+        return min(good, default=None)

@@ -5,6 +5,7 @@ Reads files alone, without effect on others. A rank's stream waits for its rank:
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -151,6 +152,16 @@ class LineTail:
         yield from self._refresh(now, patient=False)
         yield from self._ready(now, bound=None, final=True)
 
+    def unfinished(self) -> Iterator[Line]:
+        r"""Yields the end of each line without LF, as a line: a bar, redrawn after ``\r``; ``poll`` returns it later."""
+        for view, source in zip(self._views, self._feeds, strict=True):
+            cursor = source.cursor
+            with contextlib.suppress(OSError):
+                data = cursor.unfinished()
+                line = view.line(None, cursor.offset, data, cut=False) if data else None
+                if line is not None:
+                    yield line
+
     def ranges_of(self, stream: str) -> Ranges:
         """Currently known ranges of a stream's ranks."""
         return self._ranges.get(stream, Ranges())
@@ -272,7 +283,7 @@ class LineTail:
 
     def _read_tables(self, now: int, *, patient: bool) -> None:
         names, attempts = self._names, self._attempts
-        seen = (self._signature(), attempts)
+        seen = (self._run_dir.tables_mark(), attempts)
         age = now - self._read_at
         if seen != self._seen:
             self._seen_at = now
@@ -303,17 +314,6 @@ class LineTail:
                 ranges=self._ranges.get(view.name.stream, view.ranges),
                 wanted=self._wanted.get(view.name.attempt, view.wanted),
             )
-
-    def _signature(self) -> object:
-        found = []
-        for suffix in ("", "-wal"):
-            path = self._run_dir.db_path
-            try:
-                stat = path.with_name(path.name + suffix).stat()
-                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
-            except OSError:
-                found.append((0, 0, 0))
-        return tuple(found)
 
     def _note(self, problem: str) -> None:
         if problem not in self.problems and len(self.problems) < _MAX_PROBLEMS:

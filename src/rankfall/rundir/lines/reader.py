@@ -14,6 +14,7 @@ from rankfall.rundir.streams.files import IndexReader, IndexRow, stamps_backward
 
 MAX_LINE: Final = 1 << 20
 MIN_BLOCK: Final = 2048
+_REST: Final = 2048
 
 
 class Span(NamedTuple):
@@ -67,6 +68,7 @@ class Forward:
         self._next = 0
         self._row_number = -1
         self._more_rows = True
+        self._rest = (0, b"")
 
     def take(self, *, final: bool) -> list[Span]:
         """Returns the next lines; empty if there are none now.
@@ -80,6 +82,9 @@ class Forward:
             return []
         with open_content(self.path) as content:
             size = content.size if self._end is None else min(content.size, self._end)
+            if not final and self._goes_on(content, size):
+                self._looked_at = content.size
+                return []
             found = not self._skip or self._skip_line(content, size)
             data = self._whole_lines(content, size, final=final) if found else b""
         self._packed = isinstance(content, Packed)
@@ -93,6 +98,27 @@ class Forward:
         if cut and not self.whole:
             self._skip, self._inside = True, False
         return spans
+
+    def _goes_on(self, content: Raw | Packed, size: int) -> bool:
+        """True if the new bytes do not end a line whose begin was read before: a bar grows at each poll."""
+        known = self._looked_at
+        if self._skip or self._inside or not self.offset < known < size or size - self.offset > MAX_LINE:
+            return False
+        return b"\n" not in content.read(known, size - known)
+
+    def unfinished(self) -> bytes:
+        """Last bytes of a line whose LF the last :meth:`take` did not find; empty if there is none.
+
+        Raises:
+            OSError: The stream cannot be read.
+        """
+        size = self._looked_at
+        if self._packed or size <= 0 or (size == self.offset and not self._skip):
+            return b""
+        if self._rest[0] != size:
+            start = max(0, size - _REST) if self._skip else max(self.offset, size - _REST)
+            self._rest = (size, read_bytes(self.path, start, size - start))
+        return self._rest[1]
 
     def _whole_lines(self, content: Raw | Packed, size: int, *, final: bool) -> bytes:
         """Returns bytes up to a block's last LF; sets ``_inside`` for pieces of a line."""
