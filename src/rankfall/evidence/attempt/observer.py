@@ -69,6 +69,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
         bytes: Number of bytes read from streams.
         new_streams: True if streams appeared; a viewer waits for their ranks.
         behind: True if some data remained unread.
+        printed_step: Newest step in the lines of all streams; None without one.
     """
 
     records: tuple[Record, ...] = ()
@@ -78,6 +79,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     new_streams: int = 0
     behind: bool = False
+    printed_step: int | None = None
 
 
 class AttemptObserver:
@@ -204,6 +206,7 @@ class AttemptObserver:
             bytes=delta.bytes,
             new_streams=delta.new_streams,
             behind=delta.behind or self._record_source.behind,
+            printed_step=delta.printed_step,
         )
 
     def select_start(self, slot: int, number: int) -> None:

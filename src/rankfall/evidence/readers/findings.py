@@ -125,7 +125,6 @@ class LineMeanings:
                 self._known[raw] = known
         return known
 
-
     def _meaning(self, raw: bytes) -> LineMeaning:
         """Meaning of the line; of its text without prefix if a pattern for the line's beginning matches only there."""
         hits = self.matcher.match_line(raw)

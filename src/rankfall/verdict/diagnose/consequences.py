@@ -155,7 +155,7 @@ def is_without_message(candidate: Candidate) -> bool:
 
 
 def ended_without_message(candidate: Candidate) -> bool:
-    """True if all that a file's text says of a rank is that it ended with Python's exit code."""
+    """True if a file's text shows only that a rank ended with Python's exit code."""
     facts, best = candidate.subject.rank, candidate.best
     if candidate.slug != "user_exit" or (best is not None and best.source not in {"log", "exit"}):
         return False
