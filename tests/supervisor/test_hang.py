@@ -23,6 +23,7 @@ from rankfall.supervisor.attempt import timeouts
 from rankfall.supervisor.attempt.completion import SettleWindow
 from rankfall.supervisor.attempt.timeouts import HangWatch, TimeoutWatch
 from rankfall.supervisor.supervise import supervise
+from support import ras
 from support.patience import scaled
 
 from .conftest import Bench
@@ -142,7 +143,7 @@ def test_a_hang_needs_the_whole_time_without_a_sign(looks: list[tuple[int, bool,
     factors=st.lists(st.floats(1, 3), min_size=3, max_size=60),
     printed=st.booleans(),
 )
-def test_i32_no_step_of_three_step_times_is_a_hang_and_a_stop_is_one_after_five(
+def test_i32_p7_no_step_of_three_step_times_is_a_hang_and_a_stop_is_one_after_five(
     *, step: float, floor: float, factors: list[float], printed: bool
 ) -> None:
     watch = HangWatch(floor, start=0)
@@ -235,7 +236,7 @@ for number in range(1, 5):
 
 
 @pytest.mark.parametrize("how", ["reported", "printed"])
-def test_i32_a_slow_step_is_no_hang(bench: Bench, how: str) -> None:
+def test_i32_p7_a_slow_step_is_no_hang(bench: Bench, how: str) -> None:
     shown = "progress(number, phase=phase)" if how == "reported" else 'print(f"step {number}", flush=True)'
     code = STEPS.replace("progress(number, phase=phase)", shown) + "step(5, factor=3)\nstep(6)\n"
     policies = {"hang_timeout_s": scaled(2.0), "max_restarts": 0}
@@ -247,7 +248,7 @@ def test_i32_a_slow_step_is_no_hang(bench: Bench, how: str) -> None:
     assert "5 times the job's step time of" in waits.text
 
 
-def test_i32_a_rank_that_left_the_collective_is_named_after_five_step_times(bench: Bench) -> None:
+def test_i32_p7_a_rank_that_left_the_collective_is_named_after_five_step_times(bench: Bench) -> None:
     (bench.folder / "distributed_c10d.py").write_text(
         "import threading\ndef all_reduce(): threading.Event().wait(600)\n"
     )
@@ -274,7 +275,7 @@ all_reduce()
         assert "step time" not in (reader.run().reason or "")
 
 
-def test_i32_a_checkpoint_pause_beside_a_silent_rank_delays_the_alarm_and_names_the_silent_one(bench: Bench) -> None:
+def test_i32_p7_a_checkpoint_pause_beside_a_silent_rank_delays_the_alarm_and_names_the_silent_one(bench: Bench) -> None:
     (bench.folder / "distributed_c10d.py").write_text(
         "import threading\ndef all_reduce(): threading.Event().wait(600)\n"
     )
@@ -294,6 +295,41 @@ all_reduce()
     assert outcome.verdict is not None
     assert (outcome.verdict.cause.slug, outcome.verdict.rank) == ("rank_stuck", 1)
     assert len(bench.texts("hang")) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "left", "line"), [("well", False, "NCCL RAS: rank 1 launched"), ("mute", True, "stands at")]
+)
+def test_i32_p7_nccl_names_the_rank_whose_stack_is_like_all_others(
+    bench: Bench, how: str, *, left: bool, line: str
+) -> None:
+    # With a silent service another rank's stack tells it, as without a service.
+    (bench.folder / "distributed_c10d.py").write_text(
+        "import threading\ndef all_reduce(): threading.Event().wait(600)\n"
+    )
+    counts = ras.behind(
+        "a1",
+        many="  Rank 0 has launched up to operation 5 -- [process information not found]",
+        few="  Rank 1 has launched up to operation 4 -- [process information not found]",
+    )
+    report = ras.report(size=2, errors="MISMATCH", body=counts)
+    code = f"""{ras.SERVER}
+from distributed_c10d import all_reduce
+if rank == 0:
+    ras({report!r}, how={how!r})
+if rank == 1 and {left}:
+    time.sleep(600)
+all_reduce()
+"""
+    policies = {"hang_timeout_s": 3.0, "max_restarts": 0}
+    run, outcome = bench.run(code, policies=policies, env={"NCCL_RAS_ADDR": f"localhost:{ras.free_port()}"})
+    assert outcome.verdict is not None
+    assert (outcome.verdict.cause.slug, outcome.verdict.rank) == ("rank_stuck", 1)
+    assert outcome.verdict.decisive is not None
+    assert line in outcome.verdict.decisive.line
+    # Slot 1's own ranks have no service: that of slot 0 on the same port is not asked in its name.
+    assert len(list(run.records_dir.glob("ras-*-0-*.json"))) == (0 if left else 2)
+    assert not list(run.records_dir.glob("ras-*-1-*.json"))
 
 
 def test_a_rank_whose_import_takes_longer_than_the_time_is_no_hang(bench: Bench) -> None:

@@ -15,8 +15,7 @@ import msgspec
 from rankfall.evidence.attempt.activity import Life
 from rankfall.evidence.attempt.case import explained, make_case
 from rankfall.evidence.attempt.evidence_set import EvidenceSet, LateEvidence
-from rankfall.evidence.attempt.record_sources import RecordSource, RecordStore, stands_alone
-from rankfall.evidence.attempt.slot_starts import Starts
+from rankfall.evidence.attempt.record_sources import RecordSource, RecordStore, Starts, stands_alone
 from rankfall.evidence.attempt.slot_streams import SlotStreams
 from rankfall.evidence.facts import Facts
 from rankfall.model import Case, Evidence, JobSpec, RankFacts, Record, SlotFacts

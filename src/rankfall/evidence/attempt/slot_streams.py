@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from rankfall.evidence import builders as make
-from rankfall.evidence.attempt.slot_starts import Starts
+from rankfall.evidence.attempt.record_sources import Starts
 from rankfall.evidence.facts import Facts
 from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.stream_reader import CHUNK, Placed, StreamTail
