@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rankfall.collect.pods.instance_folders import Instances
 from rankfall.evidence.attempt.observer import AttemptObserver
-from rankfall.evidence.attempt.slot_starts import Starts
+from rankfall.evidence.attempt.record_sources import Starts
 from rankfall.evidence.cluster.pod_evidence import PodView
 from rankfall.model import JobSpec, Record
 from rankfall.rundir import RunDir

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from types import SimpleNamespace
@@ -16,11 +17,14 @@ from rankfall.backends.local.backend import LocalBackend
 from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Cancellation
 from rankfall.evidence.attempt.observer import Delta
+from rankfall.evidence.readers.stream_reader import printed_step
 from rankfall.model import Deadlines, JobSpec, Policies, RankFacts, SlotFacts
 from rankfall.supervisor.attempt import timeouts
 from rankfall.supervisor.attempt.completion import SettleWindow
 from rankfall.supervisor.attempt.timeouts import HangWatch, TimeoutWatch
 from rankfall.supervisor.supervise import supervise
+from support import ras
+from support.patience import scaled
 
 from .conftest import Bench
 
@@ -40,7 +44,7 @@ def test_output_and_records_are_progress() -> None:
 
 def test_a_new_step_is_progress_and_an_old_one_is_not() -> None:
     watch = HangWatch(10.0, start=0)
-    watch.see(5 * SECOND, fresh=False, ranks=ranks(1, 1), activity=0)
+    watch.see(7 * SECOND, fresh=False, ranks=ranks(1, 1), activity=0)
     watch.see(9 * SECOND, fresh=False, ranks=ranks(1, 2), activity=0)
     watch.see(15 * SECOND, fresh=False, ranks=ranks(1, 2), activity=0)
     assert watch.quiet_for(15 * SECOND) == 6
@@ -114,14 +118,83 @@ def test_without_a_limit_nothing_hangs() -> None:
 def test_a_hang_needs_the_whole_time_without_a_sign(looks: list[tuple[int, bool, int, int]], limit: float) -> None:
     watch = HangWatch(limit, start=0)
     now, last, best = 0, 0, -1
+    stepped: int | None = None
+    newest: int | None = None
+    gaps: list[int] = []
     for wait, fresh, step, busy in looks:
         now += wait * SECOND
         if fresh or step > best:
             last = now
         best = max(best, step)
+        if step != newest:
+            if newest is not None and stepped is not None and step > newest:
+                gaps.append(now - stepped)
+            newest, stepped = step, now
         watch.see(now, fresh=fresh, ranks=ranks(step), activity=now - busy * SECOND)
         assert watch.quiet_for(now) == (now - last) / SECOND
-        assert watch.hung(now) == ((now - last) / SECOND * SECOND >= round(limit * SECOND))
+        needed = max(round(limit * SECOND), 5 * round(statistics.median(gaps)) if gaps else 0)
+        assert watch.hung(now) == ((now - last) / SECOND * SECOND >= needed)
+        assert watch.late(now) == (round(limit * SECOND) <= now - last < needed)
+
+
+@given(
+    step=st.floats(0.2, 2000),
+    floor=st.floats(0.1, 1800),
+    factors=st.lists(st.floats(1, 3), min_size=3, max_size=60),
+    printed=st.booleans(),
+)
+def test_i32_p7_no_step_of_three_step_times_is_a_hang_and_a_stop_is_one_after_five(
+    *, step: float, floor: float, factors: list[float], printed: bool
+) -> None:
+    watch = HangWatch(floor, start=0)
+    now = 0
+    for number, factor in enumerate(factors):
+        end = now + round(factor * step * SECOND)
+        if number > 1:
+            assert not watch.hung(end - 1)
+        now = end
+        reported = None if printed else number
+        watch.see(now, fresh=printed, ranks=ranks(reported, None), activity=0, printed=number if printed else None)
+    limit = watch.limit_ns
+    assert limit is not None
+    assert round(5 * step * SECOND) - 5 <= limit <= max(floor, 15 * step) * SECOND + 5
+    assert not watch.hung(now + limit - 1000)
+    assert watch.hung(now + limit + 1000)
+    assert ("hang_timeout_s" in watch.limit_text) == (limit == round(floor * SECOND))
+
+
+def test_time_without_the_whole_gang_and_a_step_counter_that_begins_again_are_no_step_time() -> None:
+    watch = HangWatch(1.0, start=0)
+    for at, step in ((1, 1), (2, 2), (3, 3)):
+        watch.see(at * SECOND, fresh=False, ranks=ranks(step, step - 1), activity=0)
+    watch.hold(4 * SECOND)
+    watch.see(1000 * SECOND, fresh=False, ranks=ranks(4, 4), activity=0)
+    # Restarted from an older checkpoint, by other processes; the old ones' steps stay known.
+    old = [RankFacts(rank=0, pid=100, state="ended", step=4)]
+    for at, step in ((2000, 1), (2001, 2)):
+        again = RankFacts(rank=0, pid=200, state="running", step=step)
+        watch.see(at * SECOND, fresh=False, ranks=[*old, again], activity=0)
+    assert watch.step_ns == SECOND
+
+
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [
+        (b"step 12 loss 2.000\n", 12),
+        (b"[2026-01-01 10:00:00] iteration      120/ 5000 | elapsed 3.1 s\n", 120),
+        (b"Iter: 7, lr 0.1\n", 7),
+        (b"{'global_step': 40, 'loss': 1.5}\n", 40),
+        (b" 12%|#2        | 12/100 [00:30<03:40,  2.5s/it]\r 13%|#3        | 13/100 [00:33<03:37,  2.5s/it]\r", 13),
+        (b"step 5\nstep 6\nsaving a checkpoint\n", 6),
+        # The line is not whole: it may be step 120.
+        (b"step 11\nstep 12", 11),
+        (b"step_time 3 s, 8 GPUs, epochs 3\n", None),
+        (b"step 99999999999999999999\n", None),
+        (b"x" * 5000 + b"step 3\n" + b"y" * 5000 + b"\n", None),
+    ],
+)
+def test_steps_in_lines(text: bytes, step: int | None) -> None:
+    assert printed_step(text) == step
 
 
 def test_errors_s29_a_silent_gang_is_explained_with_stacks_then_stopped(bench: Bench) -> None:
@@ -149,6 +222,114 @@ all_reduce()
     assert any("all_reduce" in text for text in stacks)
     order = [event.kind for event in bench.events if event.kind in {"hang", "stopping", "verdict"}]
     assert order == ["hang", "stopping", "verdict"]
+
+
+STEPS = """
+import threading
+from rankfall_inside.api import progress
+def step(number, factor=1, phase=None):
+    time.sleep(factor * PACE)
+    progress(number, phase=phase)
+for number in range(1, 5):
+    step(number)
+""".replace("PACE", str(scaled(1.1)))
+
+
+@pytest.mark.parametrize("how", ["reported", "printed"])
+def test_i32_p7_a_slow_step_is_no_hang(bench: Bench, how: str) -> None:
+    shown = "progress(number, phase=phase)" if how == "reported" else 'print(f"step {number}", flush=True)'
+    code = STEPS.replace("progress(number, phase=phase)", shown) + "step(5, factor=3)\nstep(6)\n"
+    policies = {"hang_timeout_s": scaled(2.0), "max_restarts": 0}
+    _, outcome = bench.run(code, policies=policies)
+    assert outcome.state == "succeeded"
+    assert not bench.texts("hang")
+    (waits,) = [event for event in bench.events if event.kind == "waiting"]
+    assert waits.data["waits_for"] == "steps"
+    assert "5 times the job's step time of" in waits.text
+
+
+def test_i32_p7_a_rank_that_left_the_collective_is_named_after_five_step_times(bench: Bench) -> None:
+    (bench.folder / "distributed_c10d.py").write_text(
+        "import threading\ndef all_reduce(): threading.Event().wait(600)\n"
+    )
+    code = (
+        STEPS
+        + """
+from distributed_c10d import all_reduce
+if rank == 1:
+    time.sleep(600)
+all_reduce()
+"""
+    )
+    run, outcome = bench.run(code, policies={"hang_timeout_s": scaled(2.0), "max_restarts": 0})
+    assert outcome.verdict is not None
+    assert (outcome.verdict.cause.slug, outcome.verdict.rank) == ("rank_stuck", 1)
+    (hang,) = [event for event in bench.events if event.kind == "hang"]
+    assert hang.data["limit_s"] == pytest.approx(5 * hang.data["step_s"], abs=0.1)
+    assert hang.data["quiet_s"] >= hang.data["limit_s"] > scaled(2.0)
+    assert "5 times the job's step time" in hang.text
+    # The wait was announced before, and its reason is gone.
+    kinds = [event.kind for event in bench.events if event.kind in {"waiting", "hang", "stopping", "verdict"}]
+    assert kinds == ["waiting", "hang", "stopping", "verdict"]
+    with run.reader() as reader:
+        assert "step time" not in (reader.run().reason or "")
+
+
+def test_i32_p7_a_checkpoint_pause_beside_a_silent_rank_delays_the_alarm_and_names_the_silent_one(bench: Bench) -> None:
+    (bench.folder / "distributed_c10d.py").write_text(
+        "import threading\ndef all_reduce(): threading.Event().wait(600)\n"
+    )
+    code = (
+        STEPS
+        + """
+from distributed_c10d import all_reduce
+if rank == 1:
+    time.sleep(600)
+time.sleep(3 * PACE)
+open("saved", "w").close()
+all_reduce()
+""".replace("PACE", str(scaled(1.1)))
+    )
+    _, outcome = bench.run(code, policies={"hang_timeout_s": scaled(2.0), "max_restarts": 0})
+    assert (bench.folder / "saved").exists()
+    assert outcome.verdict is not None
+    assert (outcome.verdict.cause.slug, outcome.verdict.rank) == ("rank_stuck", 1)
+    assert len(bench.texts("hang")) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "left", "line"), [("well", False, "NCCL RAS: rank 1 launched"), ("mute", True, "stands at")]
+)
+def test_i32_p7_nccl_names_the_rank_whose_stack_is_like_all_others(
+    bench: Bench, how: str, *, left: bool, line: str
+) -> None:
+    # With a silent service another rank's stack tells it, as without a service.
+    (bench.folder / "distributed_c10d.py").write_text(
+        "import threading\ndef all_reduce(): threading.Event().wait(600)\n"
+    )
+    counts = ras.behind(
+        "a1",
+        many="  Rank 0 has launched up to operation 5 -- [process information not found]",
+        few="  Rank 1 has launched up to operation 4 -- [process information not found]",
+    )
+    report = ras.report(size=2, errors="MISMATCH", body=counts)
+    code = f"""{ras.SERVER}
+from distributed_c10d import all_reduce
+if rank == 0:
+    ras({report!r}, how={how!r})
+if rank == 1 and {left}:
+    time.sleep(600)
+all_reduce()
+"""
+    policies = {"hang_timeout_s": 3.0, "max_restarts": 0}
+    run, outcome = bench.run(code, policies=policies, env={"NCCL_RAS_ADDR": f"localhost:{ras.free_port()}"})
+    assert outcome.verdict is not None
+    assert (outcome.verdict.cause.slug, outcome.verdict.rank) == ("rank_stuck", 1)
+    assert outcome.verdict.decisive is not None
+    assert line in outcome.verdict.decisive.line
+    # Slot 1's own ranks have no service: that of slot 0 on the same port is not asked in its name.
+    assert len(list(run.records_dir.glob("ras-*-0-*.json"))) == (0 if left else 2)
+    assert not list(run.records_dir.glob("ras-*-1-*.json"))
 
 
 def test_a_rank_whose_import_takes_longer_than_the_time_is_no_hang(bench: Bench) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 SCHEMA = "rankfall.record/1"
 
-RecordKind = Literal["start", "error", "end", "stacks", "slot_start", "slot_end", "kill", "gap", "progress"]
+RecordKind = Literal["start", "error", "end", "stacks", "slot_start", "slot_end", "kill", "gap", "progress", "ras"]
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -109,6 +109,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             line feeds; one sum ``all`` above 64 streams, or 12 in the termination message. Absent: not counted.
         lost: In ``gap``: lines that a cluster's recorder misses.
         launcher: In ``slot_start``: ``exec``, ``plain`` or ``torchrun``.
+        ras: In ``ras``: report of NCCL's RAS service, without the job summary, at most 6 KiB.
         trust: Set by the reader from the channel, not in the file.
     """
 
@@ -155,6 +156,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     printed: dict[str, tuple[int, int]] | None = None
     lost: Lost | None = None
     stacks: str | None = None
+    ras: str | None = None
     truncated: bool = False
     redacted: bool = False
     notes: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from rankfall.evidence import builders as make
+from rankfall.evidence.attempt.ras_reports import ras_evidence
 from rankfall.evidence.facts import Facts
 from rankfall.evidence.readers.flight_recorder import Dumps, dump_rank
 from rankfall.evidence.readers.flyte_errors import FlyteErrorFiles
@@ -97,6 +98,10 @@ def dump_evidence(folders: Iterable[Path], *, relative_to: Path, attempt: int) -
 
 def _content(path: Path, limit: int) -> bytes:
     return read_untrusted_file(path, limit=limit)[0]
+
+
+def _newest_text(found: list[Found]) -> bytes:
+    return "".join(item.record.stacks or item.record.ras or "" for item in found[-1:]).encode()
 
 
 _NO_TIME: Final = "there was no time to read all {}"
@@ -259,6 +264,7 @@ class EvidenceSet:
         # Their processes may be unknown.
         self._errors: list[Found] = []
         self._stacks: list[Found] = []
+        self._ras: list[Found] = []
         # Each further stack may change which rank differs.
         self._by_stacks: frozenset[str] = frozenset()
         # Its input: equal input gives equal evidence.
@@ -300,6 +306,8 @@ class EvidenceSet:
             self._errors.append(item)
         elif kind == "stacks":
             self._stacks.append(item)
+        elif kind == "ras":
+            self._ras.append(item)
         elif kind == "kill":
             self._signals.add(item)
 
@@ -309,10 +317,11 @@ class EvidenceSet:
         self._by_id = {key: piece for key, piece in self._by_id.items() if piece.slot != slot}
         self._errors = [item for item in self._errors if item.record.slot != slot]
         self._stacks = [item for item in self._stacks if item.record.slot != slot]
+        self._ras = [item for item in self._ras if item.record.slot != slot]
 
     def forget_stacks(self) -> None:
-        """Drops the stacks, because their ranks have made progress since."""
-        self._stacks = []
+        """Drops stacks and RAS reports, because their ranks have made progress since."""
+        self._stacks, self._ras = [], []
 
     def derive(self, facts: Facts) -> None:
         """Derives again the evidence that depends on facts, under the same identities."""
@@ -332,21 +341,22 @@ class EvidenceSet:
             self._by_id.pop(piece.id, None)
 
     def _of_stacks(self, ranks: tuple[RankFacts, ...]) -> None:
-        made_of = (
-            [item.record.id for item in self._stacks],
-            [(r.slot, r.pid, r.rank, r.node) for r in ranks] if self._stacks else (),
-        )
+        held = [*self._stacks, *self._ras]
+        made_of = ([item.record.id for item in held], [(r.slot, r.pid, r.rank, r.node) for r in ranks] if held else ())
         if made_of == self._stacks_of:
             return
         self._stacks_of = made_of
-        stacks = [(item.name, item.record) for item in self._stacks]
-        evidence: list[Evidence] = self._guard.read(
-            lambda: stack_evidence(stacks, ranks=ranks, attempt=self._attempt),
-            otherwise=[],
-            what="records of stacks",
-            where="records",
-            data=lambda: "".join(item.record.stacks or "" for item in self._stacks[-1:]).encode(),
-        )
+        readers = ((self._stacks, stack_evidence, "stacks"), (self._ras, ras_evidence, "RAS reports"))
+        evidence: list[Evidence] = []
+        for found, reader, what in readers:
+            named = [(item.name, item.record) for item in found]
+            evidence += self._guard.read(
+                partial(reader, named, ranks=ranks, attempt=self._attempt),
+                otherwise=[],
+                what=f"records of {what}",
+                where="records",
+                data=partial(_newest_text, found),
+            )
         for key in self._by_stacks:
             self._by_id.pop(key, None)
         self._by_stacks = frozenset(piece.id for piece in evidence)

@@ -15,8 +15,7 @@ import msgspec
 from rankfall.evidence.attempt.activity import Life
 from rankfall.evidence.attempt.case import explained, make_case
 from rankfall.evidence.attempt.evidence_set import EvidenceSet, LateEvidence
-from rankfall.evidence.attempt.record_sources import RecordSource, RecordStore, stands_alone
-from rankfall.evidence.attempt.slot_starts import Starts
+from rankfall.evidence.attempt.record_sources import RecordSource, RecordStore, Starts, stands_alone
 from rankfall.evidence.attempt.slot_streams import SlotStreams
 from rankfall.evidence.facts import Facts
 from rankfall.model import Case, Evidence, JobSpec, RankFacts, Record, SlotFacts
@@ -69,6 +68,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
         bytes: Number of bytes read from streams.
         new_streams: True if streams appeared; a viewer waits for their ranks.
         behind: True if some data remained unread.
+        printed_step: Newest step in the lines of all streams; None without one.
     """
 
     records: tuple[Record, ...] = ()
@@ -78,6 +78,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     new_streams: int = 0
     behind: bool = False
+    printed_step: int | None = None
 
 
 class AttemptObserver:
@@ -204,6 +205,7 @@ class AttemptObserver:
             bytes=delta.bytes,
             new_streams=delta.new_streams,
             behind=delta.behind or self._record_source.behind,
+            printed_step=delta.printed_step,
         )
 
     def select_start(self, slot: int, number: int) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from rankfall.evidence import builders as make
-from rankfall.evidence.attempt.slot_starts import Starts
+from rankfall.evidence.attempt.record_sources import Starts
 from rankfall.evidence.facts import Facts
 from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.stream_reader import CHUNK, Placed, StreamTail
@@ -41,6 +41,7 @@ class StreamDelta(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         output_at: Arrival of the newest byte; 0 = none.
         behind: True if some bytes remained unread for lack of time.
+        printed_step: Newest step in the lines of all streams; None without one.
     """
 
     evidence: tuple[Evidence, ...]
@@ -48,6 +49,7 @@ class StreamDelta(msgspec.Struct, frozen=True, kw_only=True):
     new_streams: int
     output_at: int
     behind: bool = False
+    printed_step: int | None = None
 
 
 _NO_PROOF: Final = RankMap()
@@ -132,12 +134,14 @@ class SlotStreams:
                 (waiting if stream.tail.behind and count else again).append(stream)
         self._turns = waiting + again
         found += self._survived(owners)
+        printed = (one.tail.printed_step for one in self._streams.values())
         return StreamDelta(
             evidence=tuple(found),
             bytes=fresh,
             new_streams=len(self._streams) - before,
             output_at=output_at,
             behind=bool(waiting),
+            printed_step=max((step for step in printed if step is not None), default=None),
         )
 
     def take_time(self) -> None:

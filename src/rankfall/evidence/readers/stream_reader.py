@@ -21,6 +21,8 @@ from rankfall.evidence.readers.scan import ChunkScanner
 from rankfall.evidence.readers.survival import Survival
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import RankfallError
+from rankfall.model.numbers import whole
+from rankfall.model.patterns import bounded
 from rankfall.rundir.cluster.cursor_rows import newest_of_log
 from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.rundir.reading_time import LIVE, TAIL, Allowance, ReadingTime
@@ -36,6 +38,22 @@ MAX_POLL: Final = 8 << 20
 MAX_PASSED: Final = 64 << 20
 _HEAD: Final = b"RFIDX1\0\0"
 _ROW: Final = struct.Struct("<QQqqB7x")
+# Last bytes of a chunk that are searched for a step.
+_STEP_BYTES: Final = 2048
+# "step 12", "Iter: 12", "global_step=12", and the progress bar of tqdm.
+_STEP: Final = bounded(
+    rb"(?i)(?:\b|_)(?:step|iter(?:ation)?)s?[\"']?[ \t]{0,4}[:=#]?[ \t]{0,4}[\[(]?(\d{1,12})\b"
+    rb"|\|[ \t](\d{1,12})/\d{1,12}[ \t]\[\d",
+    limit=_STEP_BYTES,
+)
+
+
+def printed_step(data: bytes) -> int | None:
+    """Step number in the last whole line that has one, of the last bytes; None without any."""
+    tail = data[-_STEP_BYTES:]
+    tail = tail[: max(tail.rfind(b"\n"), tail.rfind(b"\r")) + 1]
+    found = [whole(match[1] or match[2]) for match in _STEP.finditer(tail)]
+    return found[-1] if found else None
 
 
 class When(NamedTuple):
@@ -72,6 +90,7 @@ class StreamTail:
         behind: True if more bytes are available.
         problem: Why the stream is unreadable.
         survival: Detects speakers that continued; ``worked_at`` is the arrival of their newest work.
+        printed_step: Step number in the newest line that has one.
     """
 
     def __init__(
@@ -92,6 +111,7 @@ class StreamTail:
         self._guard = guard or ReaderGuard()
         self._name = name or path.name
         self.worked_at: int | None = None
+        self.printed_step: int | None = None
         self.survival = Survival(watched=True)
         self._scanner = ChunkScanner(catalogue, survival=self.survival)
         # Offset of the scanner's next bytes.
@@ -185,6 +205,8 @@ class StreamTail:
 
     def _take(self, data: bytes, *, final: bool, found: list[Placed], reports: list[PlacedReport]) -> None:
         self._fed += len(data)
+        step = printed_step(data)
+        self.printed_step = self.printed_step if step is None else step
         worked = self.survival.worked
         try:
             findings, statements = self._scanner.push(data, final=final)

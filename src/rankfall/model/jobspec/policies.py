@@ -69,7 +69,8 @@ class Policies(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         budgets: New attempts by cause slug, family or rule's budget, as ``{"network": 5, "host_oom": 0}``; the tightest
             counts.
         retryable, final: Exception types, by qualified name.
-        hang_timeout_s: Seconds without progress (step records, output, CPU time) before a hang; null = never.
+        hang_timeout_s: Least seconds without progress (step records, output, CPU time) before a hang, at least five
+            step times; null = never.
         settle_quiet_s: Quiet seconds after a first failure before the verdict, unless proven and final.
         settle_min_s: Minimum wait after the first failure.
         settle_max_s: Maximum wait after the first failure.

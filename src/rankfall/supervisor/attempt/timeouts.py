@@ -1,12 +1,15 @@
 """Stops an attempt whose deadline is over or that makes no progress (hang).
 
-Progress is output, a record or a step. Importing ranks get at most 1 h. Stacks are collected before the stop.
+Progress is output, a record or a step. A hang is the longer of ``hang_timeout_s`` and five step times without progress.
+Importing ranks get at most 1 h. Stacks are collected before the stop.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -25,13 +28,51 @@ from rankfall.supervisor.run_events import EventLog
 # Seconds after which imports count as a hang.
 IMPORT_LIMIT_S: Final = 3600.0
 _NS: Final = 1_000_000_000
+# A hang lasts longer than so many step times: slow steps and checkpoints are none.
+STEP_TIMES: Final = 5
+# Newest step times whose median counts.
+_STEPS_KEPT: Final = 32
+
+
+class StepTime:
+    """Measures the time between two advances of a gang's newest step.
+
+    One report may cover several steps; then its interval counts, because nothing is visible between two reports.
+    """
+
+    def __init__(self) -> None:
+        self._front: int | None = None
+        self._at: int | None = None
+        self._gaps: deque[int] = deque(maxlen=_STEPS_KEPT)
+
+    def see(self, now: int, steps: Iterable[int | None]) -> None:
+        """Records the steps of one poll; ``now`` in nanoseconds. Steps that go back begin a new count."""
+        front = max((step for step in steps if step is not None), default=None)
+        if front is None or front == self._front:
+            return
+        if self._at is not None and self._front is not None and front > self._front:
+            self._gaps.append(now - self._at)
+        self._front, self._at = front, now
+
+    def pause(self) -> None:
+        """Excludes the time until the next step, in which the gang is incomplete."""
+        self._at = None
+
+    @property
+    def median(self) -> int | None:
+        """Median of the newest intervals in nanoseconds; None before the second step."""
+        return round(statistics.median(self._gaps)) if self._gaps else None
 
 
 class HangWatch:
-    """Tracks the last progress of one attempt; ``timeout_s`` None disables the check."""
+    """Tracks the last progress of one attempt; ``timeout_s`` None disables the check.
+
+    The step time is that of reported steps, else that of steps printed by the streams.
+    """
 
     def __init__(self, timeout_s: float | None, *, start: int) -> None:
         self._timeout = None if timeout_s is None else round(timeout_s * _NS)
+        self._reported, self._printed = StepTime(), StepTime()
         self._progress = start
         self._busy = start
         self._steps: dict[tuple[int, int | None], int] = {}
@@ -40,14 +81,18 @@ class HangWatch:
         self._importing_since: int | None = None
         self._seldom = 1
 
-    def see(self, now: int, *, fresh: bool, ranks: Iterable[RankFacts], activity: int) -> None:
+    def see(
+        self, now: int, *, fresh: bool, ranks: Collection[RankFacts], activity: int, printed: int | None = None
+    ) -> None:
         """Records one poll.
 
         ``fresh``: output or records arrived. ``activity``: time of the newest activity, CPU work of all ranks included.
-        Times in nanoseconds since the epoch.
+        ``printed``: newest step in the streams' lines. Times in nanoseconds since the epoch.
         """
         if fresh:
             self._progress, self._seldom = now, 1
+        self._reported.see(now, (facts.step for facts in ranks if facts.state == "running"))
+        self._printed.see(now, (printed,))
         for facts in ranks:
             key = (facts.rank, facts.pid)
             if facts.step is not None and facts.step > self._steps.get(key, -1):
@@ -58,6 +103,8 @@ class HangWatch:
     def hold(self, now: int) -> None:
         """Restarts the timer for an incomplete gang."""
         self._progress = max(self._progress, now)
+        self._reported.pause()
+        self._printed.pause()
 
     def goes_on(self, now: int, imports: Mapping[Any, str]) -> bool:
         """Returns True, and extends the time, if the apparent hang is an import that advances."""
@@ -77,9 +124,36 @@ class HangWatch:
         last = self._progress if self._steps else max(self._progress, self._busy)
         return max(0, now - last) / _NS
 
+    @property
+    def step_ns(self) -> int | None:
+        """Step time of the job in nanoseconds; None if unknown."""
+        return self._reported.median or self._printed.median
+
+    @property
+    def limit_ns(self) -> int | None:
+        """Nanoseconds without progress that are a hang; None = never."""
+        if self._timeout is None:
+            return None
+        return max(self._timeout * self._seldom, STEP_TIMES * (self.step_ns or 0))
+
+    @property
+    def limit_text(self) -> str:
+        """Limit and its reason for users."""
+        floor, step, limit = self._timeout or 0, self.step_ns or 0, self.limit_ns or 0
+        if STEP_TIMES * step > floor * self._seldom:
+            return f"{limit / _NS:.0f} s, {STEP_TIMES} times the job's step time of {step / _NS:.1f} s"
+        times = f", {self._seldom} times" if self._seldom > 1 else ","
+        return f"{limit / _NS:.0f} s{times} hang_timeout_s"
+
     def hung(self, now: int) -> bool:
         """True if the time without progress is over."""
-        return self._timeout is not None and self.quiet_for(now) * _NS >= self._timeout * self._seldom
+        limit = self.limit_ns
+        return limit is not None and self.quiet_for(now) * _NS >= limit
+
+    def late(self, now: int) -> bool:
+        """True if only the job's step time prevents a hang."""
+        floor = self._timeout
+        return floor is not None and floor * self._seldom <= self.quiet_for(now) * _NS and not self.hung(now)
 
 
 # Seconds for ranks to write stacks; an exec in a busy pod takes seconds. Seconds between checks.
@@ -116,6 +190,8 @@ class TimeoutWatch:
         self._blind = False
         # Last time without pod watch, monotonic.
         self._blind_at: float | None = None
+        # True while the run's state names a slow step.
+        self._waits = False
         self._hang = HangWatch(scope.spec.policies.hang_timeout_s, start=time.time_ns())
 
     def look(self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> None:
@@ -150,9 +226,24 @@ class TimeoutWatch:
             self._hang.hold(now)
             return
         fresh = bool(delta.bytes or delta.records)
-        self._hang.see(now, fresh=fresh, ranks=ranks, activity=self._scope.observer.last_activity)
+        self._hang.see(
+            now, fresh=fresh, ranks=ranks, activity=self._scope.observer.last_activity, printed=delta.printed_step
+        )
         if self._hang.hung(now):
+            self._end_wait(now)
             self._stuck(f"no progress for {self._hang.quiet_for(now):.0f} s", ranks)
+        elif self._hang.late(now):
+            if not self._waits:
+                self._waits = True
+                quiet = f"no progress for {self._hang.quiet_for(now):.0f} s"
+                self._scope.wait("steps", f"{quiet}; a hang is {self._hang.limit_text}", now=now)
+        else:
+            self._end_wait(now)
+
+    def _end_wait(self, now: int) -> None:
+        if self._waits:
+            self._waits = False
+            self._scope.waited(now=now)
 
     def _waits_for_slots(self, slots: tuple[SlotFacts, ...]) -> bool:
         """True if slots are missing; the backend answers for slots without a record."""
@@ -203,6 +294,7 @@ class TimeoutWatch:
     def _stuck(self, why: str, ranks: tuple[RankFacts, ...]) -> None:
         """Collects stacks, diagnoses, then stops; not if ranks moved or import."""
         plan = self._scope.plan
+        quiet = self._hang.quiet_for(time.time_ns())
         if plan.launcher == "torchrun" and (absent := self._absent(ranks)):
             # A launcher may still import torch or wait in the rendezvous; ``startup_s`` limits it.
             now = time.time_ns()
@@ -221,7 +313,16 @@ class TimeoutWatch:
             self._events.say("waiting", text, at=now, attempt=plan.attempt)
             self._scope.observer.forget_stacks()
             return
-        self._events.say("hang", why, at=now, attempt=plan.attempt)
+        step, limit = self._hang.step_ns, self._hang.limit_ns
+        self._events.say(
+            "hang",
+            f"{why} (limit: {self._hang.limit_text})",
+            at=now,
+            attempt=plan.attempt,
+            quiet_s=round(quiet, 3),
+            limit_s=None if limit is None else limit / _NS,
+            step_s=None if step is None else round(step / _NS, 3),
+        )
         case = self._attempt_end.case(hung=True)
         if self._control.asked:
             # The next poll ends the run.

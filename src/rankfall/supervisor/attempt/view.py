@@ -201,7 +201,7 @@ class AttemptScope:
     def wait(self, what: str, text: str, *, now: int) -> None:
         """Reports a wait as an event and in the run's state.
 
-        ``what``: ``evidence``, ``logs``, ``ends``, ``last_states`` or ``pods``. Repeated texts are dropped.
+        ``what``: ``evidence``, ``logs``, ``ends``, ``last_states``, ``pods`` or ``steps``. Repeated texts are dropped.
         """
         if text == self._waits:
             return
