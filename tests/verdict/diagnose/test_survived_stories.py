@@ -9,8 +9,9 @@ import pytest
 from verdict.diagnose import survived_stories as stories
 
 BLOCK = 40
-#: Of each block of honest stories the causes and the ranks that were right before survived errors were told apart.
-HONEST = ((36, 38), (37, 37), (39, 39), (36, 36), (40, 39), (38, 39))
+#: Of each block of honest stories the causes and the ranks that are right. A new signature draws other stories: then compare with the product
+#: before it on the same stories (38b64af with today's signatures: 38 38, 40 39, 40 39, 38 38, 39 38, 38 38).
+HONEST = ((38, 38), (40, 39), (40, 39), (39, 38), (39, 38), (39, 38))
 
 
 @pytest.mark.parametrize("block", range(6))

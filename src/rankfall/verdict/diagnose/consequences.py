@@ -265,7 +265,8 @@ def only_text(chosen: Candidate, subjects: Subjects) -> bool:
     facts = chosen.subject.rank
     ended = facts.ended_at if facts is not None else None
     lived = best.at is not None and ended is not None and ended - best.at > _LIVED_S * _NS
-    if not (chosen.bare or best.outlived or (best.passed and best.source == "log" and lived)):
+    # Without times, work after a traceback may be output of a buffer: both stay possible.
+    if not (chosen.bare or best.outlived or (best.passed and best.source == "log" and (lived or best.at is None))):
         return False
     if best.passed or best.outlived:
         return True
