@@ -63,7 +63,7 @@ class Remediation:
     async def _node(self, name: str) -> None:
         node, policy = self._book.nodes.get(name), self._loop.in_force.policy
         health = None if node is None else node.view.record
-        if node is None or health is None or not health.tainted or policy.kill_switch or node.view.opted_out:
+        if node is None or health is None or not health.tainted or policy.kill_switch or node.view.hands_off:
             return
         if health.state == "remediating":
             await self._proof(node, health)

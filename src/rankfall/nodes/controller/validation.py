@@ -68,7 +68,7 @@ class Validator:
             for node in self._book.nodes.values()
             if (record := node.view.record) is not None
             and record.state == "validating"
-            and not node.view.opted_out
+            and not node.view.hands_off
             and (record.checked_at is None or now - record.checked_at >= apart)
         ]
         return min(waiting, key=lambda each: (each[1].checked_at or 0, each[0].name), default=None)
