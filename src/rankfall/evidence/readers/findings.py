@@ -20,7 +20,9 @@ from rankfall.verdict.signatures.matcher import Hit, best
 # Maximum lines with a cached meaning, and their length.
 _MAX_KNOWN: Final = 4096
 _MAX_KNOWN_LINE: Final = 512
-_LINE_END: Final = bounded(rb"(?:\x1b\[[0-9;]{0,16}m|\s)+\Z", limit=1 << 20)
+# A color code; codes and spaces in the last bytes of a line are no part of it.
+_COLOR: Final = bounded(rb"\x1b\[[0-9;]{0,16}m", limit=20)
+_LINE_END: Final = 512
 # Lines of one JSON message.
 _MAX_MESSAGE_LINES: Final = 64
 # A damaged report in the launcher's log format. The logger shortens its path at the first sys.path match, so in working
@@ -107,6 +109,14 @@ class LineMeaning:
         return Finding(start=0, end=len(raw), line=meaning.text, meaning=meaning, prefix=self._prefix, groups=merged)
 
 
+def _without_end(line: bytes) -> bytes:
+    """Returns a line without color codes and spaces at its end."""
+    start, rest = line[:-_LINE_END], line[-_LINE_END:].rstrip()
+    while (at := rest.rfind(b"\x1b[")) >= 0 and _COLOR.fullmatch(rest[at:]):
+        rest = rest[:at].rstrip()
+    return start + rest
+
+
 class LineMeanings:
     """Cache: a program that repeats a line is classified once."""
 
@@ -130,10 +140,10 @@ class LineMeanings:
         hits = self.matcher.match_line(raw)
         message = message_of(raw)
         if message is None and not hits:
-            message = _LINE_END.sub(b"", raw[parse_prefix(raw).length :])
+            message = _without_end(raw[parse_prefix(raw).length :])
         chosen, text = best(hits), raw
         for line in (message or b"").split(b"\n", _MAX_MESSAGE_LINES)[:_MAX_MESSAGE_LINES]:
-            inner = self.matcher.match_line(line) if line != raw else []
+            inner = self.matcher.match_line(line) if line and line != raw else []
             found = best((*inner, *((chosen,) if chosen is not None else ())))
             if found is not chosen:
                 chosen, text, hits = found, line, inner
