@@ -82,6 +82,7 @@ class Cluster:
             taints=self.taints(name),
             boot=node["boot"],
             opted_out=node.get("opted_out", False),
+            holder=node.get("holder"),
             idle_at=node.get("idle_at"),
             record=decode_health(text) if text is not None else self.memory.get(name) if self.policy.dry_run else None,
         )

@@ -204,6 +204,31 @@ def test_health_s25_what_was_seen_under_the_kill_switch_counts_when_it_is_off():
     assert cluster.tainted == {"n1"}
 
 
+def test_i32_p5_a_node_that_nvsentinel_holds_gets_no_taint_until_it_is_released():
+    # A taint with NoExecute would evict what NVSentinel drains at its own pace.
+    cluster = Cluster(40, policy=Policy(effect="NoExecute"))
+    cluster.nodes["n1"]["holder"] = "NVSentinel: draining"
+    # Two troubles: one on the held node, one on another, which is taken at once.
+    cluster.see(cluster.fault("n1", XID), cluster.fault("n2", XID))
+    assert (cluster.tainted, cluster.record("n1").held) == ({"n2"}, "other_holder")
+    cluster.nodes["n1"]["holder"] = None
+    cluster.see()
+    assert cluster.tainted == {"n1", "n2"}
+    # What Rankfall tainted before stays tainted when NVSentinel takes the node, too.
+    cluster.nodes["n2"]["holder"] = "NVSentinel: quarantined"
+    cluster.see(cluster.fault("n2", XID))
+    assert cluster.tainted == {"n1", "n2"}
+
+
+def test_i32_p5_conditions_of_nvsentinel_are_watched_and_taint_nothing():
+    cluster = Cluster()
+    cluster.see(cluster.fault("n1", "condition/GpuXidError", source="condition", trust="condition"))
+    assert (cluster.tainted, cluster.record("n1").state) == (set(), "healthy")
+    rule = cluster.rules.find("condition/GpuXidError")
+    assert rule is not None
+    assert (rule.action, rule.note.split(":")[0]) == ("watch", "NVSentinel")
+
+
 def test_a_node_that_an_operator_took_out_is_left_alone_in_both_directions():
     cluster = Cluster(policy=Policy(clean_rounds=1, clean_s=0, validate_after_s=0))
     cluster.nodes["n1"]["opted_out"] = True

@@ -188,7 +188,18 @@ def test_list_and_describe_show_state_causes_and_history_and_escape_what_a_kerne
     code, out, _ = nodes("list")
     assert code == 0
     lines = out.splitlines()
-    assert lines[0].split() == ["NODE", "POOL", "STATE", "FOR", "TAINTED", "READY", "QUARANTINES", "CAUSE"]
+    assert lines[0].split() == [
+        "NODE",
+        "POOL",
+        "STATE",
+        "FOR",
+        "TAINTED",
+        "HELD",
+        "BY",
+        "READY",
+        "QUARANTINES",
+        "CAUSE",
+    ]
     assert "h100" in lines[1]
     assert lines[1].endswith("ready, cordoned  1            xid/79 gpu 0000:4e:00 and 2 more")
     assert lines[2].endswith("its record is ignored")

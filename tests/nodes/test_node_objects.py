@@ -14,7 +14,7 @@ from rankfall.model.node_health.records import ANNOTATION, NodeHealth, encode_he
 from rankfall.nodes.node_writes import write_condition, write_node
 from rankfall.nodes.rules import manual_actions
 from rankfall.nodes.rules.fault_rules import packaged
-from rankfall.nodes.rules.node_objects import OPT_OUT, read_node
+from rankfall.nodes.rules.node_objects import OPT_OUT, read_node, status
 from rankfall.nodes.rules.policy import Policy, Taint
 from support.patience import scaled
 
@@ -47,6 +47,48 @@ def test_a_node_is_read_with_all_that_the_core_asks():
     assert (view.record, node.cordoned, node.annotated, node.problem) == (NodeHealth(state="suspect"), True, True, None)
     assert node.condition is not None
     assert node.condition["reason"] == "Healthy"
+
+
+STATE, EVENT, APPLIED = (
+    "dgxc.nvidia.com/nvsentinel-state",
+    "quarantineHealthEvent",
+    "quarantineHealthEventAppliedTaints",
+)
+TAINT = {"key": "nvidia.com/gpu-xid-error", "value": "true", "effect": "NoSchedule"}
+EVENTS = '[{"nodeName":"n1","checkName":"GpuXidError","isFatal":true}]'
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "spec", "holder"),
+    [
+        ({STATE: "draining"}, {EVENT: EVENTS}, {"unschedulable": True}, "NVSentinel: draining"),
+        ({STATE: "remediation-failed"}, {}, {"unschedulable": True}, "NVSentinel: remediation-failed"),
+        # Before its drain has begun.
+        ({}, {EVENT: EVENTS}, {"unschedulable": True}, "NVSentinel: quarantined"),
+        # Taints instead of a cordon.
+        (
+            {},
+            {EVENT: EVENTS, APPLIED: json.dumps([{"Key": TAINT["key"]}])},
+            {"taints": [TAINT]},
+            "NVSentinel: quarantined",
+        ),
+        # A dry run, or a cordon that a person removed; taints of others.
+        ({}, {EVENT: EVENTS, APPLIED: json.dumps([{"Key": TAINT["key"]}])}, {}, None),
+        ({}, {EVENT: EVENTS}, {"taints": [TAINT]}, None),
+        ({STATE: "quarantined"}, {}, {}, None),
+        # A person's cordon.
+        ({}, {}, {"unschedulable": True}, None),
+        ({}, {EVENT: "[]"}, {"unschedulable": True}, None),
+        ({STATE: 7}, {EVENT: 7, APPLIED: 7}, {"unschedulable": "yes", "taints": [3, {"key": 5}]}, None),
+    ],
+)
+def test_i32_p5_who_holds_a_node_is_read_from_nvsentinels_marks(labels, annotations, spec, holder):
+    node = read_node(
+        {"metadata": {"name": "n1", "labels": labels, "annotations": annotations}, "spec": spec}, policy=POLICY
+    )
+    assert node.view.holder == holder
+    assert node.view.hands_off == (holder is not None)
+    assert status(node, rules=packaged(), policy=POLICY).holder == holder
 
 
 @pytest.mark.parametrize("text", ["{", '{"schema":"rankfall.nodehealth/9"}', "x" * 40_000])

@@ -212,13 +212,14 @@ def render_nodes(document: NodesDocument, *, now: datetime, color: bool = False)
             _state(node),
             formatting.age(node.since, now=now),
             "yes" if node.tainted else "no",
+            _held_node(node),
             _ready(node),
             str(len(node.history)),
             _cause(node),
         )
         for node in document.nodes
     ]
-    head = ("NODE", "POOL", "STATE", "FOR", "TAINTED", "READY", "QUARANTINES", "CAUSE")
+    head = ("NODE", "POOL", "STATE", "FOR", "TAINTED", "HELD BY", "READY", "QUARANTINES", "CAUSE")
     return table(head, rows, paint=Paint(color=color))
 
 
@@ -260,6 +261,9 @@ def _remarks(node: NodeStatus, *, now: datetime) -> Sequence[str]:
         f"failed check: {one_line(node.failed_check, width=_LINE)}" if node.failed_check else "",
         f"in remediation: {one_line(node.step, width=_LINE)}" if node.step else "",
         "not managed: it has the label rankfall.dev/hands-off" if node.opted_out else "",
+        f"held by {one_line(node.holder, width=_LINE)}: Rankfall neither taints nor repairs it meanwhile"
+        if node.holder
+        else "",
     ]
     return [text for text in found if text]
 
@@ -274,6 +278,13 @@ def _cause_lines(cause: NodeCause, *, now: datetime) -> list[str]:
 
 def _state(node: NodeStatus) -> str:
     return f"{node.state}, held: {node.held}" if node.held else node.state
+
+
+def _held_node(node: NodeStatus) -> str:
+    """Returns who keeps new pods off a node."""
+    own = "Rankfall" if node.tainted else ""
+    other = node.holder or ("cordon" if node.cordoned else "")
+    return ", ".join(filter(None, (own, other)))
 
 
 def _ready(node: NodeStatus) -> str:

@@ -350,6 +350,30 @@ def test_what_was_wrong_with_a_node_stays_known_after_it_is_well(scene):
     assert scene.found(well)
 
 
+def test_i32_p5_conditions_and_holds_of_nvsentinel_are_context_with_its_name(scene):
+    item = {
+        "metadata": {"name": "n1", "labels": {"dgxc.nvidia.com/nvsentinel-state": "draining"}},
+        "spec": {"unschedulable": True},
+        "status": {
+            "conditions": [
+                {"type": "GpuXidError", "status": "True", "reason": "GpuXidErrorIsNotHealthy", "message": "[79] GPU 3 - RecommendedAction: RESTART_BM", "lastTransitionTime": LATER},
+                {"type": "GpuMemWatch", "status": "False", "reason": "GpuMemWatchIsHealthy", "lastTransitionTime": LATER},
+            ]
+        },
+    }  # fmt: skip
+    found = scene.found(node_fact(item, seen_ns=LATER_NS))
+    assert {(piece.slug, piece.role, piece.source, piece.trust) for piece in found} == {
+        ("gpu_app_xid", "context", "node", "platform"),
+        ("preempted", "context", "node", "platform"),
+    }
+    lines = sorted(piece.line for piece in found)
+    assert lines == [
+        "NVSentinel holds node n1: draining",
+        "node n1: GpuXidError (of NVSentinel) is True: GpuXidErrorIsNotHealthy [79] GPU 3 - RecommendedAction: RESTART_BM",
+    ]
+    assert any((piece.detail or "").endswith("by=NVSentinel") for piece in found)
+
+
 def test_a_taint_that_somebody_set_to_empty_a_node_is_no_lost_node(scene):
     taint = {"key": "maintenance", "effect": "NoExecute", "timeAdded": LATER}
     gone = Condition(type="DisruptionTarget", status="True", reason="DeletionByTaintManager", at=LATER)

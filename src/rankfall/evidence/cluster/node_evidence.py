@@ -15,7 +15,7 @@ from rankfall.evidence.cluster.reasons import Reason, row_of
 from rankfall.model import Evidence, RankFacts, SlotFacts
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored
-from rankfall.rundir.cluster.context_facts import Boot, EventFact, Fault, NodeFact, Spell
+from rankfall.rundir.cluster.context_facts import HOLDER, NVSENTINEL, Boot, EventFact, Fault, NodeFact, Spell
 from rankfall.rundir.cluster.pod_facts import PodFact, stamp_ns
 from rankfall.verdict.signatures.catalogue import Catalogue
 from rankfall.verdict.signatures.matcher import best
@@ -40,6 +40,8 @@ _SLUGS: Final = MappingProxyType(
         "NetworkUnavailable": "nic_down",
         "KernelDeadlock": "node_stuck",
         "ReadonlyFilesystem": "disk_fault",
+        HOLDER: "preempted",
+        **NVSENTINEL,
     }
 )
 # Taints of an unreachable node.
@@ -210,7 +212,7 @@ def _of_spell(spell: Spell, node: NodeFact, fall: SlotFailure, *, attempt: int) 
         line=text[:_LINE],
         specificity=86 if drained else 82,
         fingerprint=f"{slug}:{spell.type}:{spell.reason}",
-        detail=f"condition={spell.type} reason={spell.reason}",
+        detail=f"condition={spell.type} reason={spell.reason}{' by=NVSentinel' if spell.type in NVSENTINEL else ''}",
         attempt=attempt,
     )
 
@@ -218,7 +220,10 @@ def _of_spell(spell: Spell, node: NodeFact, fall: SlotFailure, *, attempt: int) 
 def _words(spell: Spell, node: NodeFact) -> str:
     if spell.type == "taint":
         return f"node {node.name} has the taint {spell.reason}:{spell.message}"
-    return f"node {node.name}: {spell.type} is {spell.status}: {spell.reason or ''} {spell.message or ''}".rstrip()
+    if spell.type == HOLDER:
+        return f"{spell.reason} holds node {node.name}: {spell.status}"
+    by = " (of NVSentinel)" if spell.type in NVSENTINEL else ""
+    return f"node {node.name}: {spell.type}{by} is {spell.status}: {spell.reason or ''} {spell.message or ''}".rstrip()
 
 
 def _row(spell: Spell) -> Reason | None:

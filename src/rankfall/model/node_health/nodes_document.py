@@ -1,14 +1,48 @@
-"""``rankfall.nodes/1``, printed by ``rankfall nodes list`` and ``describe``. Unknown fields: null."""
+"""``rankfall.nodes/1``, printed by ``rankfall nodes list`` and ``describe``, and the holder of a node.
+
+Unknown fields: null.
+"""
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 import msgspec
 
 from rankfall.model.node_health.records import Held, NodeState
 
 NODES_SCHEMA: Final = "rankfall.nodes/1"
+# NVSentinel: label of its state, annotations of a quarantine and of its taints.
+_STATE: Final = "dgxc.nvidia.com/nvsentinel-state"
+_EVENT: Final = "quarantineHealthEvent"
+_TAINTS: Final = "quarantineHealthEventAppliedTaints"
+_MAX_STATE: Final = 63
+
+
+def holder(node: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Returns name and state of another controller that keeps pods off a Node object; None without one.
+
+    NVSentinel in a dry run marks a node that it neither cordons nor taints: this is no hold.
+    """
+    labels, marks = _mapping(node, "metadata", "labels"), _mapping(node, "metadata", "annotations")
+    state, taints = labels.get(_STATE), marks.get(_TAINTS)
+    if not state and marks.get(_EVENT) in {None, "", "[]"}:
+        return None
+    spec = _mapping(node, "spec")
+    listed = spec.get("taints")
+    keys = {one.get("key") for one in listed if isinstance(one, Mapping)} if isinstance(listed, list) else set()
+    tainted = isinstance(taints, str) and any(isinstance(key, str) and f'"{key}"' in taints for key in keys)
+    if spec.get("unschedulable") is not True and not tainted:
+        return None
+    return "NVSentinel", str(state)[:_MAX_STATE] if state else "quarantined"
+
+
+def _mapping(node: Mapping[str, Any], *fields: str) -> Mapping[str, Any]:
+    for field in fields:
+        found = node.get(field)
+        node = found if isinstance(found, Mapping) else {}
+    return node
 
 
 class NodeCause(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +75,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
         cordoned: True if a person made it unschedulable.
         state: State of its record; default: healthy.
         held: Obstacle to a due quarantine.
+        holder: Another controller that keeps pods off it, with its state, as ``NVSentinel: draining``.
         history: Quarantines, oldest first.
         only_a_person: True if only a person may release it.
         clean: Consecutive passed rounds of checks.
@@ -71,6 +106,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     boot: str | None
     past_boots: tuple[str, ...]
     problem: str | None
+    holder: str | None = None
 
 
 class NodesDocument(msgspec.Struct, frozen=True, kw_only=True):

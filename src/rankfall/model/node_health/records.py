@@ -54,7 +54,7 @@ _Code = Annotated[
 #: States of a node. ``suspect`` is schedulable; the last three have Rankfall's taint.
 NodeState = Literal["healthy", "suspect", "quarantined", "remediating", "validating"]
 #: Obstacles to a due quarantine.
-Held = Literal["budget", "rate", "breaker", "kill_switch", "dry_run", "opt_out"]
+Held = Literal["budget", "rate", "breaker", "kill_switch", "dry_run", "opt_out", "other_holder"]
 #: Possible writers. ``kernel``: facility 0 of its log, unforgeable; ``collector``: log of a DaemonSet, ``exporter``:
 # metrics, both named by an administrator; ``injected``: a process, into the kernel's log; ``pod_text``: any pod.
 FaultTrust = Literal["kernel", "collector", "condition", "exporter", "verdict", "injected", "pod_text"]

@@ -147,7 +147,7 @@ def _older(version: str, than: str) -> bool:
 def _essence(node: NodeObject) -> tuple[Any, ...]:
     """Data for decisions: all but the version, which every heartbeat changes."""
     view = node.view
-    return (view.pool, view.ready, view.taints, view.boot, view.opted_out, view.record, node.problem)
+    return (view.pool, view.ready, view.taints, view.boot, view.opted_out, view.holder, view.record, node.problem)
 
 
 def _conditions(name: str, item: Mapping[str, Any], *, record: NodeHealth | None) -> list[NodeFault]:

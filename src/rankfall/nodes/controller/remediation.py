@@ -65,7 +65,7 @@ class Remediation:
     async def _node(self, name: str) -> None:
         node, policy = self._book.nodes.get(name), self._loop.in_force.policy
         health = None if node is None else node.view.record
-        if node is None or health is None or not health.tainted or policy.kill_switch or node.view.opted_out:
+        if node is None or health is None or not health.tainted or policy.kill_switch or node.view.hands_off:
             return
         if health.state == "remediating":
             await self._proof(node, health)
@@ -261,7 +261,7 @@ class Validator:
             for node in self._book.nodes.values()
             if (record := node.view.record) is not None
             and record.state == "validating"
-            and not node.view.opted_out
+            and not node.view.hands_off
             and (record.checked_at is None or now - record.checked_at >= apart)
         ]
         return min(waiting, key=lambda each: (each[1].checked_at or 0, each[0].name), default=None)

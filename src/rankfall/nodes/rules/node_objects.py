@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from rankfall.model.errors import EvidenceLost
-from rankfall.model.node_health.nodes_document import NodeCause, NodesDocument, NodeStatus
+from rankfall.model.node_health.nodes_document import NodeCause, NodesDocument, NodeStatus, holder
 from rankfall.model.node_health.records import ANNOTATION, CONDITION, NodeHealth, decode_health, encode_health
 from rankfall.model.timestamps import rfc3339
 from rankfall.nodes.rules.fault_rules import Rules
@@ -57,6 +57,7 @@ def read_node(item: Mapping[str, Any], *, policy: Policy) -> NodeObject:
     record, problem = _record(annotations.get(ANNOTATION))
     conditions = {str(each.get("type")): each for each in _list(status.get("conditions")) if isinstance(each, dict)}
     boot = _dict(status.get("nodeInfo")).get("bootID")
+    held = holder(item)
     view = NodeView(
         name=str(meta.get("name", "")),
         version=str(meta.get("resourceVersion", "")),
@@ -65,6 +66,7 @@ def read_node(item: Mapping[str, Any], *, policy: Policy) -> NodeObject:
         taints=tuple(_taint(each) for each in _list(spec.get("taints"))),
         boot=boot if isinstance(boot, str) and boot else None,
         opted_out=labels.get(OPT_OUT) == "true",
+        holder=None if held is None else ": ".join(held),
         record=record,
     )
     condition = conditions.get(CONDITION)
@@ -196,4 +198,5 @@ def status(node: NodeObject, *, rules: Rules, policy: Policy) -> NodeStatus:
         boot=view.boot,
         past_boots=health.past_boots,
         problem=node.problem,
+        holder=view.holder,
     )

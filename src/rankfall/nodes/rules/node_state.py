@@ -36,6 +36,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         taints: All taints, in order.
         boot: Boot id, or None.
         opted_out: True if a label excludes it.
+        holder: Another controller that keeps pods off it, with its state, or None.
         idle_at: Last check that found no job on it, nanoseconds since the epoch, or None.
         record: The record in its annotation or of an unwritten decision, or None.
     """
@@ -47,8 +48,14 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     taints: tuple[Taint, ...] = ()
     boot: str | None = None
     opted_out: bool = False
+    holder: str | None = None
     idle_at: int | None = None
     record: NodeHealth | None = None
+
+    @property
+    def hands_off(self) -> bool:
+        """True if Rankfall starts nothing on the node: a label excludes it, or another controller holds it."""
+        return self.opted_out or self.holder is not None
 
     def tainted(self, policy: Policy) -> bool:
         """True if the node has Rankfall's taint, from any writer."""

@@ -290,7 +290,11 @@ class _Step:
             return "dry_run"
         if self._policy.kill_switch:
             return "kill_switch"
-        return "opt_out" if self._views[name].opted_out else None
+        view = self._views[name]
+        if view.opted_out:
+            return "opt_out"
+        # Its drain keeps its own pace, and a taint of Rankfall could evict (policy.effect).
+        return "other_holder" if view.holder is not None else None
 
     def _plan(self) -> Plan:
         changed = {

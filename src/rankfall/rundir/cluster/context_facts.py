@@ -14,6 +14,7 @@ import msgspec
 
 from rankfall.kube.object_fields import condition, mapping, mappings, number, word
 from rankfall.model import EvidenceLost
+from rankfall.model.node_health.nodes_document import holder
 from rankfall.model.node_health.records import ANNOTATION, decode_health
 from rankfall.rundir.cluster.pod_facts import Condition
 
@@ -23,6 +24,26 @@ _MAX_CONDITIONS: Final = 16
 _MAX_SPELLS: Final = 16
 _MAX_BOOTS: Final = 8
 _MAX_CAUSES: Final = 16
+# Conditions that NVSentinel sets to True for a fault, and their possible cause.
+NVSENTINEL: Final = MappingProxyType(
+    {
+        "GpuXidError": "gpu_app_xid",
+        "GpuMemWatch": "gpu_ecc",
+        "GpuSmWatch": "gpu_ecc",
+        "GpuPcieWatch": "gpu_fallen_off_bus",
+        "GpuNvlinkWatch": "gpu_nvlink",
+        "GpuDriverWatch": "gpu_gsp_timeout",
+        "GpuThermalWatch": "gpu_slow",
+        "GpuPowerWatch": "gpu_slow",
+        "SysLogsXIDError": "gpu_app_xid",
+        "SysLogsSXIDError": "gpu_nvlink",
+        "SysLogsGPUFallenOff": "gpu_fallen_off_bus",
+        "NVSwitchFatalError": "gpu_nvlink",
+        "NVSwitchDown": "gpu_nvlink",
+    }
+)
+# Type of the period in which another controller holds a node; ``reason`` is its name.
+HOLDER: Final = "holder"
 # Node conditions and their bad status. Ready is ``Unknown`` when the kubelet is silent.
 TROUBLE: Final = MappingProxyType(
     {
@@ -40,6 +61,7 @@ TROUBLE: Final = MappingProxyType(
         "RedeployScheduled": ("True",),
         "VMEventScheduled": ("True",),
         "InstanceExpired": ("True",),
+        **dict.fromkeys(NVSENTINEL, ("True",)),
     }
 )
 
@@ -74,7 +96,7 @@ class Spell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A period in which a node had a problem.
 
     Attributes:
-        type, status, reason, message: Condition; or ``taint``, status, key, effect.
+        type, status, reason, message: Condition; or ``taint``, status, key, effect; or ``holder``, state, name.
         since: Start in RFC 3339, by the API server.
         seen_ns, over_ns: First sight, and sight of its end.
     """
@@ -202,7 +224,7 @@ def node_fact(item: Mapping[str, Any], *, seen_ns: int, gone: bool = False) -> N
         name=name,
         object=word(meta.get("uid")),
         boots=(Boot(boot, seen_ns),) if boot else (),
-        spells=(*_bad_conditions(item, seen_ns), *_taints(spec, seen_ns)),
+        spells=(*_bad_conditions(item, seen_ns), *_taints(spec, seen_ns), *_holders(item, seen_ns)),
         unschedulable=spec.get("unschedulable") is True,
         health=health,
         faults=faults,
@@ -287,6 +309,11 @@ def _taints(spec: Mapping[str, Any], seen_ns: int) -> list[Spell]:
         )
         for one in mappings(spec, "taints")[:_MAX_CONDITIONS]
     ]
+
+
+def _holders(item: Mapping[str, Any], seen_ns: int) -> list[Spell]:
+    held = holder(item)
+    return [Spell(type=HOLDER, status=held[1], reason=held[0], seen_ns=seen_ns)] if held is not None else []
 
 
 def _what(spell: Spell) -> tuple[str, str, str | None]:
