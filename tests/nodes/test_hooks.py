@@ -306,6 +306,42 @@ def test_health_s30_a_job_that_goes_on_is_not_disturbed_and_after_its_end_the_no
     run_story(story())
 
 
+def test_i32_p5_no_hook_begins_on_a_node_that_nvsentinel_took_after_rankfall_tainted_it(tmp_path):
+    said = tmp_path / "said"
+    hook = f"""command = ["sh", "-c", "echo $RANKFALL_NODE >> {said}"]"""
+    file = config(
+        tmp_path, f"[policy]\nbudget = {{ nodes = 4, percent = 100 }}\n[[hook]]\nstep = 'reset_gpu'\n{hook}\n"
+    )
+
+    def take(item) -> None:
+        item["metadata"].setdefault("labels", {})["dgxc.nvidia.com/nvsentinel-state"] = "draining"
+        item["spec"]["unschedulable"] = True
+
+    def release(item) -> None:
+        del item["metadata"]["labels"]["dgxc.nvidia.com/nvsentinel-state"]
+        item["spec"]["unschedulable"] = False
+
+    async def story() -> None:
+        async with running("n1", "n2", config=file) as world:
+            await world.loop.give([fault("n1", "xid/95")])
+            await world.until(lambda: world.api.tainted() == {"n1"})
+            world.api.edit("n1", take)
+            await world.until(lambda: world.book.nodes["n1"].view.hands_off)
+
+            async def told() -> None:
+                # n1 comes first by name: a hook on n2 means that it was passed over.
+                await world.loop.give([fault("n2", "xid/95")])
+                await world.until(lambda: said.exists() and said.read_text() == "n2\n")
+                await world.until(lambda: state(world, "n2") == "validating")
+                assert (state(world, "n1"), world.api.tainted()) == ("quarantined", {"n1", "n2"})
+                world.api.edit("n1", release)
+                await world.until(lambda: said.read_text() == "n2\nn1\n")
+
+            await caring(world, told())
+
+    run_story(story())
+
+
 @pytest.mark.parametrize("seen", [True, False], ids=["a job runs", "pods may not be seen"])
 def test_health_s30_a_hook_waits_for_the_job_unless_the_fault_is_fatal_for_it(tmp_path, caplog, seen):
     waits = next(
