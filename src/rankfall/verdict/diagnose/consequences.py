@@ -128,19 +128,26 @@ def without_ends_by_launcher(candidates: list[Candidate], subjects: Subjects) ->
 
     Such as a task that srun killed after all others had timed out, and Python's exit code of an unknown process.
     """
+    spoke = [
+        (s, [e for e in s.complaints if e.slug not in NEVER_CAUSE and e.slug != "unknown"])
+        for s in subjects.all.values()
+    ]
+    spoke = [(s, words) for s, words in spoke if words]
 
     def follows(candidate: Candidate) -> bool:
-        best = candidate.best
-        if best is None or best.source != "log":
+        best, own = candidate.best, candidate.subject
+        if best is None or best.source != "log" or not any(s is not own for s, _ in spoke[:2]):
             return False
-        others = [s for s in subjects.all.values() if s is not candidate.subject]
-        waited = [e for s in others for e in s.complaints if e.slug not in NEVER_CAUSE and e.slug != "unknown"]
         if best.signature == "killed_unknown.srun":
-            return bool(waited) and all(e.slug in TIMED_OUT and surely_after(best, e) for e in waited)
-        nobody = candidate.subject.rank is None and best.local_rank is None
+            return all(
+                e.slug in TIMED_OUT and surely_after(best, e) for s, words in spoke if s is not own for e in words
+            )
+        if candidate.slug != "user_exit" or best.exit_code != 1:
+            return False
         # A complaint without a rank may be this rank's.
-        perhaps = nobody or any(s.rank is None for s in others if any(surely_after(best, e) for e in s.complaints))
-        return perhaps and candidate.slug == "user_exit" and best.exit_code == 1 and bool(waited)
+        return (own.rank is None and best.local_rank is None) or any(
+            surely_after(best, e) for s, words in spoke if s.rank is None and s is not own for e in words
+        )
 
     return [c for c in candidates if not follows(c)]
 
