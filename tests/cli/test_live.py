@@ -66,11 +66,11 @@ class Screen:
         return self.call("display-message", "-p", f"#{{{name}}}").strip()
 
     def until(self, part: str) -> str:
-        wait_until(lambda: part in self.shown(), timeout=25, what=f"{part!r} in {self.history()}")
+        wait_until(lambda: part in self.shown(), timeout=45, what=f"{part!r} on the screen")
         return self.shown()
 
     def end(self) -> str:
-        wait_until(lambda: self.value("pane_dead") == "1", timeout=25, what=f"its end: {self.history()}")
+        wait_until(lambda: self.value("pane_dead") == "1", timeout=45, what="its end")
         return self.history()
 
     def close(self) -> None:
