@@ -241,9 +241,7 @@ class Sender:
         if diagnosis is None:
             return Happening(key=key, event=event, attempt=attempt, reason="no verdict was reached")
         verdict: Verdict = diagnosis.verdict
-        # As `why` shows it.
-        ends = [facts for facts in reader.ranks(of or 0) if facts.rank == verdict.rank]
-        step = ends[-1].step if ends and (ends[-1].signal or ends[-1].exit_code) else None
+        step = reader.failed_step(of or 0, verdict.rank)
         return Happening(key=key, event=event, attempt=attempt, verdict=verdict, step=step)
 
     def _mark(self, key: str, result: Literal["delivered", "failed"]) -> None:

@@ -214,18 +214,15 @@ _MAX_CONTEXT: Final = 4096
 
 
 def details_of(directory: RunDir, verdict: Verdict) -> Details:
-    """Reads details of a verdict: stack frames, lines before the decisive one, and the step of the failed rank.
-
-    A rank that restarted alone and has not failed again has another step than the failed one, so it gets none.
-    """
+    """Reads details of a verdict: stack frames, lines before the decisive one, and the step of the failed rank."""
     with directory.reader() as reader:
         rows = [row for row in reader.streams(verdict.attempt) if row.slot == verdict.slot]
-        ends = [facts for facts in reader.ranks(verdict.attempt or 0) if facts.rank == verdict.rank]
+        step = reader.failed_step(verdict.attempt or 0, verdict.rank)
     lines = _lines_before(verdict, directory.path)
     return Details(
         frames=_raised_at(directory, verdict) or _raised_in_text(verdict, lines),
         before=lines[-_BEFORE:],
-        step=ends[-1].step if ends and (ends[-1].signal or ends[-1].exit_code) else None,
+        step=step,
         apart=verdict.slot is None or not rows or any(row.rank is not None for row in rows),
     )
 

@@ -302,6 +302,11 @@ class Queries(ABC):
         """Ranks of an attempt, by round and rank."""
         return self._bodies(RankFacts, "SELECT facts FROM ranks WHERE attempt = ? ORDER BY round, rank", (attempt,))
 
+    def failed_step(self, attempt: int, rank: int | None) -> int | None:
+        """Last step of a failed rank; None for a rank that restarted alone and has not failed again."""
+        ends = [facts for facts in self.ranks(attempt) if facts.rank == rank]
+        return ends[-1].step if ends and (ends[-1].signal or ends[-1].exit_code) else None
+
     def streams(self, attempt: int | None = None) -> list[StreamRow]:
         """Rank of each stream's bytes; without an attempt, of all."""
         where, args = ("", ()) if attempt is None else (" WHERE attempt = ?", (attempt,))

@@ -317,6 +317,7 @@ def _on_one_node(source: Source, found: list[Evidence]) -> list[Evidence]:
         for e in found
         if e.rank is None and e.local_rank is not None and parse_prefix(e.line.encode()).local_rank is None
     ]
+    ids = {e.id for e in local}
     pids: dict[int | None, set[int]] = {}
     for piece in local:
         pids.setdefault(piece.local_rank, set()).update(() if piece.pid is None else (piece.pid,))
@@ -324,7 +325,7 @@ def _on_one_node(source: Source, found: list[Evidence]) -> list[Evidence]:
     several = source.nodes or source.world > _MOST_ON_A_NODE or any(e.node for e in found)
     if known or several or source.local_rank is not None or any(len(each) > 1 for each in pids.values()):
         return found
-    return [msgspec.structs.replace(e, rank=e.local_rank) if e in local else e for e in found]
+    return [msgspec.structs.replace(e, rank=e.local_rank) if e.id in ids else e for e in found]
 
 
 def _ranks_of_files(sources: list[Source]) -> dict[int, RankFacts]:

@@ -159,15 +159,16 @@ class Subjects:
         self.slots = {s.slot: s for s in case.slots}
         self._by_pid = {(_speaker(r), r.pid): r.rank for r in case.ranks if r.pid is not None}
         self._by_local = {(_speaker(r), r.local_rank): r.rank for r in self.ranks.values() if r.local_rank is not None}
-        self._failed_at: dict[int | str | None, list[int]] = defaultdict(list)
+        self._failed_at: dict[int | str | None, set[int]] = defaultdict(set)
         for facts in self.ranks.values():
-            if own_failure(facts):
-                self._failed_at[_speaker(facts)].append(facts.rank)
+            # With the hook, the slot's stream contains the launcher's lines, never that rank's.
+            if own_failure(facts) and facts.hook != "loaded":
+                self._failed_at[_speaker(facts)].add(facts.rank)
         evidence = [*_of_srun(case.evidence)]
         for piece in evidence:
-            known = self._failed_at[piece.stream]
-            if piece.rank is not None and _launcher_end(piece) and piece.rank not in known:
-                known.append(piece.rank)
+            # Ranks of files have no hook.
+            if piece.rank is not None and _launcher_end(piece):
+                self._failed_at[piece.stream].add(piece.rank)
         self.all: dict[SubjectKey, Subject] = {}
         for number in self.ranks:
             self._subject(("rank", number))
@@ -258,11 +259,9 @@ class Subjects:
             return self._by_local[speaker, piece.local_rank], False
         if piece.slug in ENDS_OF_THE_REST:
             return None, False
-        # With the hook, the slot's stream contains the launcher's lines, never that rank's.
-        hooked = {rank for rank, facts in self.ranks.items() if facts.hook == "loaded"}
-        failed = [rank for rank in self._failed_at.get(speaker, []) if rank not in hooked]
+        failed = self._failed_at.get(speaker, ())
         if len(failed) == 1 and piece.source == "log" and piece.trust == "job" and piece.role == "primary":
-            return failed[0], True
+            return next(iter(failed)), True
         return None, False
 
 
