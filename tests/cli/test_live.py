@@ -44,7 +44,9 @@ class Screen:
         self._home = tempfile.mkdtemp(prefix="rankfall-tmux-")
         config = Path(self._home) / "conf"
         config.write_text("set -g remain-on-exit on\nset -g history-limit 5000\nset -g status off\n")
-        clean = {key: value for key, value in os.environ.items() if key not in {"CI", "TMUX", "NO_COLOR"}}
+        # pytest-xdist sets the size of a terminal that is not this one.
+        without = {"CI", "TMUX", "NO_COLOR", "COLUMNS", "LINES"}
+        clean = {key: value for key, value in os.environ.items() if key not in without}
         self._env = clean | env | {"LC_ALL": "C.UTF-8"}
         self.call("-f", str(config), "new-session", "-d", "-x", str(columns), "-y", str(rows), "-c", str(folder),
                   sys.executable, "-m", "rankfall", *words)  # fmt: skip
