@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -230,6 +231,17 @@ def test_a_finished_run_is_one_file_and_can_be_read_where_nothing_may_be_written
         assert reader.run().state == "succeeded"
         assert reader.problems == []
     assert {path.name for path in run_dir.path.iterdir()} == before
+
+
+def test_a_run_that_ended_is_small_also_where_somebody_reads_it(run_dir: RunDir) -> None:
+    with contextlib.closing(sqlite3.connect(run_dir.path / "run.db")) as reader:
+        with run_dir.lease() as writer:
+            assert reader.execute("SELECT count(*) FROM attempts").fetchone() == (0,)
+            writer.set_run("succeeded", at=1)
+        sizes = {path.name: path.stat().st_size for path in run_dir.path.glob("run.db*")}
+        assert sizes.get("run.db-wal", 0) == 0
+        assert sum(sizes.values()) < 100_000, sizes
+        assert reader.execute("SELECT state FROM run").fetchone() == ("succeeded",)
 
 
 def test_a_killed_writers_run_in_a_folder_without_write_permission_says_what_may_be_missing(

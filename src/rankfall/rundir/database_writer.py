@@ -68,12 +68,11 @@ class Writer(Queries):
     def close(self) -> None:
         """Merges the journal into the database, so that a finished run is readable from a read-only folder."""
         with self._lock:
-            with contextlib.suppress(sqlite3.Error):
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                # Fails while a reader is connected; the remaining journal files are equally valid.
-                self._connection.execute("PRAGMA busy_timeout=0")
-                self._connection.execute("PRAGMA journal_mode=DELETE")
-                self._shrink()
+            # While a reader is connected the journal cannot be removed; it is emptied then, which is equally valid.
+            self._connection.execute("PRAGMA busy_timeout=500")
+            for step in (self._shrink, "PRAGMA wal_checkpoint(TRUNCATE)", "PRAGMA journal_mode=DELETE"):
+                with contextlib.suppress(sqlite3.Error):
+                    step() if callable(step) else self._connection.execute(step)
             self._connection.close()
 
     def _shrink(self) -> None:
