@@ -284,7 +284,7 @@ def test_the_numbers_of_a_controller_are_read_from_where_its_log_says(tmp_path):
         with process("-c", "input()") as made:
             found = Controlling(made, log)
             before = await asyncio.to_thread(found.nodes)
-            async with serving(("127.0.0.1", 0), metrics=metrics, alive=bool, ready=bool) as port:
+            async with serving(("127.0.0.1", 0), text=metrics.text) as port:
                 log.write_text(f"[I 11-22 20:00:00 main.py:138] metrics and probes on port {port}\n")
                 await asyncio.to_thread(found.await_turn)
                 return before, await asyncio.to_thread(found.nodes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankfall.kube.auth import in_cluster
+from rankfall.kube.auth import kubeconfig
 from rankfall.kube.auth.kubeconfig import IN_CLUSTER, load_access, reread
 from rankfall.kube.errors import KubeConfigError
 
@@ -17,7 +17,7 @@ def account(tmp_path, monkeypatch):
     folder.mkdir()
     for name, text in (("token", "t"), ("ca.crt", "c"), ("namespace", "team\n")):
         (folder / name).write_text(text)
-    monkeypatch.setattr(in_cluster, "FOLDER", str(folder))
+    monkeypatch.setattr(kubeconfig, "POD_FOLDER", str(folder))
     return folder
 
 

@@ -41,6 +41,7 @@ VERBS: Final = {
     "resize": ("attach", "Give a run another number of nodes; no budget is used."),
     "rm": ("runs", "Delete the files of ended runs."),
     "prune": ("runs", "Delete the files of old runs."),
+    "metrics": ("metrics", "Print or serve numbers of the runs for Prometheus."),
     "cp": ("cp", "Copy files to a run's folder and back."),
     "agent": ("agent", "Read a node's kernel log and record what concerns its health on its Node."),
     "controller": ("controller", "Watch all nodes for faults and keep the scheduler away from bad ones."),

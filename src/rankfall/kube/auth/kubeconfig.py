@@ -5,6 +5,7 @@ The first file with a name wins as a whole. Only the chosen context is checked i
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import yaml
 
-from rankfall.kube.auth import in_cluster, kubeconfig_entries
+from rankfall.kube.auth import kubeconfig_entries
 from rankfall.kube.auth.access import IN_CLUSTER, Access, Endpoint, ExecPlugin, Impersonation, Login, Origin
 from rankfall.kube.auth.kubeconfig_entries import Fields
 from rankfall.kube.errors import KubeConfigError
@@ -28,10 +29,13 @@ __all__ = [
     "Login",
     "Place",
     "access_of",
+    "in_pod",
     "load_access",
+    "pod_access",
     "reread",
 ]
 
+POD_FOLDER: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 # Thousands of clusters take a few MiB.
 _LARGEST: Final = 16 << 20
 _KINDS: Final = (("clusters", "cluster"), ("contexts", "context"), ("users", "user"))
@@ -75,10 +79,10 @@ def load_access(
     merged = _merge(paths, must_exist=kubeconfig is not None)
     name = context or merged.current
     if name == IN_CLUSTER and name not in merged.contexts:
-        return in_cluster.load(namespace=namespace, environ=environ)
+        return pod_access(namespace=namespace, environ=environ)
     if not name:
-        if kubeconfig is None and in_cluster.possible(environ):
-            return in_cluster.load(namespace=namespace, environ=environ)
+        if kubeconfig is None and in_pod(environ):
+            return pod_access(namespace=namespace, environ=environ)
         raise _no_context(merged, paths)
     return _access(merged, name, namespace=namespace, paths=paths)
 
@@ -258,3 +262,54 @@ def _no_context(merged: Merged, paths: tuple[str, ...]) -> KubeConfigError:
         f"no cluster to work with: no kubeconfig at {where}, and this is not a pod with a service account",
         hint="set $KUBECONFIG, or kubernetes.kubeconfig in the job file; --backend local needs no cluster",
     )
+
+
+def in_pod(environ: Mapping[str, str], *, folder: str | None = None) -> bool:
+    """True if this process runs in a pod with access to its API server."""
+    return bool(
+        environ.get("KUBERNETES_SERVICE_HOST")
+        and environ.get("KUBERNETES_SERVICE_PORT")
+        and Path(folder or POD_FOLDER, "token").is_file()
+    )
+
+
+def pod_access(*, namespace: str | None, environ: Mapping[str, str], folder: str | None = None) -> Access:
+    """Returns the access of this pod's service account; ``namespace`` None = the pod's.
+
+    The kubelet renews the token hourly, so its file is stored, not its value.
+
+    Raises:
+        KubeConfigError: No pod, or no service account.
+    """
+    if not in_pod(environ, folder=folder):
+        raise KubeConfigError(
+            "this is not a pod with a service account",
+            hint="set automountServiceAccountToken, or give a kubeconfig with --kubeconfig",
+        )
+    root = Path(folder or POD_FOLDER)
+    ca = root / "ca.crt"
+    return Access(
+        context=IN_CLUSTER,
+        cluster=IN_CLUSTER,
+        user=IN_CLUSTER,
+        namespace=namespace or environ.get("POD_NAMESPACE") or _namespace(root) or "default",
+        endpoint=Endpoint(
+            server=f"https://{_host(environ['KUBERNETES_SERVICE_HOST'])}:{environ['KUBERNETES_SERVICE_PORT']}",
+            ca_file=str(ca) if ca.is_file() else None,
+        ),
+        login=Login(token_file=str(root / "token")),
+    )
+
+
+def _host(text: str) -> str:
+    try:
+        return f"[{text}]" if ipaddress.ip_address(text).version == 6 else text  # noqa: PLR2004 - IP version
+    except ValueError:
+        return text
+
+
+def _namespace(root: Path) -> str:
+    try:
+        return (root / "namespace").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -15,9 +15,8 @@ from typing import Final
 
 import msgspec
 
-from rankfall.kube.auth import in_cluster
 from rankfall.kube.auth.access import Access
-from rankfall.kube.auth.kubeconfig import load_access
+from rankfall.kube.auth.kubeconfig import in_pod, load_access, pod_access
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError, ObjectNotFound
 from rankfall.kube.lease import HolderIdle, LeaseLock, LeaseLost, boot_clock
@@ -46,8 +45,8 @@ def find_access(
         KubeConfigError: There is neither.
     """
     if kubeconfig is None and context is None:
-        if in_cluster.possible(environ, folder=folder):
-            access = in_cluster.load(namespace=None, environ=environ, folder=folder)
+        if in_pod(environ, folder=folder):
+            access = pod_access(namespace=None, environ=environ, folder=folder)
             LOG.info("in-cluster config loaded: %s", access.server)
             return access
         LOG.warning("incluster config failed to load, attempting to use kubeconfig.")
@@ -211,7 +210,7 @@ class Controller:
         async with Kube(self._access) as kube, contextlib.AsyncExitStack() as stack:
             if settings.web is not None:
                 self.port = await stack.enter_async_context(
-                    metrics.serving(settings.web, metrics=self.metrics, alive=self._alive, ready=self._ready)
+                    metrics.serving(settings.web, text=self.metrics.text, alive=self._alive, ready=self._ready)
                 )
                 LOG.info("metrics and probes on port %d", self.port)
             if settings.dry_run:

@@ -1,10 +1,11 @@
-"""Metrics of the controller in Prometheus' text format, and their HTTP server with the probes.
+"""Metrics in Prometheus' text format, and their HTTP server with the probes.
 
-Label values are never node names or foreign texts.
+Label values of the controller are never node names or foreign texts.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType
@@ -41,19 +42,20 @@ _MAX_SERIES: Final = 2_000
 
 
 class Metrics:
-    """All metrics of one controller."""
+    """Values of the metrics ``names``, as :data:`NAMES`: those of one controller."""
 
-    def __init__(self) -> None:
-        self._values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {name: {} for name in NAMES}
+    def __init__(self, names: Mapping[str, tuple[str, str]] = NAMES) -> None:
+        self._names = names
+        self._values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {name: {} for name in names}
 
-    def add(self, name: str, amount: float = 1, **labels: str) -> None:
+    def add(self, name: str, amount: float = 1, /, **labels: str) -> None:
         """Increments a counter."""
         series = self._values[name]
         key = tuple(sorted(labels.items()))
         if key in series or len(series) < _MAX_SERIES:
             series[key] = series.get(key, 0) + amount
 
-    def set(self, name: str, value: float, **labels: str) -> None:
+    def set(self, name: str, value: float, /, **labels: str) -> None:
         """Sets a value."""
         self._values[name][tuple(sorted(labels.items()))] = value
 
@@ -61,14 +63,14 @@ class Metrics:
         """Sets all values of one name and drops the others."""
         self._values[name] = {((label, key),): value for key, value in values.items()}
 
-    def get(self, name: str, **labels: str) -> float:
+    def get(self, name: str, /, **labels: str) -> float:
         """Returns one value; 0 if unset."""
         return self._values[name].get(tuple(sorted(labels.items())), 0)
 
     def text(self) -> str:
         """Returns the text format, version 0.0.4."""
         lines = []
-        for name, (kind, reported) in NAMES.items():
+        for name, (kind, reported) in self._names.items():
             lines += [f"# HELP rankfall_{name} {reported}", f"# TYPE rankfall_{name} {kind}"]
             for labels, value in sorted(self._values[name].items()):
                 labels_text = ",".join(f'{key}="{_escaped(each)}"' for key, each in labels)
@@ -84,9 +86,13 @@ def _escaped(text: str) -> str:
 
 @asynccontextmanager
 async def serving(
-    address: tuple[str, int], *, metrics: Metrics, alive: Callable[[], bool], ready: Callable[[], bool]
+    address: tuple[str, int],
+    *,
+    text: Callable[[], str],
+    alive: Callable[[], bool] = lambda: True,
+    ready: Callable[[], bool] = lambda: True,
 ) -> AsyncIterator[int]:
-    """Serves ``/metrics``, ``/healthz`` and ``/readyz`` inside the block; yields the port.
+    """Serves ``text`` at ``/metrics``, and ``/healthz`` and ``/readyz``, inside the block; yields the port.
 
     A controller that waits for the lease is ready.
 
@@ -94,15 +100,13 @@ async def serving(
         UsageError: The address is not available.
     """
 
-    def numbers() -> web.Response:
-        return web.Response(text=metrics.text(), content_type="text/plain", charset="utf-8")
-
     def probe(*, holds: bool) -> web.Response:
         return web.Response(text="ok\n") if holds else web.Response(text="not ok\n", status=503)
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/metrics":
-            return numbers()
+            found = await asyncio.to_thread(text)
+            return web.Response(text=found, content_type="text/plain", charset="utf-8")
         if request.path in {"/healthz", "/readyz"}:
             return probe(holds=alive() if request.path == "/healthz" else ready())
         return web.Response(status=404, text="metrics are at /metrics\n")
