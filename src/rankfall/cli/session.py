@@ -30,6 +30,8 @@ from rankfall.supervisor.supervise import finish, supervise
 
 _TICK_S: Final = 0.05
 _TERMINATED: Final = "SIGTERM to rankfall"
+# Answers to Ctrl-C; other lines, as a shell command typed out of habit, decide nothing.
+_ANSWERS: Final = {"": "", "c": "c", "cancel": "c", "d": "d", "detach": "d"}
 # Ticks without supervisor before a takeover, longer than a hand-over.
 _ORPHANED_TICKS: Final = 20
 # Opening the database at each tick costs; a change within one tick of the file system's clock is invisible.
@@ -339,7 +341,7 @@ class Session:
         Returns "d", "c", or "" to continue; "t" after SIGTERM; None after another Ctrl-C or without a terminal.
         """
         sys.stderr.write(
-            f"\nrankfall: detach and leave {self._directory.id} running (d), cancel it (c), or continue (Enter)? "
+            f"\nrankfall: detach and leave {self._directory.id} running (d+Enter), cancel it (c+Enter), or continue (Enter)? "
         )
         sys.stderr.flush()
         count = self._signals.interrupts
@@ -356,8 +358,11 @@ class Session:
             ready, _, _ = select.select([sys.stdin], [], [], 0.1)
             if ready:
                 line = sys.stdin.readline()
-                answer = line.strip().lower()[:1] if line else None
-                return answer if answer in {"d", "c", None} else ""
+                answer = line.strip().lower()
+                if not line or answer in _ANSWERS:
+                    return _ANSWERS[answer] if line else None
+                sys.stderr.write("rankfall: type d, c or nothing, then Enter: ")
+                sys.stderr.flush()
 
     def _terminated(self) -> None:
         """Handles SIGTERM: the supervisor stops the run even if output blocks."""
