@@ -182,6 +182,28 @@ def test_files_have_no_run() -> None:
     assert next_commands(fallen(run=None)) == ()
 
 
+def test_files_without_a_known_failure_are_not_called_a_failed_job() -> None:
+    nothing = {
+        "run": None,
+        "attempt": None,
+        "rank": None,
+        "node": None,
+        "slot": None,
+        "scope": None,
+        "consequences": (),
+    }
+    unknown = Cause.of("unknown", confidence="unknown")
+    text = render_verdict(fallen(**nothing, cause=unknown, evidence=(), decisive=None, missing=("any log file",)))
+    assert text.startswith("No failure was found in the files.\n")
+    assert "cause   none found" in text
+    assert "If the job failed, its errors are elsewhere" in text
+    assert "any log file" in text
+    text = render_verdict(fallen(**nothing, cause=unknown))
+    assert text.startswith("No known failure was found in the files; the shown line may belong to one.")
+    assert "job failed;" not in text
+    assert "The job failed;" in render_verdict(fallen(**nothing | {"run": "train-608d43"}, cause=unknown))
+
+
 def test_a_pod_is_named_with_its_node() -> None:
     assert "pod     trainer-0 on node1" in render_verdict(fallen(pod="trainer-0"))
 
