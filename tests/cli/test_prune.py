@@ -32,7 +32,7 @@ def test_an_ended_run_is_removed_and_what_was_freed_is_printed(home: Path, rankf
     done = rankfall("rm", "--yes", run)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(rf"removed {run} [\d.]+ [KM]iB\n", done.stdout)
-    assert "removed 1 runs" in done.stderr
+    assert "removed 1 run," in done.stderr
     assert [one.id for one in list_runs(home)] == [other]
     assert rankfall("rm").returncode == 2
 
@@ -51,7 +51,7 @@ def test_a_terminal_is_asked(home: Path, rankfall: Runner, folder: Path) -> None
         os.write(leader, answer)
         started.wait(scaled(50))
         os.close(leader)
-        assert b"Delete 1 runs" in shown
+        assert b"Delete 1 run " in shown
         assert len(list_runs(home)) == left
 
 
