@@ -311,6 +311,14 @@ def test_all_summaries_of_commands_fit_a_terminal(monkeypatch: pytest.MonkeyPatc
         assert "...\n" not in capsys.readouterr().out.partition("Commands:")[2]
 
 
+def test_lines_of_the_failed_rank_where_none_is_recorded(rankfall: Runner) -> None:
+    rankfall("run", "-q", "--launcher", "plain", "train.py")
+    done = rankfall("logs", "--rank", "failed")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no failed rank is recorded" in done.stderr
+    assert "--tail 20" in done.stderr
+
+
 def test_a_cancel_of_a_run_that_ended_asks_nothing(rankfall: Runner) -> None:
     rankfall("run", "-q", "--launcher", "plain", "train.py")
     done = rankfall("cancel")

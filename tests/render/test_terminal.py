@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfall.model import Alternative, Cause, Consequence, Decision, Decisive, Proof, Time, Verdict, catalogue
+from rankfall.model.verdict import HANG
 from rankfall.render.summary import action_text, advice, summary
 from rankfall.render.verdict import Details, next_commands, render_brief, render_verdict
 from rankfall.verdict.diagnose import diagnose
@@ -202,6 +203,14 @@ def test_files_without_a_known_failure_are_not_called_a_failed_job() -> None:
     assert text.startswith("No known failure was found in the files; the shown line may belong to one.")
     assert "job failed;" not in text
     assert "The job failed;" in render_verdict(fallen(**nothing | {"run": "train-608d43"}, cause=unknown))
+
+
+def test_a_hang_without_a_known_rank_is_called_one() -> None:
+    unknown = Cause.of("unknown", confidence="unknown")
+    missing = ("a start of ranks 0, 1", f"{HANG}no progress for 5 s\x1b[2J")
+    found = fallen(rank=None, scope=None, node=None, cause=unknown, consequences=(), missing=missing)
+    assert summary(found).startswith("The job hung: no progress for 5 s")
+    assert "\x1b" not in summary(found)
 
 
 def test_a_pod_is_named_with_its_node() -> None:

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from rankfall.model import Consequence, Decision, Verdict
 from rankfall.model.patterns import anchored, bounded
+from rankfall.model.verdict import HANG
 from rankfall.render import formatting
 from rankfall.render.escape import one_line
 
@@ -160,7 +161,9 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
         if verdict.run is None:
             # Files alone do not prove that the job failed.
             return "No known failure was found in the files; the shown line may belong to one"
-        return "The job failed; no recorded evidence explains it"
+        hang = next((text for text in verdict.missing if text.startswith(HANG)), None)
+        what = f"hung: {one_line(hang.removeprefix(HANG), width=100)}" if hang else "failed"
+        return f"The job {what}; no recorded evidence explains it"
     if slug == "cancelled" and verdict.state in {"suspended", "restarting"}:
         change = "a suspension" if verdict.state == "suspended" else "another size"
         return f"The attempt was stopped for {change}"
