@@ -336,10 +336,7 @@ class Session:
         return True
 
     def _ask(self) -> str | None:
-        """Prompts for detach or cancel.
-
-        Returns "d", "c", or "" to continue; "t" after SIGTERM; None after another Ctrl-C or without a terminal.
-        """
+        """Prompts; returns "d", "c", or "" to continue; "t" after SIGTERM; None after Ctrl-C or without a terminal."""
         sys.stderr.write(
             f"\nrankfall: detach and leave {self._directory.id} running (d+Enter), cancel it (c+Enter), or continue (Enter)? "
         )
@@ -358,11 +355,10 @@ class Session:
             ready, _, _ = select.select([sys.stdin], [], [], 0.1)
             if ready:
                 line = sys.stdin.readline()
-                answer = line.strip().lower()
-                if not line or answer in _ANSWERS:
-                    return _ANSWERS[answer] if line else None
-                sys.stderr.write("rankfall: type d, c or nothing, then Enter: ")
-                sys.stderr.flush()
+                answer = _ANSWERS.get(line.strip().lower()) if line else None
+                if answer is not None or not line:
+                    return answer
+                console.say("rankfall: type d, c or nothing, then Enter")
 
     def _terminated(self) -> None:
         """Handles SIGTERM: the supervisor stops the run even if output blocks."""
