@@ -28,6 +28,10 @@ _WHERE = {
 __all__ = ["Client", "JobSpec", "RankfallError", "Run", "SyncClient", "Verdict", "__version__", "register_strategy"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """Loads a public name on first use."""
     if name not in _WHERE:

@@ -35,8 +35,10 @@ def register_strategy(name: str, pick: Pick) -> None:
         pick: Function from a failed attempt's case to a diagnosis or None.
 
     Raises:
-        UsageError: The name is invalid or belongs to another strategy.
+        UsageError: The name is invalid or belongs to another strategy, or ``pick`` is no function.
     """
+    if not callable(pick):
+        raise UsageError(f"pick is a {type(pick).__name__}, not a function", hint="pass a function of a case")
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name[:_MAX_LISTED]!r} is not a name of a strategy",

@@ -144,6 +144,44 @@ def test_a_home_that_cannot_be_used_is_said(
     assert "RANKFALL_HOME" in said(capfd)
 
 
+def test_log_files_are_explained_with_an_empty_home_that_cannot_be_written(
+    home: Path, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    home.mkdir()
+    (here / "a.log").write_text('Traceback (most recent call last):\n  File "a.py", line 3\nKeyError: 1\n')
+    assert run(["why", "a.log"]) == 0
+    assert "raised KeyError" in capfd.readouterr().out
+    assert run(["ps"]) == 0
+    # What makes nothing needs no right to make it.
+    assert list(home.iterdir()) == []
+
+
+def test_a_job_file_is_taken_for_a_program_only_with_the_right_next_step(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (here / "job.yaml").write_text("command: [train.py]\n")
+    assert run(["run", "job.yaml"]) == 2
+    assert "rankfall run -f job.yaml" in said(capfd)
+    (here / "job.toml").write_text('command = ["train.py"]\n')
+    assert run(["run", "-f", "job.toml"]) == 2
+    assert "TOML is not read" in said(capfd)
+
+
+def test_an_empty_notify_section_is_answered_with_an_example_that_is_valid(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (here / "job.yaml").write_text("command: [train.py]\n")
+    assert run(["config", "notify", "-f", "job.yaml"]) == 2
+    (here / "job.yaml").write_text("command: [train.py]\n" + said(capfd).partition("as: ")[2])
+    assert run(["config", "notify", "-f", "job.yaml"]) == 0
+    capfd.readouterr()
+    monkeypatch.setenv("RANKFALL_CONFIG", str(here / "config.toml"))
+    assert run(["config", "notify"]) == 2
+    (here / "config.toml").write_text(said(capfd).partition("as: ")[2].replace("] targets", "]\ntargets"))
+    capfd.readouterr()
+    assert run(["config", "notify"]) == 0
+
+
 def test_a_home_of_another_version_is_refused(home: Path, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     home.mkdir()
     (home / "layout").write_text("99\n")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -70,6 +71,11 @@ def test_a_word_of_another_tool_is_answered_in_one_line(
         (["run", "--ntasks", "4", "train.py"], "--nproc-per-node"),
         (["run", "--nodes", "4", "train.py"], "--nnodes"),
         (["logs", "--lines", "4"], "--tail"),
+        (["run", "--webhook", "http://127.0.0.1", "train.py"], "config notify --test"),
+        (["run", "--config", "job.yaml"], "--file"),
+        (["report", "--html", "RUN"], "-o FILE.html"),
+        (["wait", "--quiet"], "one line"),
+        (["rm", "--all"], "prune --keep 0"),
     ],
 )
 def test_a_flag_of_another_tool_is_answered(
@@ -249,6 +255,78 @@ def test_a_run_is_tried_again_with_its_secrets(folder: Path, home: Path, rankfal
     rankfall("wait", third)
 
 
+def test_a_run_is_tried_again_with_another_variable_beside_its_secrets(
+    folder: Path, home: Path, rankfall: Runner
+) -> None:
+    (folder / "show.py").write_text("import os\nprint(os.environ['API_TOKEN'][::-1], os.environ['A'], flush=True)\n")
+    words = ("--launcher", "plain", "-e", "API_TOKEN", "-e", "A=1", "show.py")
+    run = rankfall("submit", *words, API_TOKEN="terces-si-siht").stdout.strip()  # noqa: S106
+    rankfall("wait", run)
+    again = rankfall("retry", run, "-e", "A=2")
+    assert again.returncode == 0, again.stderr
+    assert "[rank 0] this-is-secret 2" in again.stdout
+    other = rankfall("retry", run, "--lr", "5")
+    assert other.returncode == 2
+    assert "rankfall run -f HOME/runs/RUN/spec.json SCRIPT ARGS" in other.stderr
+    assert "rankfall-exit: rankfall 2" in other.stderr
+
+
+def test_a_quiet_run_prints_its_outcome_as_a_document(rankfall: Runner) -> None:
+    done = rankfall("run", "-q", "--json", "--nproc-per-node", "2", "--launcher", "plain", "train.py", "exit")
+    outcome = json.loads(done.stdout)
+    assert (outcome["state"], outcome["code"], outcome["exit_origin"]) == ("failed", 17, "rank")
+    assert outcome["verdict"]["rank"] == 1
+    assert done.returncode == 17
+    assert done.stderr.splitlines()[-1] == "rankfall-exit: rank 17"
+
+
+def test_a_quiet_run_still_reports_that_its_message_was_not_delivered(rankfall: Runner, folder: Path) -> None:
+    (folder / "job.yaml").write_text(
+        "command: [train.py]\nlauncher: plain\nnotify: {targets: [{command: ['false']}]}\n"
+    )
+    done = rankfall("run", "-q", "-f", "job.yaml")
+    assert done.returncode == 0
+    assert "command false did not get the message end" in done.stderr
+    assert "attempt 1" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [("train.py", "rankfall run train.py"), ("job.yaml", "rankfall run -f job.yaml"), ("a b.log", "why 'a b.log'")],
+)
+def test_a_file_in_place_of_a_command_is_answered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, name: str, answer: str
+) -> None:
+    monkeypatch.chdir(folder)
+    Path(name).write_text("")
+    assert main([name]) == 2
+    assert answer in capsys.readouterr().err
+
+
+def test_all_summaries_of_commands_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in (["--help"], ["config", "--help"]):
+        assert main(words) == 0
+        assert "...\n" not in capsys.readouterr().out.partition("Commands:")[2]
+
+
+def test_lines_of_the_failed_rank_where_none_is_recorded(rankfall: Runner) -> None:
+    rankfall("run", "-q", "--launcher", "plain", "train.py")
+    done = rankfall("logs", "--rank", "failed")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no failed rank is recorded" in done.stderr
+    assert "--tail 20" in done.stderr
+
+
+def test_a_cancel_of_a_run_that_ended_asks_nothing(rankfall: Runner) -> None:
+    rankfall("run", "-q", "--launcher", "plain", "train.py")
+    done = rankfall("cancel")
+    assert done.returncode == 0
+    assert "has already ended: succeeded" in done.stderr
+    assert "-y" not in done.stderr
+
+
 def test_a_live_run_is_not_tried_again(folder: Path, rankfall: Runner) -> None:
     run = rankfall("submit", "--name", "five", "--launcher", "plain", "-e", f"GATE={folder / 'never'}", "train.py").stdout.strip()  # fmt: skip
     refused = rankfall("retry", run)
@@ -289,3 +367,9 @@ def test_ids_of_runs_are_completed(home: Path, rankfall: Runner, shell: str) -> 
         words = {"COMP_WORDS": f"rankfall {verb} ni", "COMP_CWORD": "2" if shell != "fish" else "ni"}
         done = rankfall(**words, _RANKFALL_COMPLETE=f"{shell}_complete")
         assert run in done.stdout, (verb, done)
+    for verb, begun in (("why", "ni"), ("report", "ni"), ("why", "logs/"), ("run", "tr")):
+        words = {"COMP_WORDS": f"rankfall {verb} {begun}", "COMP_CWORD": "2" if shell != "fish" else begun}
+        done = rankfall(**words, _RANKFALL_COMPLETE=f"{shell}_complete")
+        assert (run in done.stdout) is (begun == "ni"), (verb, done)
+        # The shell completes paths itself.
+        assert "file" in done.stdout, (verb, done)

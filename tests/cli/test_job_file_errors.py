@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+import rankfall
 from rankfall import JobSpec, SyncClient
 from rankfall.cli.app import run as main
 from rankfall.client import complete
 from rankfall.model import FailureRule, Policies, Role, SpecError, UsageError
+from rankfall.strategy_registry import find_strategy
 
 CASES = [
     ("command: train.py\n", 1, "$.command: Expected `array`, got `str`", "write a list, as: command: [train.py]"),
@@ -80,6 +82,9 @@ def test_a_wrong_secret_is_not_printed(folder: Path, monkeypatch: pytest.MonkeyP
     ("make", "path", "hint"),
     [
         (lambda: JobSpec(nodes=2), "$.nodes", "did you mean nnodes?"),  # type: ignore[call-arg]
+        (lambda: JobSpec(nproc=2), "$.nproc", "did you mean nproc_per_node?"),  # type: ignore[call-arg]
+        (lambda: JobSpec(script="a.py"), "$.script", "did you mean command?"),  # type: ignore[call-arg]
+        (lambda: JobSpec(max_restarts=1), "$.max_restarts", "policies.max_restarts"),  # type: ignore[call-arg]
         (lambda: JobSpec("train.py"), "$", "FIELD=VALUE"),  # type: ignore[misc]
         (lambda: Policies(max_restart=1), "$.max_restart", "did you mean max_restarts?"),  # type: ignore[call-arg]
         (lambda: Role(nnodes=1), "$", None),  # type: ignore[call-arg]
@@ -116,3 +121,12 @@ def test_the_sync_client_says_what_to_do_inside_a_running_loop(home: Path) -> No
         assert await asyncio.to_thread(client.runs) == []
 
     asyncio.run(inside())
+
+
+def test_public_names_are_listed_and_wrong_arguments_refused_at_once(tmp_path: Path) -> None:
+    assert {"Client", "SyncClient", "JobSpec", "register_strategy"} <= set(dir(rankfall))
+    assert SyncClient(home=str(tmp_path / "home")).runs() == []
+    with pytest.raises(UsageError, match="not a function"):
+        rankfall.register_strategy("mine", 3)  # type: ignore[arg-type]
+    with pytest.raises(SpecError):
+        find_strategy("mine")

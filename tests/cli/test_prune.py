@@ -32,7 +32,7 @@ def test_an_ended_run_is_removed_and_what_was_freed_is_printed(home: Path, rankf
     done = rankfall("rm", "--yes", run)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(rf"removed {run} [\d.]+ [KM]iB\n", done.stdout)
-    assert "removed 1 runs" in done.stderr
+    assert "removed 1 run," in done.stderr
     assert [one.id for one in list_runs(home)] == [other]
     assert rankfall("rm").returncode == 2
 
@@ -51,7 +51,7 @@ def test_a_terminal_is_asked(home: Path, rankfall: Runner, folder: Path) -> None
         os.write(leader, answer)
         started.wait(scaled(50))
         os.close(leader)
-        assert b"Delete 1 runs" in shown
+        assert b"Delete 1 run " in shown
         assert len(list_runs(home)) == left
 
 
@@ -143,3 +143,16 @@ def test_an_empty_run_keeps_at_most_100_kb(home: Path, folder: Path, rankfall: R
     assert sum(one.stat().st_size for one in files) <= 100_000, [(one.name, one.stat().st_size) for one in files]
     assert size_of(path) <= 200_000
     assert "succeeded" in rankfall("status", run).stdout
+
+
+def test_a_run_whose_end_is_incomplete_stays_and_names_a_way_out_of_a_full_disk(home: Path, rankfall: Runner) -> None:
+    run = rankfall("submit", "--launcher", "plain", "train.py").stdout.strip()
+    rankfall("wait", run)
+    (home / "runs" / run / "closing").touch()
+    kept = rankfall("rm", "--yes", run)
+    assert kept.returncode != 0
+    assert f"rankfall attach {run} completes it" in kept.stderr
+    assert f"delete {home / 'runs' / run} yourself" in kept.stderr
+    # As the next step says, even from a mark that a full disk left empty.
+    assert rankfall("attach", run).returncode == 0
+    assert rankfall("rm", "--yes", run).returncode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import subprocess
 import tarfile
 from collections.abc import Callable
@@ -50,6 +51,7 @@ def test_i24_p3_another_format_is_refused(rankfall: Runner, name: str) -> None:
     done = rankfall("report", "-o", name)
     assert done.returncode == 2
     assert ".html, .md, .json" in done.stderr
+    assert ("--bundle" if name.endswith(".gz") else "-o report.html") in done.stderr
 
 
 def test_i24_p3_log_files_have_a_report_but_no_archive(rankfall: Runner, tmp_path: Path) -> None:
@@ -127,3 +129,40 @@ def test_i24_p3_a_strangers_archive_writes_nothing_elsewhere(rankfall: Runner, h
     assert rankfall("why", str(tmp_path / "cut.tar.gz")).returncode in {0, 2}
     assert not (tmp_path / "evil").exists()
     assert not (tmp_path.parent / "evil").exists()
+
+
+def test_the_commands_below_the_verdict_of_an_archive_work_where_its_run_is_unknown(
+    rankfall: Runner, home: Path, tmp_path: Path
+) -> None:
+    assert rankfall("run", *GANG, "train.py", "fail").returncode != 0
+    run = run_of(home)
+    archive = tmp_path / "a mail.tar.gz"
+    assert rankfall("report", run, "--bundle", "-o", str(archive)).returncode == 0
+    there = {"RANKFALL_HOME": str(tmp_path / "other")}
+    shown = rankfall("why", str(archive), **there).stdout
+    commands = [line.strip().removeprefix("$ ") for line in shown.splitlines() if line.startswith("  $ rankfall ")]
+    assert len(commands) > 1
+    for command in commands:
+        done = rankfall(*shlex.split(command)[1:], **there)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "Traceback" in done.stdout or "rankfall.verdict/1" in done.stdout
+    status = rankfall("status", str(archive), **there)
+    assert f"Run {run} failed" in status.stdout
+    # A verb that changes a run takes no copy.
+    for verb in ("rm", "cancel", "retry"):
+        assert rankfall(verb, str(archive), **there).returncode == 66
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_run_and_a_file_are_not_explained_together(rankfall: Runner, home: Path, tmp_path: Path) -> None:
+    rankfall("run", *GANG, "train.py")
+    run = run_of(home)
+    for verb in ("why", "report"):
+        done = rankfall(verb, run, str(tmp_path / "missing.log"))
+        assert done.returncode == 2
+        assert f"{run} is a run" in done.stderr
+    log = tmp_path / "plain.log"
+    log.write_text("step 1\n")
+    done = rankfall("logs", str(log))
+    assert done.returncode == 66
+    assert f"rankfall why {log}" in done.stderr

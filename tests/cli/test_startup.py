@@ -142,3 +142,19 @@ def test_the_wrapper_of_a_slot_loads_little() -> None:
     }
     loads_none(modules, heavy)
     assert not {name for name in modules if name.split(".")[0] == "rankfall"}
+
+
+def test_ctrl_c_while_modules_load_shows_no_traceback() -> None:
+    code = """
+import sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "rankfall.cli.app":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+from rankfall.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code, "run", "train.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert done.stderr == "interrupted\n"

@@ -87,6 +87,25 @@ def test_ctrl_c_asks_and_detaching_leaves_the_run_alone(
     assert rankfall("wait").returncode == 17
 
 
+def test_a_shell_command_typed_after_ctrl_c_cancels_nothing(
+    at_terminal: Callable[..., Terminal], rankfall: Runner, folder: Path
+) -> None:
+    gate = folder / "gate"
+    rankfall("submit", "-q", *GANG, "train.py", "exit", GATE=str(gate))
+    terminal = at_terminal("attach", "--all")
+    terminal.until(b"to stderr", times=2)
+    terminal.type(CTRL_C)
+    terminal.until(b"or continue (Enter)?")
+    terminal.type(b"cd /tmp\n")
+    terminal.until(b"type d, c or nothing, then Enter")
+    terminal.type(b"clear; date\n")
+    terminal.until(b"type d, c or nothing, then Enter", times=2)
+    terminal.type(b"detach\n")
+    assert terminal.end() == 0
+    gate.touch()
+    assert rankfall("wait").returncode == 17
+
+
 def test_enter_goes_on_and_c_cancels(at_terminal: Callable[..., Terminal], folder: Path) -> None:
     terminal = at_terminal("run", *GANG, "--all", "train.py", GATE=str(folder / "never"))
     terminal.until(b"to stderr", times=2)

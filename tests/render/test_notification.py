@@ -133,3 +133,10 @@ def test_secrets_are_masked_before_the_text_is_cut(event: str) -> None:
         sent = body(note, shape)  # type: ignore[arg-type]
         assert b"hunter2" not in sent
         assert b"abcdefgh" not in sent
+
+
+@pytest.mark.parametrize("event", ["failure", "end"])
+def test_the_last_line_of_the_evidence_is_part_of_the_message(event: str) -> None:
+    note = hostile(f"first line\nKeyError: {PLANTED} 'labels'", event=event)
+    assert note.text.endswith("Evidence: KeyError: *** 'labels': failed")
+    assert len(hostile("x" * 5000, event=event).text) <= 600

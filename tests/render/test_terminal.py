@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfall.model import Alternative, Cause, Consequence, Decision, Decisive, Proof, Time, Verdict, catalogue
+from rankfall.model.verdict import HANG
 from rankfall.render.summary import action_text, advice, summary
 from rankfall.render.verdict import Details, next_commands, render_brief, render_verdict
 from rankfall.verdict.diagnose import diagnose
@@ -180,6 +181,36 @@ def test_files_have_no_run() -> None:
     assert "\n\nrun     none; input: logs/\n" in text
     assert "action  none: the input is files" in text
     assert next_commands(fallen(run=None)) == ()
+
+
+def test_files_without_a_known_failure_are_not_called_a_failed_job() -> None:
+    nothing = {
+        "run": None,
+        "attempt": None,
+        "rank": None,
+        "node": None,
+        "slot": None,
+        "scope": None,
+        "consequences": (),
+    }
+    unknown = Cause.of("unknown", confidence="unknown")
+    text = render_verdict(fallen(**nothing, cause=unknown, evidence=(), decisive=None, missing=("any log file",)))
+    assert text.startswith("No failure was found in the files.\n")
+    assert "cause   none found" in text
+    assert "If the job failed, its errors are elsewhere" in text
+    assert "any log file" in text
+    text = render_verdict(fallen(**nothing, cause=unknown))
+    assert text.startswith("No known failure was found in the files; the shown line may belong to one.")
+    assert "job failed;" not in text
+    assert "The job failed;" in render_verdict(fallen(**nothing | {"run": "train-608d43"}, cause=unknown))
+
+
+def test_a_hang_without_a_known_rank_is_called_one() -> None:
+    unknown = Cause.of("unknown", confidence="unknown")
+    missing = ("a start of ranks 0, 1", f"{HANG}no progress for 5 s\x1b[2J")
+    found = fallen(rank=None, scope=None, node=None, cause=unknown, consequences=(), missing=missing)
+    assert summary(found).startswith("The job hung: no progress for 5 s")
+    assert "\x1b" not in summary(found)
 
 
 def test_a_pod_is_named_with_its_node() -> None:

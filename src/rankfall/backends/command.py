@@ -288,10 +288,12 @@ def _check_program(program: str, *, spec: JobSpec, cwd: Path) -> None:
         return
     path = cwd / Path(program).expanduser()
     if path.is_file():
+        job = path.suffix in {".yaml", ".yml", ".json", ".toml"}
+        interpreter = f"chmod +x {program}, or name its interpreter, as: -- python {program}"
         raise SpecError(
             "$.command",
             f"{program!r} is not executable",
-            hint=f"chmod +x {program}, or name its interpreter, as: -- python {program}",
+            hint=f"give a job file with -f: rankfall run -f {program}" if job else interpreter,
         )
     where = f"in {cwd}" if "/" in program else "on PATH"
     raise SpecError("$.command", f"{program!r} was not found {where}", hint="check the spelling, PATH or cwd")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import shlex
 import sys
 import tempfile
 import traceback
@@ -25,7 +26,7 @@ from click.core import ParameterSource
 from rankfall.cli import console
 
 VERBS: Final = {
-    "run": ("run", "Run a job on this machine or a cluster; show its output, restart it after failures."),
+    "run": ("run", "Run a job here or on a cluster; restart it after failures."),
     "submit": ("run", "Run a job in the background; prints the run's id."),
     "retry": ("run", "Run the job of an ended run again, as a new run."),
     "ps": ("runs", "List the runs of this machine."),
@@ -34,7 +35,7 @@ VERBS: Final = {
     "attach": ("attach", "Watch a run; supervise it if no other process does."),
     "wait": ("attach", "Wait for a run's end and exit with its code."),
     "why": ("why", "Show which rank failed first, why, and on which node."),
-    "report": ("why", "Write what happened to a run as HTML, Markdown, JSON or an archive."),
+    "report": ("why", "Write what happened as HTML, Markdown, JSON or an archive."),
     "cancel": ("attach", "Stop runs and everything they started."),
     "suspend": ("attach", "Stop a run without ending it; no budget is used."),
     "resume": ("attach", "Continue a suspended run, or start a lost supervisor again."),
@@ -43,14 +44,11 @@ VERBS: Final = {
     "prune": ("runs", "Delete the files of old runs."),
     "metrics": ("metrics", "Print or serve numbers of the runs for Prometheus."),
     "cp": ("cp", "Copy files to a run's folder and back."),
-    "agent": ("agent", "Read a node's kernel log and record what concerns its health on its Node."),
-    "controller": ("controller", "Watch all nodes for faults and keep the scheduler away from bad ones."),
-    "nodes": ("nodes", "Show the health of nodes; check, taint and clear nodes, remove taints."),
+    "agent": ("agent", "Read a node's kernel log and record faults on its Node."),
+    "controller": ("controller", "Watch all nodes; keep the scheduler away from bad ones."),
+    "nodes": ("nodes", "Show the health of nodes; check, taint and clear them."),
     "doctor": ("doctor", "Check what this machine can do for Rankfall."),
-    "config": (
-        "config",
-        "Show settings and formats: JSON schemas, exit codes, causes, commands, rights in a cluster.",
-    ),
+    "config": ("config", "Show settings, causes, exit codes, commands and formats."),
 }
 SETTINGS: Final[dict[str, Any]] = {
     "help_option_names": ["-h", "--help"],
@@ -119,11 +117,21 @@ def _meant(ctx: click.Context, args: list[str]) -> list[str]:
         return [*words["works"][word].split(), *rest]
     if word in words["answers"]:
         raise _Answer(f"there is no command {word!r}: {words['answers'][word]}")
+    if _is_there(word):
+        verb = "run" if word.endswith(".py") else "run -f" if word.endswith((".yaml", ".yml")) else "why"
+        raise _Answer(f"there is no command {word[:60]!r}: use rankfall {verb} {shlex.quote(word)[:200]}")
     import difflib  # noqa: PLC0415
 
     near = difflib.get_close_matches(word, VERBS, n=2)
     meant = f" Did you mean {' or '.join(near)}?" if near else ""
-    raise click.UsageError(f"There is no command {word[:60]!r}.{meant}", ctx=ctx)
+    raise click.UsageError(f"there is no command {word[:60]!r}.{meant}", ctx=ctx)
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _print(ctx: click.Context, text: str) -> NoReturn:
@@ -307,6 +315,8 @@ def _unknown_option(error: click.NoSuchOption) -> tuple[str, str | None]:
     answers = table("words")["flags"].get(LIKE.get(verb or "", verb), {})
     if name in answers:
         return f"there is no option {error.option_name}: {answers[name]}", None
+    if "*" in answers:
+        return error.format_message(), answers["*"]
     return error.format_message(), f"{error.ctx.command_path if error.ctx else 'rankfall'} --help"
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from rankfall.backends import torchrun
 from rankfall.backends.command import gpus_here
-from rankfall.cli.options import output_option
+from rankfall.cli.options import files, output_option
 from rankfall.cli.values import (
     PROCESS_WORDS,
     line_of,
@@ -216,7 +216,10 @@ def read_job(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"-f {path}: no YAML: {yaml_problem(error)}", hint="rankfall config schema job") from None
     if not isinstance(data, dict):
-        raise UsageError(f"-f {path}: a job is a mapping of fields", hint="as: command: [train.py, --lr, 1e-3]")
+        kind = "; TOML is not read" if path.suffix == ".toml" else ""
+        raise UsageError(
+            f"-f {path}: a job is a mapping of fields in YAML or JSON{kind}", hint="as: command: [train.py, --lr, 1e-3]"
+        )
     return data
 
 
@@ -351,16 +354,16 @@ _TABLE: Final[dict[str, Any]] = tomllib.loads(
     resources.files("rankfall.cli").joinpath("job_options.toml").read_text("utf-8")
 )
 HELP: Final[dict[str, str]] = _TABLE["help"]
+FORMAT: Final = "Format of --dry-run, of -d, and of the outcome with -q."
 
 
 def job_options(function: F) -> F:
     """Adds all job options, named as in :class:`rankfall.cli.job_options.Flags`."""
     for row in reversed(_TABLE["option"]):
         function = _option(row)(function)
-    function = output_option("Format of --dry-run and of -d.")(function)
-    return click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | -- CMD [ARGS]...")(
-        function
-    )
+    function = output_option(FORMAT)(function)
+    words = "SCRIPT [ARGS]... | -- CMD [ARGS]..."
+    return click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar=words, shell_complete=files)(function)
 
 
 def _option(row: dict[str, Any]) -> Callable[[F], F]:

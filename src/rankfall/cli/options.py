@@ -71,6 +71,16 @@ def _run_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
         return []
 
 
+def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's signature
+    """Completes paths, by the shell."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def runs_or_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Completes ids, newest first, and paths where no id begins so."""
+    return [*files(ctx, param, incomplete), *_run_ids(ctx, param, incomplete)]
+
+
 def run_argument(function: F) -> F:
     """Adds the argument ``run``: a run's id or prefix; without it the newest run."""
     return click.argument("run", required=False, metavar="[RUN]", shell_complete=_run_ids)(function)

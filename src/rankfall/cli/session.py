@@ -30,6 +30,8 @@ from rankfall.supervisor.supervise import finish, supervise
 
 _TICK_S: Final = 0.05
 _TERMINATED: Final = "SIGTERM to rankfall"
+# Answers to Ctrl-C; other lines, as a shell command typed out of habit, decide nothing.
+_ANSWERS: Final = {"": "", "c": "c", "cancel": "c", "d": "d", "detach": "d"}
 # Ticks without supervisor before a takeover, longer than a hand-over.
 _ORPHANED_TICKS: Final = 20
 # Opening the database at each tick costs; a change within one tick of the file system's clock is invisible.
@@ -334,12 +336,9 @@ class Session:
         return True
 
     def _ask(self) -> str | None:
-        """Prompts for detach or cancel.
-
-        Returns "d", "c", or "" to continue; "t" after SIGTERM; None after another Ctrl-C or without a terminal.
-        """
+        """Prompts; returns "d", "c", or "" to continue; "t" after SIGTERM; None after Ctrl-C or without a terminal."""
         sys.stderr.write(
-            f"\nrankfall: detach and leave {self._directory.id} running (d), cancel it (c), or continue (Enter)? "
+            f"\nrankfall: detach and leave {self._directory.id} running (d+Enter), cancel it (c+Enter), or continue (Enter)? "
         )
         sys.stderr.flush()
         count = self._signals.interrupts
@@ -356,8 +355,10 @@ class Session:
             ready, _, _ = select.select([sys.stdin], [], [], 0.1)
             if ready:
                 line = sys.stdin.readline()
-                answer = line.strip().lower()[:1] if line else None
-                return answer if answer in {"d", "c", None} else ""
+                answer = _ANSWERS.get(line.strip().lower()) if line else None
+                if answer is not None or not line:
+                    return answer
+                console.say("rankfall: type d, c or nothing, then Enter")
 
     def _terminated(self) -> None:
         """Handles SIGTERM: the supervisor stops the run even if output blocks."""

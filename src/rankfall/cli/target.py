@@ -6,8 +6,10 @@ recorder are refreshed first; on failure the last state appears with a message.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import shlex
 import stat
 import tempfile
 from collections.abc import Sequence
@@ -66,12 +68,15 @@ def parse_target(text: str) -> Target | None:
 
 
 def read_home() -> Path:
-    """Returns Rankfall's home, checked if it exists, never created.
+    """Returns Rankfall's home, checked if it holds something, never created.
 
     Raises:
         StoreError: Its layout has another version.
     """
     path = default_home()
+    with contextlib.suppress(OSError):
+        if not any(path.iterdir()):
+            return path
     return home() if path.exists() else path
 
 
@@ -94,11 +99,11 @@ def resolve_target(name: str | None, *, where: Where = NOWHERE) -> RunDir:
                 "-n, --context, --kubeconfig and --no-exec are for a job that Rankfall did not start",
                 hint=f"leave them out: a run knows its cluster; name another job as KIND/NAME: {', '.join(FOREIGN_KINDS)}",
             )
-        if name is not None and _TARGET.fullmatch(name):
+        if name is not None and _TARGET.fullmatch(name) and not _is_there(name):
             raise UsageError(
                 f"{name[:200]!r} has an unknown kind", hint=f"use one of these kinds: {', '.join(FOREIGN_KINDS)}"
             )
-        return one_run(name)
+        return _run_or_copy(name)
     from rankfall.backends.foreign.targets import open_target  # noqa: PLC0415
 
     opened = open_target(
@@ -114,6 +119,24 @@ def resolve_target(name: str | None, *, where: Where = NOWHERE) -> RunDir:
     return opened.run
 
 
+def _run_or_copy(name: str | None) -> RunDir:
+    try:
+        return one_run(name)
+    except (NotFound, UsageError) as error:
+        if name is None or not _is_there(name):
+            raise
+        copy = opened_copy(Path(name))
+        if copy is None:
+            hint = f"log files that Rankfall did not write: rankfall why {shlex.quote(name)}"
+            raise NotFound(error.message, hint=hint) from None
+        return copy
+
+
+def is_copy(directory: RunDir) -> bool:
+    """Returns True if the run is outside the home: in an archive or a copied folder."""
+    return not directory.path.is_relative_to(default_home())
+
+
 def resolve_refreshed(name: str | None, *, where: Where = NOWHERE) -> RunDir:
     """Returns the run ``name``, refreshed as by :func:`as_it_is`.
 
@@ -126,8 +149,10 @@ def resolve_refreshed(name: str | None, *, where: Where = NOWHERE) -> RunDir:
 def as_it_is(directory: RunDir) -> RunDir:
     """Queries the cluster once about an unattended run that no process records; prints a failed query.
 
-    Also completes a run's final files after a killed supervisor.
+    Also completes a run's final files after a killed supervisor. A copy of a run is only read.
     """
+    if is_copy(directory):
+        return directory
     if directory.end_lock_path.exists():
         from rankfall.supervisor.outcome import finish_files  # noqa: PLC0415
 
@@ -207,6 +232,11 @@ def run_of_argument(targets: list[str], where: Where) -> RunDir | None:
     if len(targets) == 1 and (where.given or parse_target(targets[0]) is not None):
         return resolve_target(targets[0], where=where)
     if len(targets) != 1 or targets == ["-"]:
+        for name in targets if len(targets) > 1 else ():
+            if not _is_there(name) and any(run.id == name for run in list_runs(read_home())):
+                raise UsageError(
+                    f"{name} is a run and cannot be combined with other targets", hint="give one run, or only paths"
+                )
         return None
     name = targets[0]
     try:

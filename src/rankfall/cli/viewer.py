@@ -239,7 +239,11 @@ class Viewer:
         elif event.kind == "decision":
             self._verdict_of(event)
         elif event.kind in _PRINTED_KINDS:
-            self._say(one_line(event.text, width=_TEXT))
+            # No other output reports an undelivered message.
+            console.say(
+                self._paint.dim(f"rankfall: {one_line(event.text, width=_TEXT)}"),
+                quiet=self._quiet and event.kind != "notify",
+            )
 
     def _show_started_ranks(self) -> None:
         if self._started:

@@ -31,8 +31,8 @@ class Client:
         StoreError: Not creatable, or another version's layout.
     """
 
-    def __init__(self, *, home: Path | None = None) -> None:
-        self.home = home.absolute() if home is not None else default_home()
+    def __init__(self, *, home: str | Path | None = None) -> None:
+        self.home = Path(home).expanduser().absolute() if home is not None else default_home()
 
     async def submit(
         self, spec: JobSpec, *, detach: bool = True, request_token: str | None = None, replace: bool = False

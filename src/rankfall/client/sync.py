@@ -224,7 +224,7 @@ class SyncClient:
         home: See :class:`Client`.
     """
 
-    def __init__(self, *, home: Path | None = None) -> None:
+    def __init__(self, *, home: str | Path | None = None) -> None:
         self._client = Client(home=home)
         self.home = self._client.home
 

@@ -5,12 +5,15 @@ Unknown fields are null, never absent. A fault of all ranks has rank null and sc
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from rankfall.model.causes import EvidenceRole, Family, NodeAction, Retry, cause_info
 from rankfall.model.evidence import Source, Trust
+
+# Begins an entry of ``missing`` about a hang; the duration without progress follows.
+HANG: Final = "an end of the ranks: "
 
 Action = Literal["none", "retry", "retry_elsewhere", "resize", "quarantine", "stop"]
 

@@ -22,6 +22,7 @@ from rankfall.render.escape import Redactor, one_line, shorten
 from rankfall.render.summary import action_text, first_sentence, is_no_failure
 
 _TEXT: Final = 600
+_QUOTE: Final = 200
 _DECISION: Final = 400
 _NODE: Final = 100
 _SUBJECT: Final = 150
@@ -102,12 +103,19 @@ def _sentence(state: RunState, found: Happening, verdict: Verdict | None, reason
     if found.event == "hang":
         return f"Hang in attempt {found.attempt}: {reason}"
     if found.event != "end":
-        return first_sentence(verdict, step=found.step) if verdict is not None else reason
+        return _what(verdict, found.step) if verdict is not None else reason
     attempt = f" in attempt {found.attempt}" if found.attempt and state in {"succeeded", "failed"} else ""
     ended = f"{_ENDS.get(state, f'The run is {state}')}{attempt}"
     if verdict is not None:
-        return f"{ended}. {first_sentence(verdict, step=found.step)}"
+        return f"{ended}. {_what(verdict, found.step)}"
     return f"{ended}: {reason}" if reason and state != "succeeded" else f"{ended}."
+
+
+def _what(verdict: Verdict, step: int | None) -> str:
+    """First sentence, with the last line of the decisive evidence."""
+    first = first_sentence(verdict, step=step)
+    lines = verdict.decisive.line.strip().splitlines() if verdict.decisive is not None else []
+    return f"{first} Evidence: {one_line(lines[-1], width=_QUOTE)}" if lines else first
 
 
 def _filled(template: str, values: dict[str, Any]) -> str:

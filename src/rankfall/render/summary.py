@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from rankfall.model import Consequence, Decision, Verdict
 from rankfall.model.patterns import anchored, bounded
+from rankfall.model.verdict import HANG
 from rankfall.render import formatting
 from rankfall.render.escape import one_line
 
@@ -28,6 +29,7 @@ _EXCEPTION: Final = anchored(
     r"(?:\[[^\]]{1,40}\]:?\s{0,8}){0,4}(?:[A-Za-z_][A-Za-z0-9_]{0,40}\.){0,8}([A-Z][A-Za-z0-9_]{0,60})(?::|$)",
     limit=1024,
 )
+_ELSEWHERE: Final = "If the job failed, its errors are elsewhere: give the output of all ranks and of their launcher."
 _PLURAL: Final = {"was": "were", "has": "have", "hangs": "hang", "uses": "use", "runs": "run"}
 _NO_FAILURE_RULES: Final = frozenset({"no_failure", "not_begun"})
 _ACTIONS: Final = {
@@ -65,6 +67,8 @@ def advice() -> dict[str, Advice]:
 
 def advice_text(verdict: Verdict) -> str:
     """Returns what a person can do about a verdict's cause, as its evidence allows; empty if nothing."""
+    if is_nothing_found(verdict):
+        return _ELSEWHERE
     known = advice().get(verdict.cause.slug)
     if known is None or is_no_failure(verdict):
         return ""
@@ -116,11 +120,19 @@ def is_no_failure(verdict: Verdict) -> bool:
     return verdict.state in {"succeeded", "running"} and verdict.cause.slug == "unknown"
 
 
+def is_nothing_found(verdict: Verdict) -> bool:
+    """Returns True if files show no failure: the job may have succeeded, or its errors may be elsewhere."""
+    found = verdict.evidence or verdict.consequences or verdict.decisive
+    return verdict.run is None and verdict.cause.slug == "unknown" and verdict.rank is None and not found
+
+
 def cause_text(verdict: Verdict) -> str:
     """Returns title, slug and confidence of the cause."""
     cause = verdict.cause
     if is_no_failure(verdict):
         return "none" if verdict.state == "succeeded" else "none so far"
+    if is_nothing_found(verdict):
+        return "none found"
     if cause.slug == "unknown":
         return "unknown: no recorded evidence explains the failure"
     sure = "only suspected" if cause.confidence == "suspected" else cause.confidence
@@ -144,7 +156,14 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
     if verdict.node and subject.startswith(("Rank ", "Slot ", "Local ")):
         subject += f" on {one_line(verdict.node, width=60)}"
     if slug == "unknown" and verdict.rank is None:
-        return "The job failed; no recorded evidence explains it"
+        if is_nothing_found(verdict):
+            return "No failure was found in the files"
+        if verdict.run is None:
+            # Files alone do not prove that the job failed.
+            return "No known failure was found in the files; the shown line may belong to one"
+        hang = next((text for text in verdict.missing if text.startswith(HANG)), None)
+        what = f"hung: {one_line(hang.removeprefix(HANG), width=100)}" if hang else "failed"
+        return f"The job {what}; no recorded evidence explains it"
     if slug == "cancelled" and verdict.state in {"suspended", "restarting"}:
         change = "a suspension" if verdict.state == "suspended" else "another size"
         return f"The attempt was stopped for {change}"

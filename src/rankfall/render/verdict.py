@@ -32,12 +32,14 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
         before: Lines before the decisive one, oldest first.
         step: Last training step of the rank.
         apart: The rank has a separate stream.
+        name: Name of the run in commands; None = its id.
     """
 
     frames: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     step: int | None = None
     apart: bool = True
+    name: str | None = None
 
 
 NO_DETAILS: Final = Details()
@@ -173,7 +175,7 @@ def render_verdict(
         _independent(verdict, width=width, paint=paint),
         _alternatives(verdict, width=width, paint=paint),
         missing,
-        _next(verdict, apart=details.apart, width=width, paint=paint),
+        _next(verdict, details, width=width, paint=paint),
     ]
     return "\n\n".join(block for block in blocks if block)
 
@@ -191,26 +193,27 @@ def render_brief(verdict: Verdict, *, details: Details = NO_DETAILS, width: int 
     return "\n".join(lines)
 
 
-def next_commands(verdict: Verdict, *, apart: bool = True) -> tuple[str, ...]:
-    """Returns the commands to type next; ``apart`` as in ``Details``."""
+def next_commands(verdict: Verdict, details: Details = NO_DETAILS) -> tuple[str, ...]:
+    """Returns the commands to type next."""
     if verdict.run is None:
         return (f"sbatch --exclude={shlex.quote(verdict.exclude)} SCRIPT",) if verdict.exclude else ()
+    run = details.name or verdict.run
     if verdict.attempt is None:
         # Without an attempt there are no lines.
-        return (f"rankfall status {verdict.run}", f"rankfall why {verdict.run} -o json")
+        return (f"rankfall status {run}", f"rankfall why {run} -o json")
     attempt = f" --attempt {verdict.attempt}"
     if is_no_failure(verdict):
         follow = " -f" if verdict.state == "running" else ""
-        return (f"rankfall logs {verdict.run}{follow} --tail 50", f"rankfall status {verdict.run}")
+        return (f"rankfall logs {run}{follow} --tail 50", f"rankfall status {run}")
     which = f" --rank {verdict.rank}" if verdict.rank is not None else " --rank failed"
-    if not apart and verdict.slot is not None:
+    if not details.apart and verdict.slot is not None:
         which = f" --slot {verdict.slot}"
-    commands = [f"rankfall logs {verdict.run}{attempt}{which} --tail 50"]
+    commands = [f"rankfall logs {run}{attempt}{which} --tail 50"]
     if verdict.cause.confidence == "unknown" or verdict.scope in {"all", "external"}:
-        commands = [f"rankfall logs {verdict.run}{attempt} --tail 200"]
+        commands = [f"rankfall logs {run}{attempt} --tail 200"]
     if verdict.state == "running":
-        commands.append(f"rankfall attach {verdict.run}")
-    commands.append(f"rankfall why {verdict.run}{attempt} -o json")
+        commands.append(f"rankfall attach {run}")
+    commands.append(f"rankfall why {run}{attempt} -o json")
     return tuple(commands)
 
 
@@ -350,8 +353,8 @@ def _listed(title: str, lines: Sequence[str], *, limit: int, width: int, paint: 
     return "\n".join([paint.bold(title), *wrapped])
 
 
-def _next(verdict: Verdict, *, apart: bool, width: int, paint: Paint) -> str:
+def _next(verdict: Verdict, details: Details, *, width: int, paint: Paint) -> str:
     text = advice_text(verdict)
     lines = [_wrapped(text, first="  ", width=width, indent=2)] if text else []
-    lines += [f"  {paint.bold('$')} {command}" for command in next_commands(verdict, apart=apart)]
+    lines += [f"  {paint.bold('$')} {command}" for command in next_commands(verdict, details)]
     return "\n".join([paint.bold("Next"), *lines]) if lines else ""

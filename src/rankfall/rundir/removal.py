@@ -74,8 +74,12 @@ def ended(run: RunDir) -> Ended:
         raise Kept(f"the state of {run.id} cannot be read", hint=f"delete {run.path} yourself")
     if _held(run.path / TTL_LOCK):
         raise Kept(f"{run.id} still has objects in the cluster, for its ttl_s", hint="wait until then")
-    if run.lease_holder() is not None or run.end_lock_path.exists():
+    if run.lease_holder() is not None:
         raise Kept(f"the end of {run.id} is incomplete", hint=f"rankfall wait {run.id}")
+    if run.end_lock_path.exists():
+        # wait returns at the final state; only a supervisor completes the end.
+        hint = f"rankfall attach {run.id} completes it; if the disk stays full, delete {run.path} yourself"
+        raise Kept(f"the end of {run.id} is incomplete", hint=hint)
     return Ended(run=run, at=row.ended or run.created)
 
 

@@ -74,12 +74,13 @@ class LocalBackend:
         del cancellation
         if not plan.slots:
             return ()
+        home = Path(plan.slots[0].slot_dir).parents[4]
         try:
-            payload.unpack(Path(plan.slots[0].slot_dir).parents[4])
+            payload.unpack(home)
         except OSError as error:
             raise InfrastructureError(
                 f"cannot unpack Rankfall's code for the slots: {error.strerror or error}",
-                hint="check space and permissions of Rankfall's home",
+                hint=f"check space and permissions of Rankfall's home, {home}",
             ) from error
         # A later supervisor may run inside another job.
         drop = environment.removed(os.environ)

@@ -122,16 +122,17 @@ def cancel(*, runs: tuple[str, ...], everything: bool, reason: str, yes: bool, o
         refuse_foreign(directory, "cancel")
     if not chosen:
         console.say("rankfall: no run to cancel")
-    if chosen and not runs and not yes:
-        confirm(f"Cancel {', '.join(one.id for one in chosen)}?", hint=f"rankfall cancel {chosen[0].id}")
     live = []
     for directory in chosen:
         with directory.reader() as reader:
             state = reader.run().state
         if state in FINAL_STATES:
             console.say(f"rankfall: {directory.id} has already ended: {state}")
-            continue
-        live.append(directory)
+        else:
+            live.append(directory)
+    if live and not runs and not yes:
+        confirm(f"Cancel {', '.join(one.id for one in live)}?", hint=f"rankfall cancel {live[0].id}")
+    for directory in live:
         if not directory.spec.unattended:
             request_cancel(directory.path, reason=reason)
     failed: InfrastructureError | None = None

@@ -48,7 +48,7 @@ def config() -> None:
 @click.option("-a", "--all", "everything", is_flag=True, help="Also flags that have only their default.")
 @output_option()
 def show(*, everything: bool, output: Output) -> None:
-    """Print each setting with its value and source: environment, config.toml or default."""
+    """Print each setting with its value and its source."""
     path = config_path()
     rows = [
         ("home", str(default_home()), "RANKFALL_HOME" if os.environ.get("RANKFALL_HOME") else "default"),
@@ -143,7 +143,10 @@ def notify(*, file: Path | None, test: bool) -> None:
         section, of = read_notify(config_path(), VERBS), str(config_path())
     found = check_notify_section(section, of=of)
     if not found.targets:
-        raise UsageError(f"{of}: notify has no targets", hint="docs/local.md, section Notifications, has an example")
+        example = "[notify] targets = [{webhook = 'https://HOST/PATH'}]"
+        if file is not None:
+            example = "notify: {targets: [{webhook: https://HOST/PATH}]}"
+        raise UsageError(f"{of}: notify has no targets", hint=f"as: {example}")
     from rankfall.notify import label_of  # noqa: PLC0415
 
     problems = _sent(found) if test else None
@@ -178,7 +181,7 @@ def _sent(found: Notify) -> list[str | None]:
 @config.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(*, shell: str) -> None:
-    """Print the script that completes commands, flags and ids of runs.
+    """Print the script that completes commands, flags and runs.
 
     In ~/.bashrc or ~/.zshrc: `eval "$(rankfall config completion bash)"`; for fish in ~/.config/fish/completions.
     """
@@ -205,7 +208,7 @@ def schema(*, name: str) -> None:
 
 @config.command("exit-codes")
 def exit_codes() -> None:
-    """Print ranks' exit codes and their default actions, as Markdown."""
+    """Print exit codes of ranks and their actions, as Markdown."""
     from rankfall.model.exit_codes import page  # noqa: PLC0415
 
     console.out(page().rstrip("\n"))

@@ -449,6 +449,11 @@ def _say_why_empty(directory: RunDir, ranks: Ranks, attempt: int | str | None) -
     if _say_where_ranks_are(directory, ranks, attempt):
         return
     what = "no line matches" if not ranks.everything else "no line so far"
+    if ranks.failed and not ranks.numbers:
+        console.say(
+            f"rankfall: no failed rank is recorded; for the last lines of all: rankfall logs {directory.id} --tail 20"
+        )
+        return
     where = f"rankfall status {directory.id} shows which ranks there are"
     if directory.foreign is not None and not ranks.everything:
         where = f"rankfall logs {directory.id} --slot N shows the lines of one pod"

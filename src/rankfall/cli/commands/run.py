@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 import time
@@ -16,11 +17,11 @@ from rankfall.backends.registry import first_plan
 from rankfall.cli import console
 from rankfall.cli.app import VERBS, config_path
 from rankfall.cli.console import Output
-from rankfall.cli.job_options import HELP, Flags, in_file, job_options, make_spec
+from rankfall.cli.job_options import FORMAT, HELP, Flags, in_file, job_options, make_spec
 from rankfall.cli.options import live_option, output_option, rank_options, read_notify, run_argument
 from rankfall.cli.session import Session
 from rankfall.cli.target import one_run
-from rankfall.cli.values import Ranks, parse_ranks
+from rankfall.cli.values import Ranks, parse_env, parse_ranks
 from rankfall.cli.viewer import Viewer
 from rankfall.client import complete, create_run
 from rankfall.model import FINAL_STATES, JobSpec, RankfallError, UsageError, decoding
@@ -80,20 +81,31 @@ def _stay(
     viewer = Viewer(directory, quiet=quiet, **viewing)
     viewer.keep_area(live=live)
     session = Session(directory, viewer, own=True)
-    return session.exit_code(session.stay())
+    outcome = session.stay()
+    if outcome is not None and quiet and output is not Output.TABLE:
+        sys.stdout.write(console.document(outcome, output))
+    return session.exit_code(outcome)
 
 
 @click.command("retry", help=HELP["retry"])
 @run_argument
+@click.option(
+    "-e",
+    "--env",
+    multiple=True,
+    metavar="K=V",
+    help="Variable for the job, over the run's; K alone passes the current value.",
+)
 @click.option("--log-dir", metavar="DIR", help="Folder of readable logs; needed if the run has one.")
 @click.option("--dry-run", is_flag=True, help="Print what would be started, without secrets; create nothing.")
 @click.option("-d", "--detach", is_flag=True, help="Run in the background, as submit does.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the outcome.")
 @live_option
-@output_option("Format of --dry-run and of -d.")
+@output_option(FORMAT)
 def retry(
     *,
     run: str | None,
+    env: tuple[str, ...],
     log_dir: str | None,
     dry_run: bool,
     detach: bool,
@@ -109,6 +121,8 @@ def retry(
     if state not in FINAL_STATES:
         raise UsageError(f"{old.id} has not ended: {state}", hint=f"stop it first: rankfall cancel {old.id}")
     spec = old.whole_spec()
+    if env:
+        spec = msgspec.structs.replace(spec, env={**spec.env, **parse_env(env, environ=os.environ)})
     if log_dir is not None:
         spec = msgspec.structs.replace(spec, log_dir=log_dir)
     made = _create(spec, dry_run=dry_run, output=output)

@@ -28,7 +28,7 @@ from rankfall.model import (
     UsageError,
 )
 from rankfall.render.escape import Redactor
-from rankfall.render.formatting import Paint, size
+from rankfall.render.formatting import Paint, count, size
 from rankfall.render.tables import render_runs, render_status
 from rankfall.rundir import RunDir, list_runs
 from rankfall.rundir.removal import Ended, Kept, Rules, chosen, ended, remove, remove_remains, size_of
@@ -215,8 +215,8 @@ def _remove(found: list[Ended], *, yes: bool, hint: str, remains: int = 0) -> No
     if found and not yes:
         total = sum(size_of(one.run.path) for one in found)
         names = ", ".join(one.run.id for one in found[:_MAX_LISTED]) + (" ..." if len(found) > _MAX_LISTED else "")
-        confirm(f"Delete {len(found)} runs ({size(total)}): {names}?", hint=hint)
-    freed, count = remains, 0
+        confirm(f"Delete {count(len(found), 'run')} ({size(total)}): {names}?", hint=hint)
+    freed, removed = remains, 0
     problems = []
     for one in found:
         try:
@@ -225,8 +225,8 @@ def _remove(found: list[Ended], *, yes: bool, hint: str, remains: int = 0) -> No
             problems.append(error)
             continue
         console.out(f"removed {one.run.id} {size(bytes_of)}")
-        freed, count = freed + bytes_of, count + 1
-    console.say(f"rankfall: removed {count} runs, {size(freed)}")
+        freed, removed = freed + bytes_of, removed + 1
+    console.say(f"rankfall: removed {count(removed, 'run')}, {size(freed)}")
     for other in problems[1:]:
         console.say(f"rankfall: {other.message}")
     if problems:

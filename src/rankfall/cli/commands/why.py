@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from bisect import bisect_left
@@ -16,15 +17,16 @@ import msgspec
 
 from rankfall.cli import console
 from rankfall.cli.console import Output
-from rankfall.cli.options import output_option, place_options, redact_option
+from rankfall.cli.options import output_option, place_options, redact_option, runs_or_files
 from rankfall.cli.run_output import details_of, details_of_files, secret_values
-from rankfall.cli.target import Where, as_it_is, has_text, one_run, opened_copy, read_home, run_of_argument
+from rankfall.cli.target import Where, as_it_is, has_text, is_copy, one_run, opened_copy, read_home, run_of_argument
 from rankfall.cli.values import parse_size
 from rankfall.explain import explain_files, explain_run, explain_slot_failure, explain_stream
 from rankfall.model import NotFound, RankFacts, StoreError, UsageError, Verdict
 from rankfall.model.run_status import AttemptReport, RankOutcome, RankSpan, ReportDocument
 from rankfall.model.timestamps import rfc3339
 from rankfall.model.verdict import Answer, Proof
+from rankfall.render.escape import one_line
 from rankfall.render.summary import advice_text, summary
 from rankfall.render.verdict import NO_DETAILS, Details, render_verdict
 from rankfall.rundir import AttemptRow, DecisionRow, RunDir
@@ -74,7 +76,7 @@ _UNTRUSTED: Final = (
 
 
 @click.command("why")
-@click.argument("target", nargs=-1, metavar="[RUN | KIND/NAME | PATH... | -]")
+@click.argument("target", nargs=-1, metavar="[RUN | KIND/NAME | PATH... | -]", shell_complete=runs_or_files)
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Attempt of a run; default: the newest.")
 @click.option(
     "--slot",
@@ -147,6 +149,8 @@ def why(
         sys.stdout.write(console.document(content, output, compact=max_bytes is not None))
         return
     details = details_of(run, verdict) if run else details_of_files(verdict)
+    if run is not None and target and is_copy(run):
+        details = msgspec.structs.replace(details, name=shlex.quote(one_line(target[0], width=300)))
     if redact is not None:
         details = msgspec.structs.replace(redact.of(details), before=redact.lines(details.before))
         verdict, source = redact.of(verdict), redact.text(source)
@@ -301,7 +305,7 @@ _FORMATS: Final = (".html", ".md", ".json")
 
 
 @click.command("report")
-@click.argument("target", nargs=-1, metavar="[RUN | KIND/NAME | PATH...]")
+@click.argument("target", nargs=-1, metavar="[RUN | KIND/NAME | PATH...]", shell_complete=runs_or_files)
 @click.option(
     "-o",
     "--output",
@@ -350,9 +354,9 @@ def report(
     path = Path(file or f"{run.id if run is not None else 'report'}{suffix}")
     if not path.name.endswith((SUFFIX,) if bundle else _FORMATS):
         wanted = SUFFIX if bundle else ", ".join(_FORMATS)
-        raise UsageError(
-            f"{path.name[:100]!r} does not end with one of: {wanted}", hint="the suffix chooses the format"
-        )
+        archive = not bundle and path.name.endswith(SUFFIX)
+        hint = "for an archive add --bundle" if archive else f"as: -o report{SUFFIX if bundle else '.html'}"
+        raise UsageError(f"{path.name[:100]!r} does not end with one of: {wanted}", hint=hint)
     if run is not None and bundle:
         size = pack(run.path, path, extra={"report.html": _rendered(document, ".html").encode()})
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -24,10 +24,28 @@ NotifyEvent = Literal["failure", "restart", "hang", "end"]
 NotifyShape = Literal["json", "slack", "teams"]
 
 
+# Fields by words of flags and other tools.
+_MEANT: Final = {
+    "script": "command",
+    "args": "command",
+    "nproc": "nproc_per_node",
+    "max_restarts": "policies.max_restarts",
+    "hang_timeout": "policies.hang_timeout_s",
+    "deadline": "deadlines.total_s",
+    "timeout": "deadlines.total_s",
+    "image": "kubernetes.image",
+    "namespace": "kubernetes.namespace",
+    "queue": "kubernetes.queue",
+}
+
+
 def nearest(word: str, known: Collection[str]) -> str | None:
     """Hints at a similar name."""
     import difflib  # noqa: PLC0415
 
+    meant = _MEANT.get(word.replace("-", "_"), "")
+    if meant.partition(".")[0] in known:
+        return f"did you mean {meant}?"
     near = difflib.get_close_matches(word[:60], known, n=1)
     return f"did you mean {near[0]}?" if near else None
 

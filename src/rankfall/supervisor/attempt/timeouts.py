@@ -17,6 +17,7 @@ import msgspec
 from rankfall.backends.protocol import Backend
 from rankfall.evidence.attempt.observer import Delta
 from rankfall.model import RankFacts, SlotFacts
+from rankfall.model.verdict import HANG
 from rankfall.strategy_registry import diagnose_by
 from rankfall.supervisor.attempt.completion import SettleWindow
 from rankfall.supervisor.attempt.end import AttemptEnd
@@ -327,7 +328,7 @@ class TimeoutWatch:
         if self._control.asked:
             # The next poll ends the run.
             return
-        case = msgspec.structs.replace(case, missing=(*case.missing, f"an end of the ranks: {why}"))
+        case = msgspec.structs.replace(case, missing=(*case.missing, f"{HANG}{why}"))
         self._attempt_end.settle(diagnose_by(plan.strategy, case), reason=why)
 
     def _take_stacks(self, ranks: tuple[RankFacts, ...]) -> bool:
