@@ -5,15 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankfall.evidence.builders import of_error
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.scan import ChunkScanner, scan
 from rankfall.evidence.readers.text import decode, normalise
 from rankfall.evidence.readers.torchrun import read_reports
 from rankfall.evidence.readers.tracebacks import TracebackReader, find_tracebacks
+from rankfall.model import Record
 from rankfall.verdict.signatures.catalogue import default_catalogue
 
 
@@ -171,3 +174,21 @@ def test_errors_s14_what_the_launcher_logs_of_a_damaged_error_file_is_no_cause(a
 @given(st.binary(max_size=5000))
 def test_decoding_is_bounded_and_never_fails(data):
     assert len(decode(data, limit=100)) <= 104
+
+
+MISSING_COMMAND = "import subprocess; subprocess.run(['nvcc-nine', '--version'], check=True)"
+
+
+def test_a_command_that_does_not_exist_is_no_missing_data():
+    """In a traceback's text and in the hook's record; a missing file that Python opened is still data."""
+    catalogue = default_catalogue()
+    (found,) = scan(real_traceback(MISSING_COMMAND), catalogue).found
+    assert found.meaning.slug == "command_not_found"
+    (found,) = scan(real_traceback("open('train-nine.bin')"), catalogue).found
+    assert found.meaning.slug == "dataset_missing"
+    frames = [{"file": "/w/t.py", "func": "main", "user": True, "line": 1}]
+    frames.append({"file": "/usr/lib/python3.12/subprocess.py", "func": "Popen._execute_child", "line": 1955})
+    error = {"types": ["FileNotFoundError"], "message": "[Errno 2] No such file or directory: 'nvcc-nine'"}
+    for shown, slug in ((frames, "command_not_found"), (frames[:1], "dataset_missing")):
+        record = msgspec.convert({"id": "a" * 32, "kind": "error", "error": error | {"frames": shown}}, Record)
+        assert of_error(record, name="e.json", catalogue=catalogue, rank=1).slug == slug

@@ -127,6 +127,10 @@ def do_allocate(what: dict[str, Any]) -> None:
     print(len(blocks), "MiB cached", flush=True)
 
 
+def do_command(what: dict[str, Any]) -> None:
+    subprocess.run(what["argv"], check=True)
+
+
 def do_child(what: dict[str, Any]) -> None:
     """A child of this rank that takes all the memory there is."""
     grow = f"held = [bytearray(b'x' * (1 << 20)) for _ in range({what['mib']})]"

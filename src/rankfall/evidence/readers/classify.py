@@ -138,6 +138,13 @@ def exception_meaning(
     return meaning_of_hit(found, text=spoken, fingerprint=f"{found.signature.slug}:{print_of}")
 
 
+def of_missing_command(meaning: Meaning) -> Meaning:
+    """Meaning of an exception that the start of a command raised: a missing file is the command's."""
+    if meaning.signature != "dataset_missing.errno":
+        return meaning
+    return msgspec.structs.replace(meaning, slug="command_not_found")
+
+
 def meaning_of_hit(hit: Hit, *, text: str, fingerprint: str) -> Meaning:
     """Classifies a signature's hit, with the given text and fingerprint."""
     signature, groups = hit.signature, hit.groups

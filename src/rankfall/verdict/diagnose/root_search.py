@@ -393,6 +393,8 @@ def only_consequences(case: Case, subjects: Subjects) -> Root:
         key=lambda row: (*row[:3], -row[5].specificity, row[4].node or "~", str(row[4].key), *text_place(row[5]))
     )
     _, _, _, _, subject, piece = spoken[0]
-    if not named and subject.rank is not None and own_failure(subject.rank) and _failed_alone(subjects):
+    # A text may lack the ends of ranks that complained.
+    ends_known = complained <= subjects.ranks.keys()
+    if not named and ends_known and subject.rank and own_failure(subject.rank) and _failed_alone(subjects):
         return Root(nearest=(subject, piece), alone=True)
     return Root(nearest=(subject, piece), suspects=suspects, suspect_slots=quiet_slots)
