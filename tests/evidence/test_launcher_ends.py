@@ -335,3 +335,28 @@ def test_two_ranks_with_different_models_prove_nothing_about_either(tmp_path):
     )
     verdict = explain_files([tmp_path / "job.log"]).verdict
     assert (verdict.cause.slug, verdict.rank) == ("collective_mismatch", None)
+
+
+def test_all_ranks_of_a_torchrun_job_print_one_exception_and_no_rank_is_named(tmp_path):
+    row = "  rank      : {0} (local_rank: {0})\n  exitcode  : 1 (pid: 412{0})\n"
+    raised = '[rank{0}]: {1}[rank{0}]:   File "t.py", line 2, in <module>\n[rank{0}]: {2}\n'
+    final = "RuntimeError: Error(s) in loading state_dict for Linear:"
+    end = AGENT.format(code=1) + "".join(row.format(n) for n in (0, 1))
+    (tmp_path / "job.log").write_text("".join(raised.format(n, HEAD, final) for n in (0, 1)) + end)
+    verdict = explain_files([tmp_path / "job.log"]).verdict
+    assert (verdict.cause.slug, verdict.scope, verdict.rank) == ("checkpoint_mismatch", "all", None)
+    # Rank 1 said something else.
+    (tmp_path / "job.log").write_text(
+        raised.format(0, HEAD, final)
+        + raised.format(1, HEAD, "ConnectionResetError: [Errno 104] Connection reset by peer")
+        + end
+    )
+    assert explain_files([tmp_path / "job.log"]).verdict.rank == 0
+
+
+def test_a_rank_that_lost_its_data_worker_is_named_in_a_saved_console(tmp_path):
+    words = "RuntimeError: DataLoader worker (pid 864) exited unexpectedly with exit code 1. Details are lost due to multiprocessing."
+    wait = f'[rank 0] [rank0]: {HEAD}[rank 0] [rank0]:   File "t.py", line 2\n[rank 0] [rank0]: {words}'
+    (tmp_path / "console.log").write_text(CONSOLE.format(wait=wait))
+    verdict = explain_files([tmp_path / "console.log"]).verdict
+    assert (verdict.cause.slug, verdict.rank) == ("dataloader_died", 0)

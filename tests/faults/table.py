@@ -108,15 +108,8 @@ USER_CODE = ("user_code_exception",)
 EXITED = ("user_exit",)
 LATE = {"steps": 600}
 
-# What ranks print and survive.
+# What a rank prints and survives.
 FALLS_BACK = "ERROR:root:CUDA out of memory. Tried to allocate 2.00 GiB; falling back to CPU"
-OPTIONAL = (
-    "ERROR:root:optional kernel is not available\n"
-    "Traceback (most recent call last):\n"
-    '  File "/job/train.py", line 3, in <module>\n'
-    "    import xformers_nine\n"
-    "ModuleNotFoundError: No module named 'xformers_nine'"
-)
 
 EXCEPTIONS = (
     Fault(
@@ -305,12 +298,6 @@ SIGNALS = (
     _inside(15, OUTER, "term"),
     _inside(6, ("native_abort",), "abrt"),
     _inside(1, OUTER, "hup"),
-    Fault(
-        "null-pointer-after-traceback",
-        (at(2, "print", ranks=None, text=OPTIONAL), at(10, "null")),
-        ("segfault",),
-        retry=CRASH,
-    ),
     Fault("null-pointer", (at(10, "null"),), ("segfault",), retry=CRASH, core=True, hook_free=True),
     Fault("abort-rank0", (at(10, "abort", ranks=(0,)),), ("native_abort",), rank=0, retry=CRASH, core=True),
     Fault(

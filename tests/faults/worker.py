@@ -218,6 +218,7 @@ def do_spin(what: dict[str, Any]) -> None:
 
 ACTIONS: dict[str, Callable[[dict[str, Any]], None]] = {
     "ask": do_ask,
+    "command": do_command,
     "burst": do_burst,
     "raise": do_raise,
     "thread": do_thread,

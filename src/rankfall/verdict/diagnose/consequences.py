@@ -277,10 +277,10 @@ def _family(candidate: Candidate) -> str:
 
 
 def _lost_its_peer(candidate: Candidate) -> bool:
-    """True if the rank's hook recorded that only a lost peer ended it, and the line is about something else."""
-    best = candidate.best
-    records = [piece for piece in candidate.subject.evidence if piece.source == "record"]
-    return bool(records) and all(r.role == "secondary" and best is not None and not repeats(best, r) for r in records)
+    """True if only a lost peer ended the rank, by its record or else its tracebacks, and the line is not about it."""
+    best, evidence = candidate.best, candidate.subject.evidence
+    ends = [e for e in evidence if e.source == "record"] or [e for e in evidence if e.source == "log" and e.whole]
+    return bool(ends) and all(e.role == "secondary" and best is not None and not repeats(best, e) for e in ends)
 
 
 def _of_others(candidate: Candidate, own_code: Candidate) -> bool:

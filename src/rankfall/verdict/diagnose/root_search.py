@@ -227,7 +227,13 @@ def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:
         # No ranks yet; a slot that is only late has no evidence.
         return len({s.slot_number for s in (chosen.subject, *chosen.same)} - {None}) >= (case.nnodes or 0)
     if case.world_size is None:
-        return not any(s.key not in struck and s.complaints for s in subjects.all.values())
+        # A launcher's lines about ends are no complaint of another rank.
+        return not any(
+            s.rank is not None or (e.slug not in NEVER_CAUSE and e.slug != "unknown")
+            for s in subjects.all.values()
+            if s.key not in struck
+            for e in s.complaints
+        )
     for number in range(case.world_size):
         if ("rank", number) in struck:
             continue
