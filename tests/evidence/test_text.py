@@ -192,3 +192,14 @@ def test_a_command_that_does_not_exist_is_no_missing_data():
     for shown, slug in ((frames, "command_not_found"), (frames[:1], "dataset_missing")):
         record = msgspec.convert({"id": "a" * 32, "kind": "error", "error": error | {"frames": shown}}, Record)
         assert of_error(record, name="e.json", catalogue=catalogue, rank=1).slug == slug
+
+
+@pytest.mark.parametrize("words", ["raise ValueError('all_reduce failed') from error", "{}['group']"])
+def test_any_exception_raised_while_a_lost_peer_is_handled_is_its_consequence(words):
+    code = "try:\n    {}\nexcept Exception as error:\n    {}"
+    lost = "raise ConnectionResetError(104, 'Connection reset by peer')"
+    (found,) = scan(real_traceback(code.format(lost, words)), default_catalogue()).found
+    assert found.meaning.slug == "peer_lost"
+    # Of another error that was caught it is not.
+    (found,) = scan(real_traceback(code.format("import none_such_nine", words)), default_catalogue()).found
+    assert found.meaning.slug == "user_code_exception"
