@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
+
 from rankfall.evidence.cluster.pod_evidence import PodView
 from rankfall.evidence.facts import Facts
-from rankfall.model import ExitInfo, Record, SlotFacts
+from rankfall.model import ErrorInfo, ExitInfo, Record, SlotFacts
 from rankfall.rundir.cluster.journal import JournalWriter, journal_path
 from rankfall.rundir.cluster.marks import Stop, abandon, mark_stop
 from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact
@@ -78,3 +81,36 @@ def test_a_slot_that_is_not_waited_for_any_more_is_lost_and_its_pod_is_left_alon
     view.poll()
     assert view.merged(SlotFacts(slot=0, state="running")).state == "lost"
     assert view.merged(SlotFacts(slot=0, state="ended", exit_code=0)).state == "ended"
+
+
+def around(code: int, *starts: tuple[int, int]) -> Facts:
+    """A rank of the plain launcher: a shell with pid 10 ran these processes, each with its start."""
+    facts = Facts({0: SlotFacts(slot=0, launcher="plain")})
+    for pid, at in starts:
+        facts.add(found("start", at=at, rank=0, pid=pid, ordinal=0, writer="hook"))
+    end = {"rank": 0, "pid": 10, "ordinal": 0, "rank_source": "launcher"}
+    facts.add(found("end", at=9, exit=ExitInfo(code=code, how="wait"), **end))
+    return facts
+
+
+def test_a_rank_inside_a_shell_ended_with_what_the_shell_reports():
+    (sheet,) = around(3, (11, 1)).ranks()
+    assert (sheet.pid, sheet.state, sheet.exit_code, sheet.ended_at) == (11, "ended", 3, 9 * NS)
+    (sheet,) = around(137, (11, 1)).ranks()
+    assert (sheet.signal, sheet.exit_code, sheet.killed_by) == (9, None, "foreign")
+    # A program's request for a new attempt is no signal.
+    (sheet,) = around(138, (11, 1)).ranks()
+    assert (sheet.signal, sheet.exit_code) == (None, 138)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_several_programs_inside_a_shell_the_last_one_gave_the_code(order):
+    sheets = around(3, *[(11, 1), (12, 2)][::order]).ranks()
+    assert {sheet.pid: sheet.exit_code for sheet in sheets} == {11: None, 12: 3}
+
+
+def test_an_exit_that_a_shell_passed_on_is_explained_by_the_program_inside():
+    facts = around(3, (11, 1))
+    left = found("error", at=8, rank=0, pid=11, ordinal=0, error=ErrorInfo(types=("SystemExit",), exit_code=3)).record
+    assert facts.explains_exit(left)
+    assert not facts.explains_exit(msgspec.structs.replace(left, error=ErrorInfo(exit_code=4)))

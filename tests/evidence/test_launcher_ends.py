@@ -291,3 +291,72 @@ def test_i23_p2_a_batch_systems_line_about_memory_is_that_of_the_task_that_it_na
     assert told(f"step 1\n{text}srun: error: gpu-17: task 3: Out Of Memory\n{end}") == ("host_oom", 3, None, "gpu-17")
     # gpu-11 is the first node of the step, whichever task failed.
     assert told(f"step 1\n{text}{end}")[3] is None
+
+
+CONSOLE = """{wait}
+[slot 0] W0501 10:00:00.123000 4100 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 4124 closing signal SIGTERM
+[slot 0] E0501 10:00:00.223000 4100 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) local_rank: 0 (pid: 4123) of binary: /usr/bin/python
+[slot 0] Root Cause (first observed failure):
+[slot 0] [0]:
+[slot 0]   time      : 2026-05-01_10:00:00
+[slot 0]   host      : localhost
+[slot 0]   rank      : 0 (local_rank: 0)
+[slot 0]   exitcode  : 1 (pid: 4123)
+"""
+
+
+def test_a_saved_console_in_which_all_ranks_timed_out_blames_no_slot(tmp_path):
+    wait = "\n".join(
+        f'[rank {n}] [rank{n}]: Traceback (most recent call last):\n[rank {n}] [rank{n}]:   File "t.py", line {n}, in <module>\n'
+        f"[rank {n}] [rank{n}]: RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation to complete"
+        for n in (0, 1)
+    )
+    (tmp_path / "console.log").write_text(CONSOLE.format(wait=wait))
+    verdict = explain_files([tmp_path / "console.log"]).verdict
+    assert (verdict.cause.slug, verdict.cause.confidence, verdict.slot) == ("collective_timeout", "suspected", None)
+
+
+def test_a_named_peer_is_no_consequence_of_itself(tmp_path):
+    named = "[rank0]: RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 4000 ms"
+    text = CONSOLE.replace("[slot 0] ", "").format(wait=f'[rank0]: {HEAD}[rank0]:   File "t.py", line 2\n{named}')
+    (tmp_path / "job.log").write_text(text)
+    verdict = explain_files([tmp_path / "job.log"]).verdict
+    assert (verdict.cause.slug, verdict.rank) == ("collective_timeout", 1)
+    assert [one.rank for one in verdict.consequences] == [0]
+
+
+def test_two_ranks_with_different_models_prove_nothing_about_either(tmp_path):
+    words = "RuntimeError: DDP expects same model across all ranks, but Rank {} has {} params, while rank {} has inconsistent {} params."
+    lines = [words.format(0, 4, 1, 6), words.format(1, 6, 0, 4)]
+    (tmp_path / "job.log").write_text(
+        "".join(
+            f'[rank{n}]: {HEAD}[rank{n}]:   File "t.py", line 2\n[rank{n}]: {line}\n' for n, line in enumerate(lines)
+        )
+    )
+    verdict = explain_files([tmp_path / "job.log"]).verdict
+    assert (verdict.cause.slug, verdict.rank) == ("collective_mismatch", None)
+
+
+def test_all_ranks_of_a_torchrun_job_print_one_exception_and_no_rank_is_named(tmp_path):
+    row = "  rank      : {0} (local_rank: {0})\n  exitcode  : 1 (pid: 412{0})\n"
+    raised = '[rank{0}]: {1}[rank{0}]:   File "t.py", line 2, in <module>\n[rank{0}]: {2}\n'
+    final = "RuntimeError: Error(s) in loading state_dict for Linear:"
+    end = AGENT.format(code=1) + "".join(row.format(n) for n in (0, 1))
+    (tmp_path / "job.log").write_text("".join(raised.format(n, HEAD, final) for n in (0, 1)) + end)
+    verdict = explain_files([tmp_path / "job.log"]).verdict
+    assert (verdict.cause.slug, verdict.scope, verdict.rank) == ("checkpoint_mismatch", "all", None)
+    # Rank 1 said something else.
+    (tmp_path / "job.log").write_text(
+        raised.format(0, HEAD, final)
+        + raised.format(1, HEAD, "ConnectionResetError: [Errno 104] Connection reset by peer")
+        + end
+    )
+    assert explain_files([tmp_path / "job.log"]).verdict.rank == 0
+
+
+def test_a_rank_that_lost_its_data_worker_is_named_in_a_saved_console(tmp_path):
+    words = "RuntimeError: DataLoader worker (pid 864) exited unexpectedly with exit code 1. Details are lost due to multiprocessing."
+    wait = f'[rank 0] [rank0]: {HEAD}[rank 0] [rank0]:   File "t.py", line 2\n[rank 0] [rank0]: {words}'
+    (tmp_path / "console.log").write_text(CONSOLE.format(wait=wait))
+    verdict = explain_files([tmp_path / "console.log"]).verdict
+    assert (verdict.cause.slug, verdict.rank) == ("dataloader_died", 0)

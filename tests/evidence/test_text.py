@@ -5,15 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankfall.evidence.builders import of_error
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.scan import ChunkScanner, scan
 from rankfall.evidence.readers.text import decode, normalise
 from rankfall.evidence.readers.torchrun import read_reports
 from rankfall.evidence.readers.tracebacks import TracebackReader, find_tracebacks
+from rankfall.model import Record
 from rankfall.verdict.signatures.catalogue import default_catalogue
 
 
@@ -171,3 +174,32 @@ def test_errors_s14_what_the_launcher_logs_of_a_damaged_error_file_is_no_cause(a
 @given(st.binary(max_size=5000))
 def test_decoding_is_bounded_and_never_fails(data):
     assert len(decode(data, limit=100)) <= 104
+
+
+MISSING_COMMAND = "import subprocess; subprocess.run(['nvcc-nine', '--version'], check=True)"
+
+
+def test_a_command_that_does_not_exist_is_no_missing_data():
+    """In a traceback's text and in the hook's record; a missing file that Python opened is still data."""
+    catalogue = default_catalogue()
+    (found,) = scan(real_traceback(MISSING_COMMAND), catalogue).found
+    assert found.meaning.slug == "command_not_found"
+    (found,) = scan(real_traceback("open('train-nine.bin')"), catalogue).found
+    assert found.meaning.slug == "dataset_missing"
+    frames = [{"file": "/w/t.py", "func": "main", "user": True, "line": 1}]
+    frames.append({"file": "/usr/lib/python3.12/subprocess.py", "func": "Popen._execute_child", "line": 1955})
+    error = {"types": ["FileNotFoundError"], "message": "[Errno 2] No such file or directory: 'nvcc-nine'"}
+    for shown, slug in ((frames, "command_not_found"), (frames[:1], "dataset_missing")):
+        record = msgspec.convert({"id": "a" * 32, "kind": "error", "error": error | {"frames": shown}}, Record)
+        assert of_error(record, name="e.json", catalogue=catalogue, rank=1).slug == slug
+
+
+@pytest.mark.parametrize("words", ["raise ValueError('all_reduce failed') from error", "{}['group']"])
+def test_any_exception_raised_while_a_lost_peer_is_handled_is_its_consequence(words):
+    code = "try:\n    {}\nexcept Exception as error:\n    {}"
+    lost = "raise ConnectionResetError(104, 'Connection reset by peer')"
+    (found,) = scan(real_traceback(code.format(lost, words)), default_catalogue()).found
+    assert found.meaning.slug == "peer_lost"
+    # Of another error that was caught it is not.
+    (found,) = scan(real_traceback(code.format("import none_such_nine", words)), default_catalogue()).found
+    assert found.meaning.slug == "user_code_exception"

@@ -108,6 +108,9 @@ USER_CODE = ("user_code_exception",)
 EXITED = ("user_exit",)
 LATE = {"steps": 600}
 
+# What a rank prints and survives.
+FALLS_BACK = "ERROR:root:CUDA out of memory. Tried to allocate 2.00 GiB; falling back to CPU"
+
 EXCEPTIONS = (
     Fault(
         "exception-key",
@@ -190,6 +193,16 @@ EXCEPTIONS = (
         weak=(*USER_CODE, *EXITED),
     ),
     Fault("recursion", (at(10, "recurse"),), USER_CODE, weak=EXITED),
+    Fault("exception-input", (raising("EOFError", text="EOF when reading a line"),), USER_CODE, weak=EXITED),
+    Fault(
+        "command-missing", (at(10, "command", argv=["nvcc-nine", "--version"]),), ("command_not_found",), weak=EXITED
+    ),
+    Fault(
+        "line-long-before",
+        (at(2, "print", ranks=(0,), text=FALLS_BACK), raising("KeyError", text="rope_theta")),
+        USER_CODE,
+        weak=EXITED,
+    ),
     Fault("memory-error", (raising("MemoryError"),), ("host_alloc_failed",), weak=(*USER_CODE, *EXITED), core=True),
     Fault(
         "import-missing",

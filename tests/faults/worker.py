@@ -127,6 +127,10 @@ def do_allocate(what: dict[str, Any]) -> None:
     print(len(blocks), "MiB cached", flush=True)
 
 
+def do_command(what: dict[str, Any]) -> None:
+    subprocess.run(what["argv"], check=True)
+
+
 def do_child(what: dict[str, Any]) -> None:
     """A child of this rank that takes all the memory there is."""
     grow = f"held = [bytearray(b'x' * (1 << 20)) for _ in range({what['mib']})]"
@@ -214,6 +218,7 @@ def do_spin(what: dict[str, Any]) -> None:
 
 ACTIONS: dict[str, Callable[[dict[str, Any]], None]] = {
     "ask": do_ask,
+    "command": do_command,
     "burst": do_burst,
     "raise": do_raise,
     "thread": do_thread,

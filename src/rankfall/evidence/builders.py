@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.evidence.readers.classify import exception_meaning
+from rankfall.evidence.readers.classify import exception_meaning, of_missing_command
 from rankfall.evidence.readers.findings import Finding
 from rankfall.evidence.readers.frames import exception_of
 from rankfall.evidence.readers.kernel_log import KernelLine
@@ -42,6 +42,9 @@ def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | Non
         frame = f"{top.file.rpartition('/')[2]}:{top.func}" if top else ""
     mark = error.mark if error else None
     meaning = exception_meaning(catalogue, pairs, frame=frame, mark=mark, exit_code=error.exit_code if error else None)
+    inner = error.frames[-1] if error is not None and error.frames else None
+    if inner is not None and inner.func.endswith("_execute_child") and inner.file.endswith("/subprocess.py"):
+        meaning = of_missing_command(meaning)
     at = error.raised_ns if error and error.raised_ns is not None else record.at_ns
     return Evidence(
         id=digest("record", record.id),

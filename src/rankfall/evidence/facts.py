@@ -65,6 +65,9 @@ class _Round:
 # Maximum seconds between a process's end and its reaping.
 _WAITED_S: Final = 0.05
 _STOP_SIGNALS: Final = frozenset({1, 2, 3, 9, 15})
+# Signals that a shell reports as 128+N; 138 is a program's own request for a retry.
+_SHELL_SIGNAL: Final = 128
+_CHILD_SIGNALS: Final = frozenset({1, 2, 3, 4, 6, 7, 8, 9, 11, 15})
 
 Process = tuple[int | None, int | None]  # slot, pid
 
@@ -82,6 +85,9 @@ class Facts:
         self._here = here
         self._starts: dict[Process, tuple[Record, str]] = {}
         self._ends: dict[Process, tuple[Record, str]] = {}
+        # By slot and ordinal: ends of the plain launcher's children, which may be shells around the ranks.
+        self._child_ends: dict[tuple[int | None, int], tuple[Record, str]] = {}
+        self._last_starts: dict[tuple[int | None, int], tuple[int, int | None]] = {}
         self._errors: dict[Process, Record] = {}
         self._rounds: dict[tuple[int | None, int], list[Process]] = defaultdict(list)
         self._agent_stopped: set[Process] = set()
@@ -116,8 +122,14 @@ class Facts:
                 if held is None:
                     self._rounds[record.slot, record.rank].append(key)
                 self._starts[key] = (record, found.name)
+                if record.ordinal is not None:
+                    place = record.slot, record.ordinal
+                    begun = record.at_ns or 0, record.pid
+                    self._last_starts[place] = max(begun, self._last_starts.get(place, begun), key=lambda one: one[0])
         elif record.kind == "end":
             self._ends[key] = (record, found.name)
+            if record.rank_source == "launcher" and record.ordinal is not None:
+                self._child_ends[record.slot, record.ordinal] = (record, found.name)
         elif record.kind == "error":
             self._errors[key] = record
         elif record.kind == "kill" and record.exit is not None and record.exit.how == "received":
@@ -182,7 +194,7 @@ class Facts:
             state="expected",
         )
         tables: tuple[dict[Any, Any], ...] = (
-            *(self._starts, self._ends, self._errors, self._rounds),
+            *(self._starts, self._last_starts, self._ends, self._child_ends, self._errors, self._rounds),
             *(self._reported, self._steps, self._last_lines),
         )
         for table in tables:
@@ -208,8 +220,16 @@ class Facts:
         asked = record.error.exit_code if record.error else None
         if asked is None:
             return True
-        end = self._ends.get((record.slot, record.pid))
+        end = self._end_of((record.slot, record.pid), record.ordinal)
         return end is not None and end[0].exit is not None and end[0].exit.code in {asked & 0xFF, None}
+
+    def _end_of(self, key: Process, ordinal: int | None) -> tuple[Record, str] | None:
+        """End of a process, or of the launcher's child around it, such as a shell that ran it last."""
+        own = self._ends.get(key)
+        place = key[0], ordinal if ordinal is not None else -1
+        if own is not None or self._last_starts.get(place, (0, None))[1] != key[1]:
+            return own
+        return self._child_ends.get(place)
 
     def ranks(self) -> tuple[RankFacts, ...]:
         """Facts of each rank process, older rounds included, sorted."""
@@ -247,9 +267,11 @@ class Facts:
 
     def _sheet(self, key: Process, start: Record, name: str) -> RankFacts:
         slot, pid = key
-        end = self._ends.get(key)
+        end = self._end_of(key, start.ordinal)
         error = self._errors.get(key)
         exit_info = end[0].exit if end else None
+        if end is not None and exit_info is not None and end[0].pid != pid:
+            exit_info = _signal_of_child(exit_info)
         if (exit_info is None or exit_info.how == "gone") and key in self._reported:
             exit_info = _reported_exit(self._reported[key][0])
         rank = start.rank if start.rank is not None else -1
@@ -273,7 +295,7 @@ class Facts:
             state="ended" if ended else "running",
             exit_code=exit_info.code if exit_info else None,
             signal=exit_info.signal if exit_info else None,
-            killed_by=self._killer(key, exit_info),
+            killed_by=self._killer(key, exit_info, end[0].at_ns if end else None),
             started_at=start.at_ns,
             ended_at=end[0].at_ns if end else None,
             ended_uncertainty=_WAITED_S if how in {"wait", "pidfd"} else 0.5,
@@ -299,28 +321,28 @@ class Facts:
             state="ended",
             exit_code=info.code,
             signal=info.signal,
-            killed_by=self._killer((slot, reported.pid), info),
+            killed_by=self._killer((slot, reported.pid), info, None),
             hook="absent",
             where=where,
         )
 
-    def _killer(self, key: Process, info: ExitInfo | None) -> Literal["wrapper", "agent", "foreign"] | None:
+    def _killer(
+        self, key: Process, info: ExitInfo | None, ended: int | None
+    ) -> Literal["wrapper", "agent", "foreign"] | None:
         if info is None or info.signal is None:
             return None
         if info.ours:
             return "wrapper"
-        signalled = info.signal in _STOP_SIGNALS and self._was_signalled(key)
+        signalled = info.signal in _STOP_SIGNALS and self._was_signalled(key[0], ended)
         if signalled and key not in self._agent_stopped and self._signal_was_ours(key[0]):
             return "wrapper"
         if info.signal in _STOP_SIGNALS and (key in self._agent_stopped or signalled):
             return "agent"  # its launcher stopped it
         return "foreign"
 
-    def _was_signalled(self, key: Process) -> bool:
-        """True if the process's slot received a signal from outside before the process ended."""
-        at = self._signalled.get(key[0])
-        end = self._ends.get(key)
-        ended = end[0].at_ns if end is not None else None
+    def _was_signalled(self, slot: int | None, ended: int | None) -> bool:
+        """True if the slot received a signal from outside before its process ended at ``ended``."""
+        at = self._signalled.get(slot)
         return at is not None and (ended is None or ended >= at)
 
     def _signal_was_ours(self, slot: int | None) -> bool:
@@ -376,6 +398,12 @@ class Facts:
 def _launcher(record: Record) -> SlotLauncher | None:
     names: dict[str | None, SlotLauncher] = {"torchrun": "torchrun", "plain": "plain", "exec": "exec"}
     return names.get(record.launcher)
+
+
+def _signal_of_child(info: ExitInfo) -> ExitInfo:
+    """Returns the signal that a shell around a rank reports as 128+N."""
+    signal = (info.code or 0) - _SHELL_SIGNAL
+    return msgspec.structs.replace(info, code=None, signal=signal) if signal in _CHILD_SIGNALS else info
 
 
 def _local_rank(start: Record) -> int | None:

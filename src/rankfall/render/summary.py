@@ -203,7 +203,8 @@ def _subject(verdict: Verdict) -> str:
     if verdict.rank is not None:
         return f"rank {verdict.rank}"
     if verdict.scope == "all":
-        return "all ranks"
+        stopped = any(one.slug == "peer_teardown" and one.rank is not None for one in verdict.consequences)
+        return "all ranks that were not stopped before" if stopped else "all ranks"
     if verdict.scope in {"slot", "node"} and verdict.slot is not None:
         return f"slot {verdict.slot}"
     if verdict.scope == "node" and verdict.node:

@@ -298,3 +298,47 @@ def test_i19_a_caught_traceback_is_no_cause_of_a_hang():
 def test_i19_a_printed_traceback_stays_the_cause_where_nothing_speaks_against_it(said, extra):
     ranks = [left(0, 1, seconds=12.2), left(1, 1, seconds=12.2)]
     assert diagnose(case(ranks, [said, *extra, lost(1)])).verdict.cause.slug == "gpu_oom"
+
+
+@pytest.mark.parametrize("crash", [11, 7, 4])
+def test_a_rank_that_crashed_had_caught_the_traceback_that_it_printed(crash):
+    caught = piece("import_error", 1, source="log", trust="job", whole=True, line="No module named 'xformers'")
+    verdict = diagnose(case([left(0, 1, seconds=3), died(1, crash, seconds=2)], [caught, LOST])).verdict
+    assert (verdict.rank, verdict.cause.slug) == (1, {11: "segfault", 7: "shm_exhausted", 4: "native_abort"}[crash])
+
+
+def test_a_traceback_before_an_abort_or_without_a_hook_may_be_the_reason():
+    printed = piece("import_error", 1, source="log", trust="job", whole=True)
+    for end in (died(1, 6, seconds=2), died(1, 11, seconds=2, hook="absent")):
+        assert diagnose(case([left(0, 1, seconds=3), end], [printed, LOST])).verdict.cause.slug == "import_error"
+
+
+LOST = piece("peer_lost", 0, role="secondary", seconds=2.5)
+
+
+@pytest.mark.parametrize("slug", ["user_code_exception", "nan_loss", "dataset_missing"])
+def test_a_line_of_a_rank_that_then_lost_its_peer_yields_to_the_exception_of_another(slug):
+    line = piece("gpu_oom", 0, source="log", trust="job", seconds=0.5, line="CUDA out of memory; falling back to CPU")
+    raised = piece(slug, 1, seconds=2, line="KeyError: 'rope_theta'")
+    verdict = diagnose(case([left(0, 1, seconds=3), left(1, 1, seconds=2)], [line, LOST, raised])).verdict
+    assert (verdict.rank, verdict.cause.slug, verdict.cause.confidence) == (1, slug, "proven")
+    assert [one.rank for one in verdict.consequences] == [0]
+    # Without a hook the traceback tells the same.
+    printed = piece("peer_lost", 0, role="secondary", seconds=2.5, source="log", trust="job", whole=True)
+    ranks = [left(0, 1, seconds=3, hook="absent"), left(1, 1, seconds=2)]
+    assert diagnose(case(ranks, [line, printed, raised])).verdict.rank == 1
+
+
+def test_a_line_stays_the_cause_where_its_rank_recorded_no_lost_peer_or_nobody_raised():
+    line = piece("gpu_oom", 0, source="log", trust="job", seconds=0.5)
+    ranks = [left(0, 1, seconds=3), left(1, 1, seconds=2)]
+    raised = piece("user_code_exception", 1, seconds=2, line="KeyError: 'rope_theta'")
+    assert diagnose(case(ranks, [line, raised])).verdict.rank == 0
+    other = piece("peer_lost", 1, role="secondary", seconds=2)
+    assert diagnose(case(ranks, [line, LOST, other])).verdict.cause.slug == "gpu_oom"
+
+
+def test_a_rank_that_was_stopped_after_its_exception_ends_the_run_with_pythons_code():
+    ranks = [died(0, 15, by="agent", seconds=3), left(1, 1, seconds=3.5)]
+    diagnosis = diagnose(case(ranks, [piece("checkpoint_corrupt", 0), piece("peer_lost", 1, role="secondary")]))
+    assert (diagnosis.verdict.rank, diagnosis.exit_code) == (0, 1)

@@ -116,13 +116,19 @@ def exception_meaning(
             end=True,
         )
     found = None
-    for kind, message in chain:
-        hits = catalogue.match_line(_one_line(kind, message), where="exception")
-        hit = best(hits)
-        if hit is not None and hit.signature.specificity > (found.signature.specificity if found else GENERIC):
+    plain = False
+    for place, (kind, message) in enumerate(chain):
+        hit = best(catalogue.match_line(_one_line(kind, message), where="exception"))
+        if hit is None or hit.signature.specificity <= GENERIC:
+            continue
+        better = found is None or hit.signature.specificity > found.signature.specificity
+        # A raised exception of the job's own code yields only to the lost peer that it handled.
+        if hit.signature.slug == "peer_lost" if plain else better:
             found = hit
-        if found is not None and (kind, message) == chain[0]:
-            break
+        if place == 0:
+            plain = hit.signature.slug == "user_code_exception"
+            if not plain:
+                break
     if mark == "retryable":
         return Meaning(
             slug="retryable_exception", role="primary", specificity=90, text=spoken, fingerprint=f"retryable:{print_of}"
@@ -136,6 +142,13 @@ def exception_meaning(
             fingerprint=f"user_code_exception:{print_of}",
         )
     return meaning_of_hit(found, text=spoken, fingerprint=f"{found.signature.slug}:{print_of}")
+
+
+def of_missing_command(meaning: Meaning) -> Meaning:
+    """Meaning of an exception that the start of a command raised: a missing file is the command's."""
+    if meaning.signature != "dataset_missing.errno":
+        return meaning
+    return msgspec.structs.replace(meaning, slug="command_not_found")
 
 
 def meaning_of_hit(hit: Hit, *, text: str, fingerprint: str) -> Meaning:

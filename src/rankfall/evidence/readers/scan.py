@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.evidence.readers.classify import Meaning, exception_meaning
+from rankfall.evidence.readers.classify import Meaning, exception_meaning, of_missing_command
 from rankfall.evidence.readers.findings import Finding, LineMeaning, line_meanings
 from rankfall.evidence.readers.survival import Survival
 from rankfall.evidence.readers.text import repeats
@@ -282,6 +282,8 @@ class ChunkScanner:
         elif meaning.slug == "peer_lost" and "data_loader" in item.origins:
             # The lost peer is this rank's data worker.
             meaning = msgspec.structs.replace(meaning, slug="dataloader_died", role="primary")
+        elif "command" in item.origins:
+            meaning = of_missing_command(meaning)
         return Finding(
             start=0,
             end=item.final_end - item.final_start,

@@ -23,6 +23,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     ABORTS,
     AT_SHUTDOWN,
     CHILD_DEATHS,
+    CRASH_SIGNALS,
     DEATHS,
     ENDS_OF_THE_REST,
     KERNEL_SIGNATURE_IDS,
@@ -113,6 +114,13 @@ class Candidate(msgspec.Struct, kw_only=True):
         return self.subject.rank is not None and self.subject.rank.reported_first
 
     @property
+    def stopped_while_leaving(self) -> bool:
+        """True if the rank was stopped after it recorded its exception: its signal is not its own end."""
+        facts, best = self.subject.rank, self.best
+        raised = best is not None and best.source == "record" and best.exit_code is None
+        return raised and facts is not None and facts.killed_by in {"wrapper", "agent"}
+
+    @property
     def specificity(self) -> int:
         """Specificity of the decisive piece, or 0."""
         return self.best.specificity if self.best else 0
@@ -132,6 +140,7 @@ def candidate_of(subject: Subject) -> Candidate | None:
     pieces = _without_later_faults(subject, pieces)
     pieces = _without_ends_after_exception(pieces)
     pieces = _without_abort_at_shutdown(subject, pieces)
+    pieces = _without_caught_before_crash(subject, pieces)
     if lost := [e for e in subject.complaints if e.slug in LOST_PEER_SLUGS]:
         pieces = [e for e in pieces if e.signature not in WATCHDOG_ABORTS]
         pieces = [e for e in pieces if e.signature not in ABORTS or not any(surely_after(e, one) for one in lost)]
@@ -202,6 +211,16 @@ def _without_abort_at_shutdown(subject: Subject, pieces: list[Evidence]) -> list
     kept = [e for e in pieces if e.slug not in slugs]
     explained = any(e.slug not in _BARE for e in kept)
     return kept if explained or subject.complaints else pieces
+
+
+def _without_caught_before_crash(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
+    """Removes printed tracebacks of a rank that crashed: a hook records each exception that ends its process."""
+    facts = subject.rank
+    if facts is None or facts.hook != "loaded" or facts.signal not in CRASH_SIGNALS or _killed_by_ours(subject):
+        return pieces
+    if any(e.source == "record" for e in subject.evidence):
+        return pieces
+    return [e for e in pieces if e.source != "log" or not e.whole]
 
 
 def _without_bare_ends(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:

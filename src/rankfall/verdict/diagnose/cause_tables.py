@@ -135,6 +135,8 @@ EXIT_SLUGS: Final = MappingProxyType({126: "permission_denied", 127: "command_no
 
 # A process causes these ends itself: equivalent to a message.
 OWN_FAULT_SIGNALS: Final = frozenset({4, 6, 7, 8, 11, 31})
+# Those that no exception handler sends: SIGABRT may end a process that printed its exception.
+CRASH_SIGNALS: Final = OWN_FAULT_SIGNALS - {6}
 
 # A slot does not start; for several slots it is one fault.
 NEVER_STARTED: Final = frozenset(

@@ -19,7 +19,15 @@ from rankfall.verdict.diagnose.cause_tables import (
     TAKEN_AWAY,
     TIMED_OUT,
 )
-from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, own_failure, repeats, surely_after
+from rankfall.verdict.diagnose.subjects import (
+    OWN_CODE,
+    Subject,
+    Subjects,
+    of_own_code,
+    own_failure,
+    repeats,
+    surely_after,
+)
 
 # An unknown exception may be about a lost peer.
 _GENERIC_SPECIFICITY = 30
@@ -205,6 +213,7 @@ def drop_outlived(candidates: list[Candidate], subjects: Subjects, root: Root, *
         root.rejected += [(c, "the rank caught it: something else ended that rank") for c in caught]
         candidates = [c for c in candidates if all(c is not one for one in caught)]
     own_code = [c for c in candidates if of_own_code(c.best)]
+    raised = [c for c in candidates if _raised_by_itself(c)]
     others = [c for c in candidates if not c.bare and not (c.best and c.best.passed)]
     decided = any(c.best is None or c.best.source == "exit" or of_own_code(c.best) for c in others)
     failed = not all(is_without_message(c) for c in others)
@@ -221,7 +230,8 @@ def drop_outlived(candidates: list[Candidate], subjects: Subjects, root: Root, *
             stopper = subjects.stopper if facts.killed_by == "wrapper" else "its agent"
             return f"{stopper} stopped this rank, which had not failed"
         if facts is not None and own_failure(facts):
-            return None
+            lost = _lost_its_peer(c) and any(not surely_after(best, o.best) for o in raised if o is not c and o.best)
+            return "an exception ended another rank; a lost peer ended this one" if lost else None
         if best.signature in STEP_TAKEN and all(o.best and surely_after(o.best, best) for o in own_code):
             return None
         if any(not surely_after(best, o.best) and not _of_others(c, o) for o in own_code if o is not c and o.best):
@@ -255,13 +265,31 @@ def _was_caught(candidate: Candidate) -> bool:
     )
 
 
+def _raised_by_itself(candidate: Candidate) -> bool:
+    """True for an exception that ended its rank and that no lost peer causes."""
+    best = candidate.best
+    recorded = best is not None and best.source == "record" and candidate.slug not in {OWN_CODE, "user_exit"}
+    return of_own_code(best) or (recorded and not candidate.weak and _family(candidate) in {"user", "data"})
+
+
+def _family(candidate: Candidate) -> str:
+    return cause_info(candidate.slug).family
+
+
+def _lost_its_peer(candidate: Candidate) -> bool:
+    """True if only a lost peer ended the rank, by its record or else its tracebacks, and the line is not about it."""
+    best, evidence = candidate.best, candidate.subject.evidence
+    ends = [e for e in evidence if e.source == "record"] or [e for e in evidence if e.source == "log" and e.whole]
+    return bool(ends) and all(e.role == "secondary" and best is not None and not repeats(best, e) for e in ends)
+
+
 def _of_others(candidate: Candidate, own_code: Candidate) -> bool:
     """True if the line is about a GPU, memory or the platform, and from another file than the exception."""
     best, other = candidate.best, own_code.best
     kind, _ = candidate.subject.key
     if best is None or other is None or kind != "stream" or best.stream == other.stream:
         return False
-    return cause_info(best.slug).family in {"gpu", "memory", "platform", "control"}
+    return _family(candidate) in {"gpu", "memory", "platform", "control"}
 
 
 def only_text(chosen: Candidate, subjects: Subjects) -> bool:

@@ -263,7 +263,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
     return Diagnosis(
         verdict=verdict,
         fingerprint=chosen.fingerprint,
-        exit_code=_code(subjects, subject),
+        exit_code=1 if chosen.stopped_while_leaving else _code(subjects, subject),
         mark=chosen.best.mark if chosen.best else None,
     )
 
@@ -298,6 +298,8 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
     }
     rank = root.suspects[0] if not at_subject and len(root.suspects) == 1 else None
     suspect = subjects.ranks.get(rank) if rank is not None else None
+    if rank is not None:
+        struck.add(("rank", rank))
     info = cause_info(slug)
     confidence: Confidence = "unknown" if piece is None else "likely" if named and not root.alone else "suspected"
     if at_subject and subject is not None:

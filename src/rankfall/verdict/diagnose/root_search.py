@@ -227,7 +227,13 @@ def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:
         # No ranks yet; a slot that is only late has no evidence.
         return len({s.slot_number for s in (chosen.subject, *chosen.same)} - {None}) >= (case.nnodes or 0)
     if case.world_size is None:
-        return not any(s.key not in struck and s.complaints for s in subjects.all.values())
+        # A launcher's lines about ends are no complaint of another rank.
+        return not any(
+            s.rank is not None or (e.slug not in NEVER_CAUSE and e.slug != "unknown")
+            for s in subjects.all.values()
+            if s.key not in struck
+            for e in s.complaints
+        )
     for number in range(case.world_size):
         if ("rank", number) in struck:
             continue
@@ -393,6 +399,8 @@ def only_consequences(case: Case, subjects: Subjects) -> Root:
         key=lambda row: (*row[:3], -row[5].specificity, row[4].node or "~", str(row[4].key), *text_place(row[5]))
     )
     _, _, _, _, subject, piece = spoken[0]
-    if not named and subject.rank is not None and own_failure(subject.rank) and _failed_alone(subjects):
+    # A text may lack the ends of ranks that complained.
+    ends_known = complained <= subjects.ranks.keys()
+    if not named and ends_known and subject.rank and own_failure(subject.rank) and _failed_alone(subjects):
         return Root(nearest=(subject, piece), alone=True)
     return Root(nearest=(subject, piece), suspects=suspects, suspect_slots=quiet_slots)

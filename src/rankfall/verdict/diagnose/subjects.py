@@ -253,8 +253,11 @@ class Subjects:
         speaker = _speaker(piece)
         if speaker is None:
             return None, False
-        if piece.pid is not None and (speaker, piece.pid) in self._by_pid:
-            return self._by_pid[speaker, piece.pid], False
+        if piece.pid is not None:
+            # A saved console has the launcher's lines with their slot, but its report names ranks of the text.
+            for known in (speaker, piece.stream):
+                if (known, piece.pid) in self._by_pid:
+                    return self._by_pid[known, piece.pid], False
         if piece.local_rank is not None and (speaker, piece.local_rank) in self._by_local:
             return self._by_local[speaker, piece.local_rank], False
         if piece.slug in ENDS_OF_THE_REST:
