@@ -200,11 +200,18 @@ def _all_over(observer: AttemptObserver) -> bool:
     return all(slot.state in {"ended", "lost", "expected"} for slot in observer.slots())
 
 
-def explain_files(paths: Sequence[Path], *, signatures: Sequence[Path] = (), strategy: str | None = None) -> Diagnosis:
+def explain_files(
+    paths: Sequence[Path],
+    *,
+    within: Path = Path(),
+    signatures: Sequence[Path] = (),
+    strategy: str | None = None,
+) -> Diagnosis:
     """Diagnoses log files and folders offline; run and attempt are null.
 
     Args:
         paths: Files and folders.
+        within: Folder of relative paths.
         signatures: Signature files in addition to those of the home folder.
         strategy: Name; default ``causal``.
 
@@ -213,7 +220,8 @@ def explain_files(paths: Sequence[Path], *, signatures: Sequence[Path] = (), str
         UsageError: Nothing is readable, a signature file is damaged, or no such strategy.
     """
     chosen = find_strategy(strategy, field=_FLAG)
-    return diagnose(case_of_files(paths, catalogue=catalogue_of(default_home(), signatures)), strategy=chosen)
+    case = case_of_files(paths, catalogue=catalogue_of(default_home(), signatures), within=within)
+    return diagnose(case, strategy=chosen)
 
 
 def explain_stream(

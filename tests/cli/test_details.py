@@ -9,6 +9,7 @@ import pytest
 
 from rankfall.cli.run_output import details_of, details_of_files
 from rankfall.model import Cause, Decisive, JobSpec, RankFacts, Verdict
+from rankfall.render.escape import Redactor
 from rankfall.rundir import RunDir
 
 
@@ -84,3 +85,12 @@ def test_i23_the_frames_of_a_printed_traceback_are_shown(tmp_path: Path, monkeyp
     )
     assert details_of_files(found).frames == tuple(f"/app/train.py:{number} in step" for number in (6, 5, 4))
     assert details_of_files(verdict("a.log:1")).frames == ()
+
+
+def test_a_key_that_begins_before_the_shown_lines_is_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    key = ["-----BEGIN OPENSSH PRIVATE KEY-----", *(f"b3BlbnNzaC1rZXktdjE{number}" for number in range(5)), "c2hvcnQ="]
+    Path("a.log").write_text("\n".join([*key, "boom", ""]))
+    shown = details_of_files(verdict("a.log:8"), redact=Redactor()).before
+    assert len(shown) == 3
+    assert not any(one in "".join(shown) for one in ("b3Blbn", "c2hvcnQ"))

@@ -208,7 +208,7 @@ def _zstd(data: bytes, folder: Path) -> None:
     path.write_bytes(data)
     unpacked = 0
     with path.open("rb") as file:
-        for piece in read_zstd(file.fileno(), path):
+        for piece in read_zstd(iter(lambda: file.read(16 << 10), b""), path):
             unpacked += len(piece)
             if unpacked > _MAX_UNPACKED:
                 break

@@ -17,7 +17,7 @@ import msgspec
 
 from rankfall.model import LostLines, RankfallError, Record, StoreError, Verdict, decoding, numbers
 from rankfall.model.jobspec.secrets import secrets_of
-from rankfall.model.patterns import anchored
+from rankfall.model.patterns import anchored, bounded
 from rankfall.render import formatting
 from rankfall.render.escape import Redactor, clean_line, is_plain
 from rankfall.render.formatting import Paint, wants_color
@@ -211,26 +211,47 @@ _TRACED: Final = 400
 _SCAN: Final = 1 << 20
 _MAX_SCAN: Final = 256 << 20
 _MAX_CONTEXT: Final = 4096
+# One frame of faulthandler.
+_FATAL_FRAME: Final = bounded(r'  File "([^"]{1,1024})", line (\d{1,9}) in (\S{1,200})', limit=_MAX_CONTEXT)
 
 
-def details_of(directory: RunDir, verdict: Verdict) -> Details:
-    """Reads details of a verdict: stack frames, lines before the decisive one, and the step of the failed rank."""
+def details_of(directory: RunDir, verdict: Verdict, redact: Redactor | None = None) -> Details:
+    """Reads details of a verdict: stack frames, lines before the decisive one, and the step of the failed rank.
+
+    ``redact`` masks secrets, also those that begin in earlier lines.
+    """
     with directory.reader() as reader:
         rows = [row for row in reader.streams(verdict.attempt) if row.slot == verdict.slot]
         step = reader.failed_step(verdict.attempt or 0, verdict.rank)
-    lines = _lines_before(verdict, directory.path)
+    lines, after = _lines_around(verdict, directory.path)
+    frames = _raised_at(directory, verdict) or _raised_in_text(verdict, lines, after)
+    before = lines if frames or lines else _last_words(directory, verdict)
     return Details(
-        frames=_raised_at(directory, verdict) or _raised_in_text(verdict, lines),
-        before=lines[-_BEFORE:],
+        frames=frames,
+        before=(redact.lines(before) if redact is not None else before)[-_BEFORE:],
         step=step,
         apart=verdict.slot is None or not rows or any(row.rank is not None for row in rows),
     )
 
 
-def details_of_files(verdict: Verdict) -> Details:
-    """Reads the lines and frames before the decisive line of a verdict about files."""
-    lines = _lines_before(verdict, Path())
-    return Details(frames=_raised_in_text(verdict, lines), before=lines[-_BEFORE:])
+def details_of_files(verdict: Verdict, within: Path = Path(), redact: Redactor | None = None) -> Details:
+    """Reads the lines and frames before the decisive line of a verdict about files in ``within``; as :func:`details_of`."""
+    lines, after = _lines_around(verdict, within)
+    before = redact.lines(lines) if redact is not None else lines
+    return Details(frames=_raised_in_text(verdict, lines, after), before=before[-_BEFORE:])
+
+
+def _last_words(directory: RunDir, verdict: Verdict) -> tuple[str, ...]:
+    """Last lines of the failed rank, if the evidence is only its end."""
+    if verdict.rank is None or verdict.decisive is None or verdict.decisive.source not in {"exit", "record"}:
+        return ()
+    query = LineQuery(ranks=frozenset({verdict.rank}), attempt=verdict.attempt, tail=_TRACED)
+    try:
+        return tuple(
+            line.data[:_MAX_CONTEXT].decode("utf-8", "backslashreplace") for line in read_lines(directory, query)
+        )
+    except RankfallError:
+        return ()
 
 
 def _raised_at(directory: RunDir, verdict: Verdict) -> tuple[str, ...]:
@@ -249,8 +270,13 @@ def _raised_at(directory: RunDir, verdict: Verdict) -> tuple[str, ...]:
     return tuple(f"{frame.file}:{frame.line} in {frame.func or '?'}" for frame in reversed(own[-_MAX_LISTED:]))
 
 
-def _raised_in_text(verdict: Verdict, lines: Sequence[str]) -> tuple[str, ...]:
-    """Returns ``FILE:LINE in FUNCTION`` from the traceback that ends with the decisive line after ``lines``."""
+def _raised_in_text(verdict: Verdict, lines: Sequence[str], after: Sequence[str]) -> tuple[str, ...]:
+    """Returns ``FILE:LINE in FUNCTION`` from the traceback that ends with the decisive line between the other lines.
+
+    The stack of a fatal error of Python follows its line.
+    """
+    if verdict.decisive is not None and "Fatal Python error" in verdict.decisive.line:
+        return _fatal_stack(after)
     if verdict.decisive is None or not lines:
         return ()
     from rankfall.evidence.readers.tracebacks import find_tracebacks  # noqa: PLC0415
@@ -260,36 +286,56 @@ def _raised_in_text(verdict: Verdict, lines: Sequence[str]) -> tuple[str, ...]:
     return found[-1].places if found else ()
 
 
-def _lines_before(verdict: Verdict, folder: Path) -> tuple[str, ...]:
-    """Lines of the stream before the decisive line, at most ``_TRACED``; none if that is no line of a log."""
+def _fatal_stack(lines: Sequence[str]) -> tuple[str, ...]:
+    """Places in the user's code of the thread that crashed, the innermost first."""
+    from rankfall.evidence.readers.frames import Frames  # noqa: PLC0415
+
+    found, stack = Frames(), list[tuple[bytes, bytes, bytes]]()
+    for line in lines:
+        match = _FATAL_FRAME.search(line)
+        if match is not None:
+            stack.append((match[1].encode(), match[2].encode(), match[3].encode()))
+        elif stack:
+            break
+    for frame in reversed(stack):
+        found.add(*frame)
+    return found.places
+
+
+def _lines_around(verdict: Verdict, folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Lines of the stream before and after the decisive line, at most ``_TRACED`` each; none if that is no line of a log."""
     if verdict.decisive is None or verdict.decisive.source != "log":
-        return ()
+        return (), ()
     name, _, text = verdict.decisive.where.rpartition(":")
     number = numbers.whole(text)
     if not name or number is None:
-        return ()
+        return (), ()
     try:
         with open_content(folder / name) as content:
-            return tuple(_last_lines(content, before=number))
+            lines = list(_window(content, number))
     except OSError:
-        return ()
+        return (), ()
+    at = next((index for index, (each, _) in enumerate(lines) if each >= number), len(lines))
+    if at == len(lines):
+        return (), ()
+    return tuple(text for _, text in lines[:at]), tuple(text for _, text in lines[at + 1 :])
 
 
-def _last_lines(content: Raw | Packed, *, before: int) -> Iterator[str]:
-    last: deque[bytes] = deque(maxlen=_TRACED)
-    number, start, rest = 1, 0, b""
-    while number < before and start < _MAX_SCAN:
-        data = content.read(start, _SCAN)
-        if not data:
-            return
+def _window(content: Raw | Packed, number: int) -> Iterator[tuple[int, str]]:
+    """Yields the numbers and texts of the lines around line ``number``."""
+    found: deque[tuple[int, bytes]] = deque(maxlen=2 * _TRACED + 1)
+    first, start, rest = 1, 0, b""
+    while first <= number + _TRACED and start < _MAX_SCAN and (data := content.read(start, _SCAN)):
         start += len(data)
         *lines, rest = (rest + data).split(b"\n")
         # A line without an end must not be copied again and again.
         rest = rest[:_MAX_CONTEXT]
-        last.extend(line[:_MAX_CONTEXT] for line in lines[: before - number])
-        number += len(lines)
-    if number >= before:
-        yield from (line.decode("utf-8", "backslashreplace") for line in last)
+        low, high = max(0, number - _TRACED - first), max(0, number + _TRACED + 1 - first)
+        found.extend((first + at, line[:_MAX_CONTEXT]) for at, line in enumerate(lines[low:high], low))
+        first += len(lines)
+    if rest and number <= first <= number + _TRACED:
+        found.append((first, rest))
+    return ((at, line.decode("utf-8", "backslashreplace")) for at, line in found)
 
 
 _LINES: Final = 20

@@ -134,7 +134,7 @@ def _run_or_copy(name: str | None) -> RunDir:
 
 def is_copy(directory: RunDir) -> bool:
     """Returns True if the run is outside the home: in an archive or a copied folder."""
-    return not directory.path.is_relative_to(default_home())
+    return not directory.path.resolve().is_relative_to(default_home().resolve())
 
 
 def resolve_refreshed(name: str | None, *, where: Where = NOWHERE) -> RunDir:
@@ -200,6 +200,31 @@ def opened_copy(path: Path) -> RunDir | None:
     # Records belong to the run's id, and a copy may have any name.
     run.id = (stored.verdict.run if stored is not None else None) or run.id
     return run
+
+
+def opened_archives(paths: Sequence[Path]) -> tuple[list[Path], Path]:
+    """Unpacks archives of logs until the command ends.
+
+    Returns the paths, and the folder of relative ones: there an archive is a folder of its name.
+
+    Raises:
+        UsageError: Damaged or too large archive.
+    """
+    from rankfall.rundir.bundle import is_archive, unpack_logs  # noqa: PLC0415
+
+    if not any(path.is_file() and is_archive(path) for path in paths):
+        return list(paths), Path()
+    folder = tempfile.TemporaryDirectory(prefix="rankfall-")
+    click.get_current_context().call_on_close(folder.cleanup)
+    found: list[Path] = []
+    for number, path in enumerate(paths):
+        if not (path.is_file() and is_archive(path)):
+            found.append(path.absolute())
+            continue
+        name = Path(path.name) if Path(path.name) not in found else Path(str(number), path.name)
+        unpack_logs(path, Path(folder.name, name))
+        found.append(name)
+    return found, Path(folder.name)
 
 
 # Seconds in which a program before the pipe prints its first bytes.

@@ -29,6 +29,8 @@ _EXCEPTION: Final = anchored(
     r"(?:\[[^\]]{1,40}\]:?\s{0,8}){0,4}(?:[A-Za-z_][A-Za-z0-9_]{0,40}\.){0,8}([A-Z][A-Za-z0-9_]{0,60})(?::|$)",
     limit=1024,
 )
+# As a record or a launcher states it.
+_EXIT_CODE: Final = bounded(r"\bexit ?code:? (\d{1,3})\b|\bSystemExit: (\d{1,3})\b", limit=1 << 20)
 _ELSEWHERE: Final = "If the job failed, its errors are elsewhere: give the output of all ranks and of their launcher."
 _PLURAL: Final = {"was": "were", "has": "have", "hangs": "hang", "uses": "use", "runs": "run"}
 _NO_FAILURE_RULES: Final = frozenset({"no_failure", "not_begun"})
@@ -168,6 +170,8 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
         change = "a suspension" if verdict.state == "suspended" else "another size"
         return f"The attempt was stopped for {change}"
     happened = advice()[slug].happened if slug in advice() else f"failed: {verdict.cause.title}"
+    if slug == "user_exit" and (code := _EXIT_CODE.search(_lines(verdict))):
+        happened = f"exited with code {code[1] or code[2]}"
     if slug == "user_code_exception" and (name := _exception(verdict)):
         happened = f"raised {name}"
     if slug in _WAITED and verdict.rank is not None and all(e.rank != verdict.rank for e in verdict.evidence):

@@ -1,16 +1,21 @@
-"""Packs a run directory into one archive, and unpacks it.
+"""Packs a run directory into one archive, and unpacks it, or any archive of logs.
 
 An untrusted archive yields only regular files in one folder, within limits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
+import lzma
 import os
 import stat
 import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import IO, Final
 
 from rankfall.model import StoreError, UsageError
 from rankfall.rundir.layout import SECRETS_FILE
@@ -19,6 +24,12 @@ from rankfall.rundir.layout import SECRETS_FILE
 SUFFIX: Final = ".tar.gz"
 _MAX_FILES: Final = 200_000
 _MAX_BYTES: Final = 64 << 30
+# Of an archive of logs: more takes too much of a temporary folder.
+_MAX_LOG_BYTES: Final = 4 << 30
+# A tar file's first header, and the place of its magic.
+_TAR_HEAD: Final = 512
+_TAR_MAGIC: Final = 257
+_DAMAGE: Final = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error)
 _META: Final = "meta.json"
 # Files that concern this machine or hold secrets.
 _LEFT_OUT: Final = frozenset({SECRETS_FILE, "lock", "lease"})
@@ -102,3 +113,61 @@ def unpack(path: Path, folder: Path) -> Path:
     except (OSError, EOFError, tarfile.TarError, ValueError) as error:
         raise UsageError(f"cannot unpack {path}: {error}", hint=hint) from error
     return folder / names.pop()
+
+
+def is_archive(path: Path) -> bool:
+    """True for a tar archive, compressed or not, or a zip archive."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_TAR_HEAD)
+        packed = head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ"))
+        return head.startswith(b"PK\x03\x04") or (
+            (packed or head[_TAR_MAGIC : _TAR_MAGIC + 5] == b"ustar") and tarfile.is_tarfile(path)
+        )
+    except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error):
+        return False
+
+
+def unpack_logs(path: Path, folder: Path) -> None:
+    """Unpacks the regular files of an archive below an empty folder, without other members and unsafe names.
+
+    Raises:
+        UsageError: Damaged, or too large.
+    """
+    left = _MAX_LOG_BYTES
+    try:
+        with _members(path) as members:
+            for number, (name, source) in enumerate(members):
+                place = PurePosixPath(name)
+                if place.is_absolute() or ".." in place.parts or not place.parts or "\0" in name:
+                    continue
+                target = folder / place
+                # Two members of one name, or a name that is a folder's: the first stays.
+                with contextlib.suppress(FileExistsError, NotADirectoryError):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with target.open("xb") as file:
+                        while data := source.read(1 << 20):
+                            left -= len(data)
+                            if left < 0 or number >= _MAX_FILES:
+                                raise UsageError(
+                                    f"{path} unpacks to more than {_MAX_LOG_BYTES >> 30} GiB or {_MAX_FILES:,} files",
+                                    hint="unpack it, and name the folder",
+                                )
+                            file.write(data)
+    except (OSError, EOFError, RuntimeError, NotImplementedError, ValueError, *_DAMAGE) as error:
+        raise UsageError(f"cannot unpack {path}: {error}", hint="unpack it, and name the folder") from error
+
+
+@contextlib.contextmanager
+def _members(path: Path) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
+    """Yields names and contents of the regular files of an archive."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as zipped:
+            yield ((info.filename, zipped.open(info)) for info in zipped.infolist() if not info.is_dir())
+        return
+    with tarfile.open(path, "r:*") as archive:
+        yield (
+            (info.name, source)
+            for info in archive
+            if info.isreg() and (source := archive.extractfile(info)) is not None
+        )

@@ -19,7 +19,17 @@ from rankfall.cli import console
 from rankfall.cli.console import Output
 from rankfall.cli.options import output_option, place_options, redact_option, runs_or_files
 from rankfall.cli.run_output import details_of, details_of_files, secret_values
-from rankfall.cli.target import Where, as_it_is, has_text, is_copy, one_run, opened_copy, read_home, run_of_argument
+from rankfall.cli.target import (
+    Where,
+    as_it_is,
+    has_text,
+    is_copy,
+    one_run,
+    opened_archives,
+    opened_copy,
+    read_home,
+    run_of_argument,
+)
 from rankfall.cli.values import parse_size
 from rankfall.explain import explain_files, explain_run, explain_slot_failure, explain_stream
 from rankfall.model import NotFound, RankFacts, StoreError, UsageError, Verdict
@@ -77,36 +87,20 @@ _UNTRUSTED: Final = (
 
 @click.command("why")
 @click.argument("target", nargs=-1, metavar="[RUN | KIND/NAME | PATH... | -]", shell_complete=runs_or_files)
-@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Attempt of a run; default: the newest.")
-@click.option(
-    "--slot",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Slot of a run: the newest failure of this slot alone (restart_scope).",
-)
-@click.option(
-    "--fresh",
-    is_flag=True,
-    help="Diagnose a run again with the cluster's current data, ignoring the stored verdict.",
-)
-@click.option(
-    "--signatures",
-    multiple=True,
-    metavar="FILE",
-    help="More signatures for files (TOML, docs/signatures.md); those in the home's signatures/ folder always apply.",
-)
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N")
+@click.option("--slot", type=click.IntRange(min=0), metavar="N")
+@click.option("--fresh", is_flag=True)
+@click.option("--signatures", multiple=True, metavar="FILE")
 @click.option(
     "--strategy",
     metavar="NAME",
     callback=lambda ctx, param, value: value and find_strategy(value, field="--strategy").name,  # noqa: ARG005 - click's signature
-    help="Rule that chooses the root: causal, earliest, first-listed, or a plug-in's.",
 )
 @place_options
 @click.option(
     "--max-bytes",
     metavar="SIZE",
     callback=lambda ctx, param, value: _limit(value),  # noqa: ARG005 - click's signature
-    help="Maximum size of the answer, at least 1k; the least important parts are cut and counted.",
 )
 @redact_option
 @output_option("Format; json is rankfall.verdict/1.")
@@ -132,7 +126,7 @@ def why(
 
     Ends with 0 for any verdict, 66 if the target does not exist.
     """
-    verdict, source, run = _explained(
+    verdict, source, of = _explained(
         list(target),
         attempt=attempt,
         slot=slot,
@@ -141,18 +135,18 @@ def why(
         strategy=strategy,
         where=Where(namespace=namespace, context=context, kubeconfig=kubeconfig, no_exec=no_exec),
     )
-    if redact is not None and run is not None:
-        redact.learn(secret_values(run))
+    if redact is not None and isinstance(of, RunDir):
+        redact.learn(secret_values(of))
     if output is not Output.TABLE:
         bare = redact is None and max_bytes is None
         content = verdict if bare else _answer(verdict, output, redact=redact, limit=max_bytes)
         sys.stdout.write(console.document(content, output, compact=max_bytes is not None))
         return
-    details = details_of(run, verdict) if run else details_of_files(verdict)
-    if run is not None and target and is_copy(run):
+    details = details_of(of, verdict, redact) if isinstance(of, RunDir) else details_of_files(verdict, of, redact)
+    if isinstance(of, RunDir) and target and is_copy(of):
         details = msgspec.structs.replace(details, name=shlex.quote(one_line(target[0], width=300)))
     if redact is not None:
-        details = msgspec.structs.replace(redact.of(details), before=redact.lines(details.before))
+        details = redact.of(details)
         verdict, source = redact.of(verdict), redact.text(source)
     console.out(_text(verdict, source, details, limit=max_bytes))
 
@@ -267,7 +261,8 @@ def _explained(
     own: list[Path],
     strategy: str | None,
     where: Where,
-) -> tuple[Verdict, str, RunDir | None]:
+) -> tuple[Verdict, str, RunDir | Path]:
+    """Verdict, its source for display, and its run; of files the folder of their relative paths."""
     if not targets and attempt is None and slot is None and not fresh and has_text(sys.stdin.buffer):
         console.say("explaining standard input")
         targets = ["-"]
@@ -291,14 +286,12 @@ def _explained(
     if targets == ["-"]:
         if sys.stdin.isatty():
             console.say("reading from this terminal; end with Ctrl-D")
-        return explain_stream(sys.stdin.buffer, signatures=own, strategy=strategy).verdict, "standard input", None
+        return explain_stream(sys.stdin.buffer, signatures=own, strategy=strategy).verdict, "standard input", Path()
     if "-" in targets:
         raise UsageError("- stands alone", hint="rankfall why -, or rankfall why PATH...")
-    return (
-        explain_files([Path(text) for text in targets], signatures=own, strategy=strategy).verdict,
-        ", ".join(targets),
-        None,
-    )
+    paths, within = opened_archives([Path(text) for text in targets])
+    verdict = explain_files(paths, within=within, signatures=own, strategy=strategy).verdict
+    return verdict, ", ".join(targets), within
 
 
 _FORMATS: Final = (".html", ".md", ".json")
@@ -334,16 +327,18 @@ def report(
     The HTML file needs no network. An archive leaves out secrets.json.
     """
     where = Where(namespace=namespace, context=context, kubeconfig=kubeconfig, no_exec=no_exec)
-    verdict, source, run = _explained(
+    verdict, source, of = _explained(
         list(target), attempt=None, slot=None, fresh=False, own=[], strategy=None, where=where
     )
+    run = of if isinstance(of, RunDir) else None
     if bundle and run is None:
         raise UsageError("--bundle is for a run", hint="log files can be mailed as they are")
     if bundle and redact is not None:
         raise UsageError("--redact cannot change the logs of --bundle", hint="write a report: -o FILE.html --redact")
-    document = _report(run, source) if run is not None else _report_of_files(verdict, source)
     if redact is not None:
         redact.learn(secret_values(run) if run is not None else ())
+    document = _report(of, source, redact) if isinstance(of, RunDir) else _report_of_files(verdict, source, of, redact)
+    if redact is not None:
         document = redact.of(document)
     if file == "-" and not bundle:
         from rankfall.render.report import render_markdown  # noqa: PLC0415
@@ -383,8 +378,8 @@ def _made(source: str, **fields: Any) -> ReportDocument:
     return ReportDocument(made=rfc3339(time.time_ns()) or "", version=__version__, source=source, **fields)
 
 
-def _report_of_files(verdict: Verdict, source: str) -> ReportDocument:
-    details = details_of_files(verdict)
+def _report_of_files(verdict: Verdict, source: str, within: Path, redact: Redactor | None) -> ReportDocument:
+    details = details_of_files(verdict, within, redact)
     one = AttemptReport(
         summary=summary(verdict),
         advice=advice_text(verdict),
@@ -395,26 +390,33 @@ def _report_of_files(verdict: Verdict, source: str) -> ReportDocument:
     return _made(source, attempts=(one,))
 
 
-def _report(run: RunDir, source: str) -> ReportDocument:
+def _report(run: RunDir, source: str, redact: Redactor | None) -> ReportDocument:
     with run.reader() as reader:
         rows, whole = reader.attempts(), reader.summary()
         ranks = {row.attempt: newest_round(reader.ranks(row.attempt)) for row in rows}
         decisions = {row.attempt: reader.decisions(row.attempt) for row in rows}
     attempts = tuple(
-        _attempt(run, row, ranks[row.attempt], decisions[row.attempt], newest=row is rows[-1]) for row in rows
+        _attempt(run, row, ranks[row.attempt], decisions[row.attempt], newest=row is rows[-1], redact=redact)
+        for row in rows
     )
     lost = tuple(one.text for one in lost_of_run(run))
     return _made(source, run=whole, incomplete=lost, attempts=attempts)
 
 
 def _attempt(
-    run: RunDir, row: AttemptRow, ranks: list[RankFacts], decisions: list[DecisionRow], *, newest: bool
+    run: RunDir,
+    row: AttemptRow,
+    ranks: list[RankFacts],
+    decisions: list[DecisionRow],
+    *,
+    newest: bool,
+    redact: Redactor | None,
 ) -> AttemptReport:
     verdict = None
     with suppress(NotFound):
         verdict = explain_run(run, attempt=row.attempt).verdict
     # Only the newest attempt's logs are read: a run can have 100 attempts.
-    details = details_of(run, verdict) if verdict is not None and newest else NO_DETAILS
+    details = details_of(run, verdict, redact) if verdict is not None and newest else NO_DETAILS
     return AttemptReport(
         attempt=row.attempt,
         state=row.state,

@@ -14,6 +14,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
@@ -22,6 +23,8 @@ import msgspec
 from rankfall.rundir.streams.content import PACKED_SUFFIX, Unpacker, read_zstd, unpack
 
 CHUNK: Final = 1 << 20
+# Compressed bytes of one read; each frame's end copies the rest.
+_INPUT: Final = 16 << 10
 # Bytes from the end of a long log.
 TAIL: Final = 16 << 20
 # Unpacked to packed size before only the end is read: text logs have 5 to 50.
@@ -257,16 +260,59 @@ _FORMATS: Final[dict[str, tuple[Callable[[], Unpacker], tuple[type[Exception], .
     ".xz": (lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY), (lzma.LZMAError,)),
 }
 SUFFIXES: Final = (PACKED_SUFFIX, *_FORMATS)
+# First bytes of compressed files, whatever their names, and of files that are no logs.
+_PACKED: Final = {
+    b"\x1f\x8b\x08": ".gz",
+    b"BZh": ".bz2",
+    b"\xfd7zXZ\x00": ".xz",
+    b"\x28\xb5\x2f\xfd": PACKED_SUFFIX,
+}
+_NO_TEXT: Final = {
+    b"\x7fELF": "a program",
+    b"PK\x03\x04": "a zip archive",
+    b"SQLite format 3\x00": "a database",
+    b"%PDF-": "a PDF document",
+    b"\x89PNG\r\n": "an image",
+    b"\xff\xd8\xff": "an image",
+    b"\x93NUMPY": "an array",
+}
+HEAD: Final = max(map(len, (*_PACKED, *_NO_TEXT)))
 
 
-def unpacked(fd: int, path: Path) -> Iterator[bytes]:
-    """Yields the content of a compressed file in pieces; its name's suffix is one of ``SUFFIXES``.
+def packing(head: bytes, path: Path) -> str | None:
+    """Suffix of the compression that the first ``HEAD`` bytes or the name show; None for other files."""
+    named = path.suffix if path.suffix in SUFFIXES else None
+    return next((suffix for magic, suffix in _PACKED.items() if head.startswith(magic)), named)
+
+
+def no_text(head: bytes) -> str | None:
+    """Kind of a file without text, by its first ``HEAD`` bytes; None for other files."""
+    return next((kind for magic, kind in _NO_TEXT.items() if head.startswith(magic)), None)
+
+
+def unpacked_stream(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
+    """Yields a stream, uncompressed if its first bytes show a compression; exceptions as for :func:`unpacked`."""
+    first = b""
+    while len(first) < HEAD and (data := next(chunks, b"")):
+        first += data
+    whole = chain((first,) if first else (), chunks)
+    suffix = packing(first, path)
+    yield from whole if suffix is None else unpacked(whole, path, suffix=suffix)
+
+
+def chunks_of_file(fd: int) -> Iterator[bytes]:
+    """Yields the bytes of a regular file from its offset."""
+    return iter(lambda: os.read(fd, _INPUT), b"")
+
+
+def unpacked(chunks: Iterator[bytes], path: Path, *, suffix: str) -> Iterator[bytes]:
+    """Yields the content of a compressed file in pieces; ``suffix`` is one of ``SUFFIXES``.
 
     Raises:
         OSError: The file cannot be read, or is damaged; pieces before the damage come first.
     """
-    if path.suffix == PACKED_SUFFIX:
-        yield from read_zstd(fd, path)
+    if suffix == PACKED_SUFFIX:
+        yield from read_zstd(chunks, path)
         return
-    start, errors = _FORMATS[path.suffix]
-    yield from unpack(fd, path, start=start, errors=errors)
+    start, errors = _FORMATS[suffix]
+    yield from unpack(chunks, path, start=start, errors=errors)

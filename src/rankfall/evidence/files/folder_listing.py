@@ -33,7 +33,8 @@ class Listed(NamedTuple):
     """One file.
 
     Attributes:
-        root: Path from the user.
+        path: For display.
+        root: Where the path from the user is opened.
         parts: Names below ``root``; empty if the user named the file itself.
         inode: Device and number, common to hard links.
         pipe: Only the user may name one.
@@ -105,16 +106,18 @@ def printable(path: Path) -> str:
     return os.fsencode(path).decode("utf-8", "replace")
 
 
-def list_files(path: Path, left: LeftOut, *, skip: Callable[[str, set[str]], bool]) -> Iterator[Listed]:
+def list_files(
+    path: Path, left: LeftOut, *, skip: Callable[[str, set[str]], bool], within: Path = Path()
+) -> Iterator[Listed]:
     """Yields the files of one path from the user, in the order of their names.
 
-    ``skip`` gets a name and its neighbors' names.
+    ``skip`` gets a name and its neighbors' names. ``within``: folder of a relative path.
 
     Raises:
         NotFound: The path does not exist.
     """
     try:
-        status = path.stat()
+        status = (within / path).stat()
     except (FileNotFoundError, NotADirectoryError):
         raise NotFound(
             f"{printable(path)} does not exist",
@@ -124,10 +127,10 @@ def list_files(path: Path, left: LeftOut, *, skip: Callable[[str, set[str]], boo
         left.add(f"{printable(path)} cannot be read: {error.strerror}", unreadable=True)
         return
     if stat.S_ISDIR(status.st_mode):
-        yield from _Walk(path, left, skip).files()
+        yield from _Walk(path, within / path, left, skip).files()
     elif stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode):
         pipe = stat.S_ISFIFO(status.st_mode)
-        yield Listed(path, path, (), status.st_size, (status.st_dev, status.st_ino), pipe)
+        yield Listed(path, within / path, (), status.st_size, (status.st_dev, status.st_ino), pipe)
     else:
         left.add(
             f"{printable(path)} is a device or a socket and was not opened; pipe its text: ... | rankfall why -",
@@ -165,7 +168,8 @@ def _open_below(root: Path, parts: tuple[str, ...], flags: int) -> int:
 
 
 class _Walk:
-    def __init__(self, root: Path, left: LeftOut, skip: Callable[[str, set[str]], bool]) -> None:
+    def __init__(self, shown: Path, root: Path, left: LeftOut, skip: Callable[[str, set[str]], bool]) -> None:
+        self._shown = shown
         self._root = root
         self._real = Path(os.path.realpath(root))
         self._left = left
@@ -183,7 +187,7 @@ class _Walk:
                     self._sort(entry, parts, names, inner, found)
             except OSError as error:
                 self._left.add(
-                    f"{printable(self._root.joinpath(*parts))} cannot be read: {error.strerror}", unreadable=True
+                    f"{printable(self._shown.joinpath(*parts))} cannot be read: {error.strerror}", unreadable=True
                 )
             yield from sorted(found)
             # The last folder is listed next.
@@ -223,9 +227,9 @@ class _Walk:
             return
         if self._skip(entry.name, names):
             return
-        path = self._root.joinpath(*here)
+        path = self._shown.joinpath(*here)
         if entry.is_symlink():
-            self._link(path, found)
+            self._link(path, self._root.joinpath(*here), found)
             return
         try:
             status = entry.stat(follow_symlinks=False)
@@ -236,13 +240,13 @@ class _Walk:
         else:
             self._special += 1
 
-    def _link(self, path: Path, found: list[Listed]) -> None:
+    def _link(self, path: Path, link: Path, found: list[Listed]) -> None:
         """Lists a link's target if it is a regular file of this folder."""
         self._links += 1
         if self._links > MAX_LINKS:
             self._outside += 1
             return
-        target = Path(os.path.realpath(path))
+        target = Path(os.path.realpath(link))
         try:
             status = target.lstat()
         except OSError:
@@ -254,7 +258,7 @@ class _Walk:
             found.append(Listed(path, self._root, parts, status.st_size, (status.st_dev, status.st_ino)))
 
     def _say(self, unlisted: int) -> None:
-        root = printable(self._root)
+        root = printable(self._shown)
         if unlisted or self._listed > MAX_LISTED:
             self._left.note(
                 f"{root} holds more than {MAX_LISTED:,} entries; the others were not read; name fewer folders"

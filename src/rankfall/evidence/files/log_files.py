@@ -16,6 +16,7 @@ import msgspec
 
 from rankfall.evidence.files.bounded_read import (
     CHUNK,
+    HEAD,
     LEAST_UNPACKED,
     MAX_UNSIZED,
     RATIO,
@@ -25,11 +26,15 @@ from rankfall.evidence.files.bounded_read import (
     Limits,
     Part,
     Share,
+    chunks_of_file,
     chunks_of_input,
     chunks_of_pipe,
+    no_text,
+    packing,
     parts_of_file,
     parts_of_stream,
     unpacked,
+    unpacked_stream,
 )
 from rankfall.evidence.files.file_source import MAX_RANKS, Room, Source, TextReader, rank_siblings, source_of
 from rankfall.evidence.files.folder_listing import LeftOut, Listed, amount, list_files, opened, printable
@@ -59,15 +64,23 @@ _NO_LOGS: Final = frozenset(
 )
 
 
-def case_of_files(paths: Iterable[Path], *, catalogue: Catalogue | None = None, limits: Limits | None = None) -> Case:
+def case_of_files(
+    paths: Iterable[Path],
+    *,
+    catalogue: Catalogue | None = None,
+    limits: Limits | None = None,
+    within: Path = Path(),
+) -> Case:
     """Returns the case of files and folders; its ``missing`` lists what limits excluded.
+
+    ``within``: folder of relative paths.
 
     Raises:
         NotFound: A path does not exist.
         UsageError: Nothing can be read.
     """
     pile = _Pile(catalogue or default_catalogue(), Allowance(limits or Limits()))
-    pile.read(paths)
+    pile.read(paths, within)
     return pile.case()
 
 
@@ -104,13 +117,13 @@ class _Pile:
         case = _case(sources, self._left.texts())
         return msgspec.structs.replace(case, evidence=(*case.evidence, *self._dumps.evidence()))
 
-    def read(self, paths: Iterable[Path]) -> None:
+    def read(self, paths: Iterable[Path], within: Path) -> None:
         """Reads the files at ``paths``; what exceeds the limits of time, number and size becomes a problem of the case.
 
         Raises:
             UsageError: No file is readable.
         """
-        chosen = self._chosen(paths)
+        chosen = self._chosen(paths, within)
         for done, (number, file) in enumerate(chosen):
             if spent := self._allowance.spent:
                 self._left.unread(file.size, limit=spent)
@@ -125,11 +138,13 @@ class _Pile:
             except Exception as error:  # noqa: BLE001 - one file costs no other one
                 self._guard.failed(error, what="file", where=printable(file.path))
             self._allowance.settle(share)
+        if chosen and not any(file.size or file.pipe for _, file in chosen):
+            self._left.add("any text: the files are empty")
         if self._sources or self._dumps.read:
             return
         if self._left.unreadable is not None:
             raise UsageError(
-                self._left.unreadable, hint="check the permissions, or pipe the text: ... | rankfall why -"
+                self._left.unreadable, hint="name readable files of text, or pipe it: ... | rankfall why -"
             )
         self._left.add("any log file: the folder contains none")
 
@@ -138,15 +153,18 @@ class _Pile:
         share = self._allowance.share(1)
         source = self._sources[0] = Source(name=name, group=name)
         try:
-            self._text(source, parts_of_stream(chunks_of_input(file), share, head=share.size // 4 * 3), share)
+            chunks = unpacked_stream(chunks_of_input(file), Path(name))
+            self._text(source, parts_of_stream(chunks, share, head=share.size // 4 * 3), share)
+            if not share.taken:
+                self._left.add(f"any text: {name} is empty")
         except OSError as error:
             raise UsageError(
                 f"{name} cannot be read: {error.strerror}", hint="name a file, or pipe text: ... | rankfall why -"
             ) from None
 
-    def _chosen(self, paths: Iterable[Path]) -> list[tuple[int, Listed]]:
+    def _chosen(self, paths: Iterable[Path], within: Path) -> list[tuple[int, Listed]]:
         """Files with their list numbers: each once, small ones first."""
-        listed = enumerate(file for path in paths for file in list_files(path, self._left, skip=_no_log))
+        listed = enumerate(file for path in paths for file in list_files(path, self._left, skip=_no_log, within=within))
         # An empty log has no information; an empty error file or dump has.
         useful = [(number, file) for number, file in listed if file.size or not file.parts or _says_by_its_name(file)]
         useful.sort(key=lambda row: (_rank_of_use(row[1]), row[1].size, row[0]))
@@ -162,6 +180,10 @@ class _Pile:
                 problem = self._dumps.add(rank, printable(file.path), file.size, lambda limit: _head(fd, limit, share))
                 if problem is not None:
                     self._left.add(problem, unreadable=True)
+                return
+            if not file.pipe and (kind := no_text(os.pread(fd, HEAD, 0))) is not None:
+                if not file.parts:
+                    self._left.add(f"{printable(file.path)} is {kind}, not a log", unreadable=True)
                 return
             source = source_of(file.path)
             try:
@@ -234,13 +256,13 @@ def _rank_of_use(file: Listed) -> int:
 
 def _parts(file: Listed, fd: int, share: Share) -> Iterator[Part]:
     if file.pipe:
-        return parts_of_stream(chunks_of_pipe(fd), share, head=share.size // 4 * 3)
+        return parts_of_stream(unpacked_stream(chunks_of_pipe(fd), file.path), share, head=share.size // 4 * 3)
     size = os.fstat(fd).st_size
-    if file.path.suffix in SUFFIXES:
+    if (suffix := packing(os.pread(fd, HEAD, 0), file.path)) is not None:
         head = share.size // 4 * 3
         if head > (most := max(LEAST_UNPACKED, RATIO * size)):
             head, share.why = most, f"it unpacks to more than {RATIO} times its size"
-        return parts_of_stream(unpacked(fd, file.path), share, head=head)
+        return parts_of_stream(unpacked(chunks_of_file(fd), file.path, suffix=suffix), share, head=head)
     if not size:
         share.size = min(share.size, MAX_UNSIZED + TAIL)
         return parts_of_stream(chunks_of_pipe(fd), share, head=MAX_UNSIZED)

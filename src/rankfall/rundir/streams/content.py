@@ -36,8 +36,6 @@ _LEVEL: Final = 3
 _FRAMES: Final = 32 << 20
 _ENTRIES: Final = 1 << 19
 _CHUNK: Final = 1 << 20
-# Bytes of one read; each frame's end copies the rest.
-_INPUT: Final = 16 << 10
 # Maximum windows: 128 MiB, zstd's default; and of Rankfall's frames.
 _MAX_WINDOW_LOG: Final = 27
 _MAX_FRAME_LOG: Final = 23
@@ -229,23 +227,25 @@ class Unpacker(Protocol):
         """Returns at most ``max_length`` bytes of content, and stores the rest of the input."""
 
 
-def read_zstd(fd: int, path: Path) -> Iterator[bytes]:
-    """Yields any zstd file in pieces of at most 1 MiB; a piece may be empty.
+def read_zstd(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
+    """Yields any zstd file, given in pieces, in pieces of at most 1 MiB; a piece may be empty.
 
-    Its window, at most 128 MiB, bounds memory. ``fd`` remains open.
+    Its window, at most 128 MiB, bounds memory.
 
     Raises:
         OSError: Unreadable, not zstd, too large a window, truncated.
     """
     zstd = _zstd()
     options = {zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
-    yield from unpack(fd, path, start=lambda: zstd.ZstdDecompressor(options=options), errors=(zstd.ZstdError,))
+    yield from unpack(chunks, path, start=lambda: zstd.ZstdDecompressor(options=options), errors=(zstd.ZstdError,))
 
 
 def unpack(
-    fd: int, path: Path, *, start: Callable[[], Unpacker], errors: tuple[type[Exception], ...]
+    chunks: Iterator[bytes], path: Path, *, start: Callable[[], Unpacker], errors: tuple[type[Exception], ...]
 ) -> Iterator[bytes]:
     """Yields the content of all frames of a compressed file in pieces of at most 1 MiB; a piece may be empty.
+
+    ``chunks``: the file; none is empty.
 
     ``start`` makes the decompressor of a frame, which raises ``errors`` for damage.
 
@@ -253,7 +253,7 @@ def unpack(
         OSError: Unreadable, damaged or truncated.
     """
     unpacker = None
-    data = os.read(fd, _INPUT)
+    data = next(chunks, b"")
     while data or unpacker is None or not unpacker.eof:
         if unpacker is None or unpacker.eof:
             unpacker = start()
@@ -267,7 +267,7 @@ def unpack(
         # A new frame gets the old one's unused input.
         data = unpacker.unused_data if unpacker.eof else b""
         if not data and (unpacker.eof or unpacker.needs_input):
-            data = os.read(fd, _INPUT)
+            data = next(chunks, b"")
 
 
 def _zstd() -> ModuleType:

@@ -70,4 +70,7 @@ def state_of(case: Case) -> RunState:
         return "cancelled"
     if case.succeeded:
         return "succeeded"
+    if case.run is None and not case.evidence and not any(one.exit_code or one.signal for one in case.ranks):
+        # Text alone; a job that succeeded prints such text too.
+        return "unknown"
     return "failed" if case.ended or case.hung else "running"

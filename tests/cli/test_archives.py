@@ -1,0 +1,133 @@
+"""Logs as people mail them: in archives, compressed, without a suffix; and files that are no logs."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankfall.model import UsageError
+from rankfall.rundir import bundle
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+RAISED = b'step 7\nTraceback (most recent call last):\n  File "train.py", line 3, in load\n    g()\nKeyError: 1\n'
+FELLOW = b"step 7\nstep 8\n"
+
+
+def written(path: Path, members: dict[str, bytes]) -> None:
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as zipped:
+            for name, data in members.items():
+                zipped.writestr(name, data)
+        return
+    with tarfile.open(
+        path, {"gz": "w:gz", "tbz2": "w:bz2", "xz": "w:xz"}.get(path.name.rpartition(".")[2], "w")
+    ) as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+@pytest.mark.parametrize("name", ["logs.tar", "logs.tar.gz", "logs.tbz2", "logs.tar.xz", "logs.zip"])
+def test_an_archive_of_logs_is_read_as_its_folder(rankfall: Runner, tmp_path: Path, name: str) -> None:
+    written(tmp_path / name, {"job/rank_0.log": FELLOW, "job/rank_1.log": RAISED})
+    (tmp_path / "tmp").mkdir()
+    found = rankfall("why", str(tmp_path / name), TMPDIR=str(tmp_path / "tmp"))
+    assert found.stdout.startswith("Rank 1 raised KeyError")
+    assert f"{name}/job/rank_1.log:5" in found.stdout
+    # Details are read from the unpacked file.
+    assert "at train.py:3 in load" in found.stdout
+    assert not list((tmp_path / "tmp").iterdir())
+    report = rankfall("report", str(tmp_path / name), "-o", "-")
+    assert "train.py:3 in load" in report.stdout
+
+
+def test_archives_and_files_are_read_together(rankfall: Runner, tmp_path: Path) -> None:
+    for folder, members in (("a", {"rank_0.log": FELLOW}), ("b", {"rank_1.log": RAISED})):
+        (tmp_path / folder).mkdir()
+        written(tmp_path / folder / "logs.tar.gz", members)
+    (tmp_path / "rank_2.log").write_bytes(FELLOW)
+    paths = ("a/logs.tar.gz", "b/logs.tar.gz", "rank_2.log")
+    found = json.loads(rankfall("why", *(str(tmp_path / path) for path in paths), "-o", "json").stdout)
+    assert (found["rank"], found["cause"]["slug"]) == (1, "user_code_exception")
+
+
+def test_a_strangers_archive_writes_nothing_elsewhere(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "bad.tar.gz", "w:gz") as tar:
+        for name in (
+            "../outside.log",
+            "/tmp/absolute-of-a-test.log",
+            "a/../../b.log",
+            "rank_1.log",
+            "rank_1.log",
+            "rank_1.log/x",
+        ):
+            info = tarfile.TarInfo(name)
+            info.size = len(RAISED)
+            tar.addfile(info, io.BytesIO(RAISED))
+        for kind, name in ((tarfile.SYMTYPE, "link"), (tarfile.LNKTYPE, "hard"), (tarfile.FIFOTYPE, "pipe")):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "/etc/passwd"
+            tar.addfile(info)
+    (tmp_path / "in").mkdir()
+    bundle.unpack_logs(tmp_path / "bad.tar.gz", tmp_path / "in")
+    assert [path.name for path in (tmp_path / "in").rglob("*")] == ["rank_1.log"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.tar.gz", "in"]
+
+
+@pytest.mark.parametrize("name", ["bomb.zip", "bomb.tar.gz"])
+def test_a_bomb_is_refused_before_it_fills_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(bundle, "_MAX_LOG_BYTES", 1 << 20)
+    written(tmp_path / name, {"a.log": bytes(900_000), "b.log": bytes(900_000)})
+    (tmp_path / "in").mkdir()
+    with pytest.raises(UsageError, match="unpacks to more than"):
+        bundle.unpack_logs(tmp_path / name, tmp_path / "in")
+    assert sum(path.stat().st_size for path in (tmp_path / "in").iterdir()) <= 1 << 20
+
+
+@pytest.mark.parametrize("name", ["logs.tar.gz", "logs.zip"])
+def test_an_archive_that_is_cut_off_is_said(rankfall: Runner, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    written(path, {f"rank_{number}.log": RAISED * 400 for number in range(3)})
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) * 2 // 3])
+    done = rankfall("why", str(path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"cannot unpack {path}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_compressed_text_is_read_from_a_pipe_and_under_any_name(
+    rankfall: Runner, tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    # Two members, as of a log that was compressed twice while it grew.
+    data = pack(FELLOW) + pack(RAISED)
+    (tmp_path / "train.log.1").write_bytes(data)
+    for done in (rankfall("why", "-", stdin=data), rankfall("why", str(tmp_path / "train.log.1"))):
+        assert done.stdout.startswith("The job raised KeyError"), done.stderr
+
+
+def test_files_that_are_no_logs_or_empty_are_said(rankfall: Runner, tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/core").write_bytes(b"\x7fELF" + bytes(1000) + b"\nRuntimeError: none\n")
+    done = rankfall("why", str(tmp_path / "job/core"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "core is a program, not a log" in done.stderr
+    # In a folder of logs it is no news.
+    (tmp_path / "job/rank_0.log").write_bytes(RAISED)
+    assert "core" not in rankfall("why", str(tmp_path / "job")).stdout
+    (tmp_path / "empty.log").touch()
+    for done in (rankfall("why", str(tmp_path / "empty.log")), rankfall("why", "-", stdin=b"")):
+        assert "any text: " in done.stdout
+        assert "The job failed" not in done.stdout
