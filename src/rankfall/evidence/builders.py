@@ -16,7 +16,7 @@ from rankfall.evidence.readers.text import decode
 from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import bounded
-from rankfall.verdict.diagnose.cause_tables import LAST_ERROR, LAST_LINE
+from rankfall.verdict.diagnose.cause_tables import CUT_OFF, LAST_ERROR, LAST_LINE
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 # A later exception counts only without other evidence.
@@ -62,6 +62,7 @@ def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | Non
         where=name,
         line=meaning.text[:2000],
         signature=meaning.signature,
+        retry=meaning.retry,
         specificity=meaning.specificity,
         fingerprint=meaning.fingerprint,
         peers=meaning.peers,
@@ -116,6 +117,7 @@ def of_finding(
         where=where,
         line=finding.line,
         signature=meaning.signature,
+        retry=meaning.retry,
         specificity=meaning.specificity,
         fingerprint=meaning.fingerprint,
         peers=meaning.peers,
@@ -134,13 +136,27 @@ def of_finding(
 _OF_JAVA: Final = bounded(rb"\A(?:org|com|net|io|javax?|scala|akka)\.[a-z]", limit=64)
 
 
-def of_last_error(line: bytes, *, stream: str, byte: int, where: str, catalogue: Catalogue) -> Evidence:
+_STATEMENT: Final = bounded(rb"\A(?:raise ([A-Za-z_][\w.]{0,120})|assert\b)", limit=4096)
+
+
+def _raising(text: bytes) -> tuple[bytes, bytes] | None:
+    """Type of the exception that a statement of Python raises; None for another line."""
+    match = _STATEMENT.match(text)
+    return ((match[1] or b"AssertionError").rpartition(b".")[2], b"") if match is not None else None
+
+
+def of_last_error(
+    line: bytes, *, stream: str, byte: int, where: str, catalogue: Catalogue, cut_off: bool = False
+) -> Evidence:
     """Returns the evidence of the last line that resembles an error, of a text without other evidence.
+
+    ``cut_off``: the last line of a traceback that the text does not finish.
 
     A line in the form of an exception without its traceback is classified as one; any other is context.
     """
     prefix = parse_prefix(line)
-    raised = exception_of(line[prefix.length :].strip())
+    text = line[prefix.length :].strip()
+    raised = exception_of(text) or _raising(text)
     tail = Evidence(
         id=digest("last error", stream, byte),
         source="log",
@@ -153,6 +169,7 @@ def of_last_error(line: bytes, *, stream: str, byte: int, where: str, catalogue:
         order=byte,
         where=where,
         line=decode(line),
+        signature=CUT_OFF if cut_off else None,
         fingerprint=LAST_ERROR,
     )
     if raised is None or not raised[0].endswith(_RAISED):

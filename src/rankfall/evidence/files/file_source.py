@@ -72,12 +72,19 @@ _SEVERAL: Final = (
 _TAIL: Final = 64 << 10
 _MAX_ERROR_LINE: Final = 4096
 _ERROR: Final = linear(
-    rb"(?im)^[^\n]*(?:error|exception|fatal|panic|failed|failure|aborted|cannot|could not|unable to|denied|no such|NCCL WARN|timed out)\b[^\n]*$"
+    rb"(?im)^[^\n]*(?:error|exception|fatal|panic|failed|failure|aborted|cannot|could not|unable to|denied|no such|NCCL WARN|timed out|crashed|killed|evicted|\w*BackOff)\b[^\n]*$"
 )
 _NO_ERROR: Final = bounded(
     rb"(?i)\b0 errors?\b|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Reporting training FAILURE|FAILED$|closing signal|Killing subprocess|return code"
     rb"|^(?:srun|slurmstepd|mpirun|prterun)\b|\bframe #\d|error_file|exitcode|^(?:During handling|The above exception)|^\s*(?:raise|except|File)\b|^\s{4}",
     limit=_MAX_ERROR_LINE,
+)
+_RAISING: Final = linear(
+    rb'(?m)^[^\n]*File "[^"\n]+", line \d+, in [^\n]*\n([^\n]*?\b(?:raise [A-Za-z_]|assert )[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
+)
+# A traceback that is cut off between its frames: its last line with text.
+_CUT_OFF: Final = linear(
+    rb'(?m)^[^\n]*File "[^"\n]+", line \d+, in [^\n]*\n(?:[^\n]*\n)?((?:[\[(][^\])\n]{1,80}[\])]:?)?[ \t]{2,}\S[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
 )
 _FIRST_WORKERS: Final = (b"worker-0", b"trainer-0", b"learner-0", b"proc-0", b"rank-0", b"worker_0", b"rank_0")
 # Statements of the number of ranks (WORLD_SIZE in the environment may count pods); of one rank's peers, one less.
@@ -329,17 +336,29 @@ class TextReader:
             return
         cut = self._tail.find(b"\n") + 1 if self._next > len(self._tail) else 0
         found = [match.span() for match in _ERROR.finditer(self._tail) if match.start() >= cut]
-        for begin, stop in reversed(found):
+        # A traceback that is cut off before its last line.
+        raising = [match.span(1) for match in _RAISING.finditer(self._tail) if match.start() >= cut][-1:]
+        for begin, stop in (*raising, *reversed(found)):
             line = self._tail[begin : min(stop, begin + _MAX_ERROR_LINE)].rstrip()
-            if not _NO_ERROR.search(line):
+            if (begin, stop) in raising or not _NO_ERROR.search(line):
                 break
         else:
-            return
+            cut_off = list(_CUT_OFF.finditer(self._tail))[-1:]
+            if not cut_off or cut_off[0].start() < cut:
+                return
+            raising = [cut_off[0].span(1)]
+            begin, stop = raising[0]
+            line = self._tail[begin : min(stop, begin + _MAX_ERROR_LINE)].rstrip()
         byte = self._next - len(self._tail) + begin
         number = self._scanner.lines - self._tail.count(b"\n", begin) + 1
         self._source.found.append(
             make.of_last_error(
-                line, stream=self._source.group, byte=byte, where=self._where(byte, number), catalogue=self._catalogue
+                line,
+                stream=self._source.group,
+                byte=byte,
+                where=self._where(byte, number),
+                catalogue=self._catalogue,
+                cut_off=(begin, stop) in raising,
             )
         )
 

@@ -12,6 +12,7 @@ import msgspec
 
 from rankfall.evidence.readers.text import normalise
 from rankfall.model import EvidenceRole, numbers
+from rankfall.model.causes import Retry
 from rankfall.model.numbers import whole
 from rankfall.model.patterns import bounded
 from rankfall.verdict.signatures.catalogue import Catalogue
@@ -63,6 +64,7 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     fingerprint: str
     signature: str | None = None
+    retry: Retry | None = None
     peers: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     gpu: str | None = None
@@ -164,6 +166,7 @@ def meaning_of_hit(hit: Hit, *, text: str, fingerprint: str) -> Meaning:
         text=text,
         fingerprint=fingerprint,
         signature=signature.id,
+        retry=signature.retry,
         peers=listed_numbers(groups.get("peers") or groups.get("peer_rank") or ""),
         hosts=(groups["host"],) if "host" in groups else (),
         gpu=groups.get("gpu"),

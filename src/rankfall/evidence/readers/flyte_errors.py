@@ -206,6 +206,7 @@ def container_error_evidence(data: bytes, *, name: str, catalogue: Catalogue) ->
         where=name,
         line=meaning.text[:2000],
         signature=meaning.signature,
+        retry=meaning.retry,
         specificity=meaning.specificity,
         fingerprint=meaning.fingerprint,
         peers=meaning.peers,

@@ -49,7 +49,8 @@ _BEGIN: Final = bounded(rb"\A(?:Timeout \(\d+:\d+:\d+(?:\.\d+)?\)!|Process \d+: 
 _BODY: Final = bounded(rb'\A(?:\s*$|  File "|    \S|  \.\.\.)', limit=_LOOK)
 _FATAL: Final = b"Fatal Python error"
 # A chunk without these contains no dump.
-_HINTS: Final = (b"most recent call first", b"Python v", b"Process ", b"Timeout (", _FATAL)
+# Before "Python v3" py-spy prints a line with "Process ". Each hint costs a search of the whole log.
+_HINTS: Final = (b"(most recent call first)", b"Process ", b"Timeout (", _FATAL)
 _MAX_DUMP: Final = 256 << 10
 _MAX_LINE: Final = 4096
 # A process with so much later output was not hanging.

@@ -44,6 +44,13 @@ _END_OF_STRING: Final = {quote: bounded(rb"(?:[^\\" + quote + rb"]|\\.)*", limit
 _MESSAGE: Final = bounded(rb'[{,] ?"(?i:message|msg|log|text|event)" ?: ?"', limit=4096)
 
 
+# Of an object that is printed on several lines.
+_INDENTED: Final = 64
+_MESSAGE_ALONE: Final = bounded(
+    rb'\s{0,64}"(?i:message|msg|log|text|event|error|exception|reason|detail|traceback)" ?: ?"', limit=4096
+)
+
+
 def unescape(line: bytes, start: int, *, quote: bytes = b"") -> bytes:
     r"""Returns the rest of a quoted string, as in JSON or Python's repr, with line ends for ``\\n``.
 
@@ -59,10 +66,11 @@ def unescape(line: bytes, start: int, *, quote: bytes = b"") -> bytes:
 
 
 def message_of(line: bytes) -> bytes | None:
-    """Returns the message of a logger's JSON object; None for other lines."""
-    if not line.startswith(b"{"):
-        return None
-    found = _MESSAGE.search(line)
+    """Returns the message of a logger's JSON object, on one line or alone on its line; None for other lines."""
+    if line.startswith(b"{"):
+        found = _MESSAGE.search(line)
+    else:
+        found = _MESSAGE_ALONE.match(line) if line[:_INDENTED].lstrip()[:1] == b'"' else None
     return None if found is None else unescape(line, found.end(), quote=b'"')
 
 

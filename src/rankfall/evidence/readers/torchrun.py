@@ -218,6 +218,7 @@ def error_file_evidence(data: bytes, *, name: str, stream: str, catalogue: Catal
         where=name,
         line=meaning.text[:2000],
         signature=meaning.signature,
+        retry=meaning.retry,
         specificity=meaning.specificity,
         fingerprint=meaning.fingerprint,
         peers=meaning.peers,

@@ -72,6 +72,15 @@ SIGNAL_SLUGS: Final = MappingProxyType(
 LAST_LINE: Final = "unknown.last_line"
 # Fingerprint of a last line that is no exception.
 LAST_ERROR: Final = "unknown:last error"
+# Of the last line of a traceback without its exception.
+CUT_OFF: Final = "unknown.cut_off"
+# Missing beside a displayed line without a cause; True: the line is such a one.
+LACKS_OF_LINE: Final = MappingProxyType(
+    {
+        False: "the cause of the shown line: no signature recognizes it, or it reports only the end",
+        True: "the exception of the shown traceback: the text ends before it",
+    }
+)
 
 # A launcher's report of an ordinary exit code.
 BARE_ENDS: Final = frozenset({"user_exit.exit", "unknown.child_failed"})

@@ -30,8 +30,8 @@ from rankfall.model import (
 from rankfall.model.exit_codes import shell_code
 from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import Moment, rfc3339
+from rankfall.verdict.diagnose import cause_tables as known
 from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node, text_place
-from rankfall.verdict.diagnose.cause_tables import BUILDS, LAST_ERROR, LOST_PEER_SLUGS, NEAREST, NODE_FAULT_WHEN_SINGLE
 from rankfall.verdict.diagnose.consequences import ended_without_message, only_text
 from rankfall.verdict.diagnose.no_failure import state_of
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, same_line, work_over
@@ -78,7 +78,7 @@ def proof_of(subjects: Subjects, chosen: Candidate | None) -> tuple[Proof, ...]:
         kind = role["context"] if e.source == "log" and e.exit_code is not None else role[e.role]
         if chosen is not None and subject.key in own:
             return (0, e is not chosen.best, e.slug != chosen.slug, kind, at, *place, e.id)
-        return (1, kind, NEAREST.get(e.slug, 5), 0, at, *place, e.id)
+        return (1, kind, known.NEAREST.get(e.slug, 5), 0, at, *place, e.id)
 
     rows = [(s, e) for s in subjects.all.values() for e in s.evidence]
     return tuple(_as_proof(s, e) for s, e in heapq.nsmallest(MAX_PROOF, rows, key=order))
@@ -125,7 +125,7 @@ def _why_consequence(subject: Subject, chosen: Candidate | None, *, stopper: str
     facts = subject.rank
     words = subject.complaints
     if words:
-        word = min(words, key=lambda e: (NEAREST.get(e.slug, 5), e.at if e.at is not None else 1 << 62, e.line))
+        word = min(words, key=lambda e: (known.NEAREST.get(e.slug, 5), e.at if e.at is not None else 1 << 62, e.line))
         return word.slug, word.line[:200]
     waits = [e for e in subject.evidence if e.role == "context" and e.source == "recorder"]
     if waits and chosen is not None and chosen.tier == HANG:
@@ -287,7 +287,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         )
     nearest = _nearest_line(subjects) if root.nearest is None else None
     if nearest is not None:
-        missing.insert(0, "the cause of the shown line: no signature recognizes it, or it reports only the end")
+        missing.insert(0, known.LACKS_OF_LINE[nearest.signature == known.CUT_OFF])
     # The signal was sent to this subject, and a data worker is its child.
     named = piece is not None and (slug in {"external_signal", "dataloader_died"} or root.alone)
     if root.alone:
@@ -297,6 +297,8 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         s.key for s in subjects.all.values() if at_subject and any(same_line(e, piece) for e in s.evidence)
     }
     rank = root.suspects[0] if not at_subject and len(root.suspects) == 1 else None
+    if rank is None and nearest is not None and nearest.signature == known.CUT_OFF:
+        rank = nearest.rank
     suspect = subjects.ranks.get(rank) if rank is not None else None
     if rank is not None:
         struck.add(("rank", rank))
@@ -335,7 +337,8 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         decisive=_decisive(piece or nearest),
         evidence=proof_of(subjects, None),
         consequences=consequences_of(subjects, struck, None),
-        missing=tuple(missing) or (_NO_FIRST if slug in LOST_PEER_SLUGS else "any evidence of why the job ended",),
+        missing=tuple(missing)
+        or (_NO_FIRST if slug in known.LOST_PEER_SLUGS else "any evidence of why the job ended",),
         phase="teardown" if late else msgspec.UNSET,
         retry="no" if late else info.retry,
         node_action="none",
@@ -348,7 +351,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
 def _last_error(subjects: Subjects, chosen: Candidate) -> Evidence | None:
     """Last error of a text in which a launcher reports nothing but an exit code."""
     nearest = _nearest_line(subjects) if ended_without_message(chosen) else None
-    return nearest if nearest is not None and nearest.fingerprint == LAST_ERROR else None
+    return nearest if nearest is not None and nearest.fingerprint == known.LAST_ERROR else None
 
 
 def _nearest_line(subjects: Subjects) -> Evidence | None:
@@ -422,7 +425,7 @@ def _retry_of(default: Retry, chosen: Candidate, case: Case, *, one_node: bool) 
         return chosen.best.retry
     if _same_everywhere(chosen):
         return "no"
-    if one_node and chosen.slug in NODE_FAULT_WHEN_SINGLE:
+    if one_node and chosen.slug in known.NODE_FAULT_WHEN_SINGLE:
         return "elsewhere"
     if of_node(chosen.best) and chosen.confidence == "suspected":
         return "once"
@@ -432,7 +435,7 @@ def _retry_of(default: Retry, chosen: Candidate, case: Case, *, one_node: bool) 
 
 
 def _same_everywhere(chosen: Candidate) -> bool:
-    return chosen.best is not None and chosen.best.signature in BUILDS
+    return chosen.best is not None and chosen.best.signature in known.BUILDS
 
 
 def _one_node(subjects: Subjects, named: Sequence[Subject]) -> bool:

@@ -227,6 +227,9 @@ def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:
         # No ranks yet; a slot that is only late has no evidence.
         return len({s.slot_number for s in (chosen.subject, *chosen.same)} - {None}) >= (case.nnodes or 0)
     if case.world_size is None:
+        if chosen.reported_first and not (chosen.best and chosen.best.whole):
+            # Only the launcher knows of these ends, and it observed one of them first.
+            return False
         # A launcher's lines about ends are no complaint of another rank.
         return not any(
             s.rank is not None or (e.slug not in NEVER_CAUSE and e.slug != "unknown")

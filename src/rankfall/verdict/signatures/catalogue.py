@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
 import msgspec
 
 from rankfall.model import decoding
-from rankfall.model.causes import EvidenceRole, catalogue
+from rankfall.model.causes import EvidenceRole, Retry, catalogue
 from rankfall.model.errors import SpecError
 from rankfall.model.patterns import bounded
 
@@ -76,6 +76,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             the cause.
         pattern: RE2 over bytes, unanchored; groups of ``GROUPS``.
         unless: RE2; a line that also matches is no hit.
+        retry: Retry that the text implies, unlike the cause's default.
         printed_by: Program and version.
         example, miss: Lines that must and must not match.
     """
@@ -87,6 +88,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     specificity: Annotated[int, msgspec.Meta(ge=0, le=100)]
     pattern: Annotated[str, msgspec.Meta(min_length=3, max_length=2_000)]
     unless: Annotated[str, msgspec.Meta(min_length=1, max_length=2_000)] | None = None
+    retry: Retry | None = None
     printed_by: Annotated[str, msgspec.Meta(min_length=1)]
     example: tuple[Example, ...] = ()
     miss: tuple[Example, ...] = ()
