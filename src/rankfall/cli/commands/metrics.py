@@ -48,7 +48,7 @@ NAMES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType({
     "run_gaps": ("gauge", "Statements about what the record lacks, as status shows them."),
 })  # fmt: skip
 _STANDINGS: Final = ("active", "ready", "succeeded", "failed", "stopped")
-# Ended runs have series of their own for a day, and only the newest of them.
+# Age up to which an ended run has series, and their number.
 _ENDED_NS: Final = 86_400 * 10**9
 _MAX_ENDED: Final = 500
 
@@ -99,7 +99,7 @@ class RunMetrics:
 
 
 def _changed(run: RunDir) -> int:
-    """Time of the last change of the database; a run that ended may go on."""
+    """Time of the last change of the database; a retry changes that of an ended run."""
     times = [0]
     for path in (run.db_path, run.db_path.with_name(run.db_path.name + "-wal")):
         with contextlib.suppress(OSError):
@@ -159,7 +159,7 @@ def _add(metrics: Metrics, one: StatusDocument, lines: int) -> None:
 def metrics(*, metrics_address: str | None) -> None:
     """Print numbers of this machine's runs in Prometheus' text format, or serve them.
 
-    Ended runs have numbers of their own for a day.
+    Runs that ended a day ago or earlier count in rankfall_runs only.
     """
     numbers = RunMetrics(read_home())
     if metrics_address is None:
