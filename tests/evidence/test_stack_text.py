@@ -102,6 +102,19 @@ def test_errors_s29_dumps_in_logs_are_found_and_the_newest_counts(tmp_path):
     assert named(tmp_path) == ("rank_stuck", 1)
 
 
+@pytest.mark.parametrize("size", [1 << 14, 1 << 20, 1 << 22])
+@pytest.mark.parametrize("before", [b"step\n" * 700_000, b"x" * 3_000_000 + b"\n", b""])
+def test_a_dump_near_the_end_of_a_long_log_is_found_and_an_early_one_is_not(before: bytes, size: int) -> None:
+    dump = fault(READ, STEP).encode()
+    found = newest(before + dump + b"waits\n" * 9_000, size)
+    assert found is not None
+    assert main_frames(found)[0][2] == "read"
+    assert newest(before + dump + b"trains\n" * 9_500, size) is None
+    # Of two dumps the newer one, also if the older lies before the part that is searched.
+    both = newest(before + fault(ALL_REDUCE, STEP).encode() + b"step\n" * 300_000 + dump, size)
+    assert both == newest(dump)
+
+
 def test_a_real_dump_of_this_python_is_read():
     code = "import faulthandler\ndef inner(): faulthandler.dump_traceback(all_threads=True)\ninner()"
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stderr

@@ -96,6 +96,9 @@ def test_i23_a_traceback_that_is_cut_off_names_its_rank_and_no_cause(middle: str
         ('Failed to pull image "a/b:1": manifest for a/b:1 not found', "image_pull", "no"),
         ("ssh: Could not resolve hostname node7:4: Name or service not known", "hostname_resolution", "no"),
         ("ssh: Could not resolve hostname node7: Name or service not known", "hostname_resolution", "once"),
+        ("terminate called after throwing an instance of 'std::out_of_range'", "native_abort", "no"),
+        # A text alone does not show that another node has a newer driver.
+        ("RuntimeError: The NVIDIA driver on your system is too old (found version 9000).", "driver_too_old", "no"),
     ],
 )
 def test_i23_a_signature_can_imply_another_retry_than_its_cause(text: str, slug: str, retry: str) -> None:

@@ -99,6 +99,12 @@ _NODES: Final = linear(
     rb"(?i)\b(?:nnodes|num_nodes|num_machines|node_count|n_nodes|slurm_nnodes|slurm_job_num_nodes|pet_nnodes)[\"']?[ =:]{1,3}[\"']?(?:[2-9]|[1-9]\d|\d+:)"
     rb"|\b(?:node_rank|machine_rank|group_rank|pet_node_rank|slurm_nodeid)[\"']?[ =:]{1,3}[\"']?[1-9]|hostfile|\[pod/|\[rank(?:[89]|\d\d{1,5})\]|(?:worker|node|replica)-[1-9]\d{0,3}\b|gpus? on \d+ nodes"
 )
+# All but statements of nodes at once: most parts of a text have none.
+_STATEMENTS: Final = linear(
+    b"|".join(
+        (*_SEVERAL, *_FIRST_WORKERS, *(b"(?:%s)" % one.pattern for one in (_COMPONENT, _WORLD, _PEERS, _PID_RANKS)))
+    )
+)
 # Bytes of a text that are searched for them.
 _SEARCHED: Final = 4 << 20
 _RANK_FILE: Final = bounded(r"(?i)(?:^|[^a-z])rank[-_. ]?(\d{1,6})(?:[^0-9]|$)", limit=256)
@@ -164,8 +170,10 @@ class Source(msgspec.Struct, kw_only=True):
 
     def learn(self, data: bytes) -> None:
         """Reads statements about the job's ranks in a part of the text."""
+        self.nodes = self.nodes or _NODES.search(data) is not None
+        if _STATEMENTS.search(data) is None:
+            return
         self.several |= any(word in data for word in _SEVERAL)
-        self.nodes |= _NODES.search(data) is not None
         self.het |= _COMPONENT.search(data) is not None
         self.from_zero |= any(word in data for word in _FIRST_WORKERS)
         stated = [numbers.matched(one[1]) for one in _WORLD.finditer(data)]

@@ -2,13 +2,13 @@
 
 Healthy ranks wait in one collective. Dumps of crashes, or with much later output, are ignored.
 
-Cost: at most ``_LOOK`` characters a line; each stack is read once. Memory: the newest dump, at most ``_MAX_DUMP``
-bytes; frames of at most 2,048 short texts are cached.
+Cost: at most ``_LOOK`` characters a line; each stack is read once. Memory: the last ``_END`` bytes of a log, the newest
+dump, at most ``_MAX_DUMP`` bytes; frames of at most 2,048 short texts are cached.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -49,12 +49,13 @@ _BEGIN: Final = bounded(rb"\A(?:Timeout \(\d+:\d+:\d+(?:\.\d+)?\)!|Process \d+: 
 _BODY: Final = bounded(rb'\A(?:\s*$|  File "|    \S|  \.\.\.)', limit=_LOOK)
 _FATAL: Final = b"Fatal Python error"
 # A chunk without these contains no dump.
-# Before "Python v3" py-spy prints a line with "Process ". Each hint costs a search of the whole log.
-_HINTS: Final = (b"(most recent call first)", b"Process ", b"Timeout (", _FATAL)
+_HINTS: Final = (b"(most recent call first)", b"Python v", b"Process ", b"Timeout (", _FATAL)
 _MAX_DUMP: Final = 256 << 10
 _MAX_LINE: Final = 4096
 # A process with so much later output was not hanging.
 _WENT_ON: Final = 64 << 10
+# Bytes of the end that are searched for a dump: four times the stored size and that output.
+_END: Final = 4 * _MAX_DUMP + _WENT_ON
 
 
 def main_frames(text: str) -> list[Frame]:
@@ -137,10 +138,12 @@ def _line_of(frame: dict[str, Any]) -> int:
 
 
 class NewestDump:
-    """Reads a log and stores its newest dump."""
+    """Finds the newest dump near the end of a log: after more output than ``_WENT_ON`` the process was not hanging."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._end: deque[bytes] = deque()
+        self._held = 0
+        self._cut = False
         self._lines: list[bytes] | None = None
         self._size = 0
         self._fatal = False
@@ -148,20 +151,22 @@ class NewestDump:
         self._kept = b""
 
     def push(self, data: bytes) -> None:
-        """Processes the next part of the log."""
-        text = self._rest + data
-        if self._lines is None and not any(hint in text for hint in _HINTS):
-            self._after += len(data)
-            self._rest = text.rpartition(b"\n")[2][-_MAX_LINE:]
-            return
-        lines = text.split(b"\n")
-        self._rest = lines.pop()[-_MAX_DUMP:]
-        for line in lines:
-            self._line(line)
+        """Stores the last bytes of the log so far; searching all of it would take as long as its signatures."""
+        self._end.append(data[-_END:])
+        self._held += len(self._end[-1])
+        self._cut = self._cut or len(data) > _END
+        while self._held - len(self._end[0]) >= _END:
+            self._held -= len(self._end.popleft())
+            self._cut = True
 
     def text(self) -> str | None:
         """Newest dump, None if much output followed or there is none; call once, at the end."""
-        self._line(self._rest)
+        end = b"".join(self._end)
+        if not any(hint in end for hint in _HINTS):
+            return None
+        lines = end.split(b"\n")
+        for line in lines[1:] if self._cut else lines:
+            self._line(line)
         self._close()
         return self._kept.decode("utf-8", "replace") if self._kept and self._after <= _WENT_ON else None
 

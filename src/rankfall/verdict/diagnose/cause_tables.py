@@ -109,6 +109,8 @@ ENDS_OF_THE_REST: Final = frozenset({"cancelled", "external_signal", "walltime_o
 
 # Software that lacks something on every node: no retry helps, and no node is suspect.
 BUILDS: Final = frozenset({"no_gpu_visible.build"})
+# Causes that a text alone, without its nodes, shows for the image.
+IMAGES: Final = frozenset({"driver_too_old"})
 
 # A child's death, reported by the process that needed it.
 CHILD_DEATHS: Final = frozenset({"killed_unknown.dataloader", "killed_unknown.pool", "killed_unknown.ray_worker"})

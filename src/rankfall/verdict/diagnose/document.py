@@ -225,7 +225,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
     doubtful = only_text(chosen, subjects)
     members = [subject, *chosen.same]
     one_slot = len({s.slot_number for s in members}) == 1
-    action = _node_action(info.node_action, chosen, nowhere=everywhere or doubtful)
+    action = _node_action(info.node_action, chosen, nowhere=everywhere or doubtful or _same_everywhere(chosen, case))
     hosts = _hosts(subjects, chosen)
     verdict = Verdict(
         run=case.run,
@@ -423,7 +423,7 @@ def _retry_of(default: Retry, chosen: Candidate, case: Case, *, one_node: bool) 
         return "yes" if mark == "retryable" else "no"
     if chosen.best is not None and chosen.best.retry is not None:
         return chosen.best.retry
-    if _same_everywhere(chosen):
+    if _same_everywhere(chosen, case):
         return "no"
     if one_node and chosen.slug in known.NODE_FAULT_WHEN_SINGLE:
         return "elsewhere"
@@ -434,8 +434,8 @@ def _retry_of(default: Retry, chosen: Candidate, case: Case, *, one_node: bool) 
     return default
 
 
-def _same_everywhere(chosen: Candidate) -> bool:
-    return chosen.best is not None and chosen.best.signature in known.BUILDS
+def _same_everywhere(chosen: Candidate, case: Case) -> bool:
+    return getattr(chosen.best, "signature", None) in known.BUILDS or (case.run is None and chosen.slug in known.IMAGES)
 
 
 def _one_node(subjects: Subjects, named: Sequence[Subject]) -> bool:
@@ -452,8 +452,6 @@ def _node_action(most: NodeAction, chosen: Candidate, *, nowhere: bool) -> NodeA
     ``most``: the catalogue's action. ``nowhere``: all ranks have the fault, so no node's action.
     """
     if nowhere or most == "none" or chosen.confidence in {"suspected", "unknown"}:
-        return "none"
-    if _same_everywhere(chosen):
         return "none"
     trusted = chosen.best is not None and chosen.best.trust in {"kernel", "platform"}
     if most == "taint" and not (trusted and (chosen.confidence == "proven" or not of_node(chosen.best))):
