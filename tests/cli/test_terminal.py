@@ -72,14 +72,19 @@ def at_terminal(start: Starter) -> Iterator[Callable[..., Terminal]]:
         os.close(one.side)
 
 
+def asked(terminal: Terminal) -> None:
+    """Types Ctrl-C when the ranks have printed, and waits for the question."""
+    terminal.until(b"to stderr", times=2)
+    terminal.type(CTRL_C)
+    terminal.until(b"or continue (Enter)?")
+
+
 def test_ctrl_c_asks_and_detaching_leaves_the_run_alone(
     at_terminal: Callable[..., Terminal], rankfall: Runner, folder: Path
 ) -> None:
     gate = folder / "gate"
     terminal = at_terminal("run", *GANG, "--all", "train.py", "exit", GATE=str(gate))
-    terminal.until(b"to stderr", times=2)
-    terminal.type(CTRL_C)
-    terminal.until(b"or continue (Enter)?")
+    asked(terminal)
     terminal.type(b"d\n")
     assert terminal.end() == 0
     assert b"To watch it: rankfall attach train-" in terminal.text
@@ -93,9 +98,7 @@ def test_a_shell_command_typed_after_ctrl_c_cancels_nothing(
     gate = folder / "gate"
     rankfall("submit", "-q", *GANG, "train.py", "exit", GATE=str(gate))
     terminal = at_terminal("attach", "--all")
-    terminal.until(b"to stderr", times=2)
-    terminal.type(CTRL_C)
-    terminal.until(b"or continue (Enter)?")
+    asked(terminal)
     terminal.type(b"cd /tmp\n")
     terminal.until(b"type d, c or nothing, then Enter")
     terminal.type(b"clear; date\n")
@@ -108,9 +111,7 @@ def test_a_shell_command_typed_after_ctrl_c_cancels_nothing(
 
 def test_enter_goes_on_and_c_cancels(at_terminal: Callable[..., Terminal], folder: Path) -> None:
     terminal = at_terminal("run", *GANG, "--all", "train.py", GATE=str(folder / "never"))
-    terminal.until(b"to stderr", times=2)
-    terminal.type(CTRL_C)
-    terminal.until(b"or continue (Enter)?")
+    asked(terminal)
     terminal.type(b"\n")
     terminal.until(b"rankfall: continuing")
     terminal.type(CTRL_C)
@@ -123,9 +124,7 @@ def test_enter_goes_on_and_c_cancels(at_terminal: Callable[..., Terminal], folde
 def test_ctrl_c_twice_detaches(at_terminal: Callable[..., Terminal], rankfall: Runner, folder: Path) -> None:
     gate = folder / "gate"
     terminal = at_terminal("run", *GANG, "--all", "train.py", GATE=str(gate))
-    terminal.until(b"to stderr", times=2)
-    terminal.type(CTRL_C)
-    terminal.until(b"or continue (Enter)?")
+    asked(terminal)
     terminal.type(CTRL_C)
     assert terminal.end() == 0
     assert b"detached" in terminal.text
@@ -139,9 +138,7 @@ def test_leaving_attach_leaves_the_other_supervisor_alone(
     gate = folder / "gate"
     rankfall("submit", "-q", *GANG, "train.py", "exit", GATE=str(gate))
     terminal = at_terminal("attach", "--all")
-    terminal.until(b"to stderr", times=2)
-    terminal.type(CTRL_C)
-    terminal.until(b"or continue (Enter)?")
+    asked(terminal)
     terminal.type(CTRL_C)
     assert terminal.end() == 0
     gate.touch()
@@ -155,9 +152,7 @@ def test_i18_p7_at_a_viewers_terminal_only_an_answer_cancels(
     gate = folder / "gate"
     rankfall("submit", "-q", *GANG, "train.py", GATE=str(gate))
     terminal = at_terminal("attach", "--all")
-    terminal.until(b"to stderr", times=2)
-    terminal.type(CTRL_C)
-    terminal.until(b"or continue (Enter)?")
+    asked(terminal)
     terminal.type(b"\n")
     terminal.until(b"rankfall: continuing")
     terminal.type(CTRL_C)

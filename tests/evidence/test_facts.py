@@ -105,8 +105,8 @@ def test_a_rank_inside_a_shell_ended_with_what_the_shell_reports():
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_of_several_programs_inside_a_shell_the_last_one_gave_the_code(order):
-    sheets = around(3, *[(11, 1), (12, 2)][::order]).ranks()
-    assert {sheet.pid: sheet.exit_code for sheet in sheets} == {11: None, 12: 3}
+    ranks = around(3, *[(11, 1), (12, 2)][::order]).ranks()
+    assert {rank.pid: rank.exit_code for rank in ranks} == {11: None, 12: 3}
 
 
 def test_an_exit_that_a_shell_passed_on_is_explained_by_the_program_inside():

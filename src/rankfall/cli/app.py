@@ -117,7 +117,9 @@ def _meant(ctx: click.Context, args: list[str]) -> list[str]:
         return [*words["works"][word].split(), *rest]
     if word in words["answers"]:
         raise _Answer(f"there is no command {word!r}: {words['answers'][word]}")
-    if _is_there(word):
+    from rankfall.cli.target import is_there  # noqa: PLC0415
+
+    if is_there(word):
         verb = "run" if word.endswith(".py") else "run -f" if word.endswith((".yaml", ".yml")) else "why"
         raise _Answer(f"there is no command {word[:60]!r}: use rankfall {verb} {shlex.quote(word)[:200]}")
     import difflib  # noqa: PLC0415
@@ -125,13 +127,6 @@ def _meant(ctx: click.Context, args: list[str]) -> list[str]:
     near = difflib.get_close_matches(word, VERBS, n=2)
     meant = f" Did you mean {' or '.join(near)}?" if near else ""
     raise click.UsageError(f"there is no command {word[:60]!r}.{meant}", ctx=ctx)
-
-
-def _is_there(name: str) -> bool:
-    try:
-        return Path(name).exists()
-    except (OSError, ValueError):
-        return False
 
 
 def _print(ctx: click.Context, text: str) -> NoReturn:

@@ -99,7 +99,7 @@ def resolve_target(name: str | None, *, where: Where = NOWHERE) -> RunDir:
                 "-n, --context, --kubeconfig and --no-exec are for a job that Rankfall did not start",
                 hint=f"leave them out: a run knows its cluster; name another job as KIND/NAME: {', '.join(FOREIGN_KINDS)}",
             )
-        if name is not None and _TARGET.fullmatch(name) and not _is_there(name):
+        if name is not None and _TARGET.fullmatch(name) and not is_there(name):
             raise UsageError(
                 f"{name[:200]!r} has an unknown kind", hint=f"use one of these kinds: {', '.join(FOREIGN_KINDS)}"
             )
@@ -123,7 +123,7 @@ def _run_or_copy(name: str | None) -> RunDir:
     try:
         return one_run(name)
     except (NotFound, UsageError) as error:
-        if name is None or not _is_there(name):
+        if name is None or not is_there(name):
             raise
         copy = opened_copy(Path(name))
         if copy is None:
@@ -212,13 +212,14 @@ def opened_archives(paths: Sequence[Path]) -> tuple[list[Path], Path]:
     """
     from rankfall.rundir.bundle import is_archive, unpack_logs  # noqa: PLC0415
 
-    if not any(path.is_file() and is_archive(path) for path in paths):
+    archives = {path for path in paths if path.is_file() and is_archive(path)}
+    if not archives:
         return list(paths), Path()
     folder = tempfile.TemporaryDirectory(prefix="rankfall-")
     click.get_current_context().call_on_close(folder.cleanup)
     found: list[Path] = []
     for number, path in enumerate(paths):
-        if not (path.is_file() and is_archive(path)):
+        if path not in archives:
             found.append(path.absolute())
             continue
         name = Path(path.name) if Path(path.name) not in found else Path(str(number), path.name)
@@ -245,10 +246,11 @@ def has_text(stdin: BinaryIO) -> bool:
         return False
 
 
-def _is_there(name: str) -> bool:
+def is_there(name: str) -> bool:
+    """True if a word of the command line is the path of something."""
     try:
         return Path(name).exists()
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 
@@ -258,7 +260,7 @@ def run_of_argument(targets: list[str], where: Where) -> RunDir | None:
         return resolve_target(targets[0], where=where)
     if len(targets) != 1 or targets == ["-"]:
         for name in targets if len(targets) > 1 else ():
-            if not _is_there(name) and any(run.id == name for run in list_runs(read_home())):
+            if not is_there(name) and any(run.id == name for run in list_runs(read_home())):
                 raise UsageError(
                     f"{name} is a run and cannot be combined with other targets", hint="give one run, or only paths"
                 )
@@ -267,11 +269,11 @@ def run_of_argument(targets: list[str], where: Where) -> RunDir | None:
     try:
         return RunDir.open(read_home(), name)
     except NotFound as missing:
-        if _is_there(name):
+        if is_there(name):
             return None
         raise NotFound(f"there is no run and no file {name[:200]!r}", hint=missing.hint) from None
     except UsageError:
-        if _is_there(name):
+        if is_there(name):
             return None
         raise
 

@@ -323,7 +323,7 @@ def test_a_line_of_a_rank_that_then_lost_its_peer_yields_to_the_exception_of_ano
     verdict = diagnose(case([left(0, 1, seconds=3), left(1, 1, seconds=2)], [line, LOST, raised])).verdict
     assert (verdict.rank, verdict.cause.slug, verdict.cause.confidence) == (1, slug, "proven")
     assert [one.rank for one in verdict.consequences] == [0]
-    # Without a hook the traceback tells the same.
+    # Without a hook the traceback says the same.
     printed = piece("peer_lost", 0, role="secondary", seconds=2.5, source="log", trust="job", whole=True)
     ranks = [left(0, 1, seconds=3, hook="absent"), left(1, 1, seconds=2)]
     assert diagnose(case(ranks, [line, printed, raised])).verdict.rank == 1

@@ -24,7 +24,7 @@ from rankfall.evidence.readers.survival import Survival
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Evidence, RankfallError, numbers
 from rankfall.model.evidence import digest
-from rankfall.model.patterns import bounded, linear
+from rankfall.model.patterns import Linear, bounded, linear
 from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.verdict.diagnose.cause_tables import BARE_ENDS
 from rankfall.verdict.signatures.catalogue import Catalogue
@@ -342,21 +342,10 @@ class TextReader:
         pieces = (*self._source.found, *self._source.last.values())
         if any(piece.role != "context" and piece.signature not in BARE_ENDS for piece in pieces):
             return
-        cut = self._tail.find(b"\n") + 1 if self._next > len(self._tail) else 0
-        found = [match.span() for match in _ERROR.finditer(self._tail) if match.start() >= cut]
-        # A traceback that is cut off before its last line.
-        raising = [match.span(1) for match in _RAISING.finditer(self._tail) if match.start() >= cut][-1:]
-        for begin, stop in (*raising, *reversed(found)):
-            line = self._tail[begin : min(stop, begin + _MAX_ERROR_LINE)].rstrip()
-            if (begin, stop) in raising or not _NO_ERROR.search(line):
-                break
-        else:
-            cut_off = list(_CUT_OFF.finditer(self._tail))[-1:]
-            if not cut_off or cut_off[0].start() < cut:
-                return
-            raising = [cut_off[0].span(1)]
-            begin, stop = raising[0]
-            line = self._tail[begin : min(stop, begin + _MAX_ERROR_LINE)].rstrip()
+        chosen = next(self._last_errors(), None)
+        if chosen is None:
+            return
+        begin, line, cut_off = chosen
         byte = self._next - len(self._tail) + begin
         number = self._scanner.lines - self._tail.count(b"\n", begin) + 1
         self._source.found.append(
@@ -366,9 +355,26 @@ class TextReader:
                 byte=byte,
                 where=self._where(byte, number),
                 catalogue=self._catalogue,
-                cut_off=(begin, stop) in raising,
+                cut_off=cut_off,
             )
         )
+
+    def _last_errors(self) -> Iterator[tuple[int, bytes, bool]]:
+        """Yields lines of the tail with their first byte, the best one first; True: of a traceback that is cut off."""
+        cut = self._tail.find(b"\n") + 1 if self._next > len(self._tail) else 0
+
+        def spans(pattern: Linear[bytes], group: int = 0) -> list[tuple[int, int]]:
+            """Begin and end of a line at each match, the last one first."""
+            found = [match for match in pattern.finditer(self._tail) if match.start() >= cut]
+            return [match.span(group) for match in reversed(found)]
+
+        def line(begin: int, stop: int) -> bytes:
+            return self._tail[begin : min(stop, begin + _MAX_ERROR_LINE)].rstrip()
+
+        # A traceback that is cut off at its statement names the type; one between its frames has nothing better.
+        yield from ((span[0], line(*span), True) for span in spans(_RAISING, 1))
+        yield from ((span[0], text, False) for span in spans(_ERROR) if not _NO_ERROR.search(text := line(*span)))
+        yield from ((span[0], line(*span), True) for span in spans(_CUT_OFF, 1))
 
     def _where(self, byte: int, line: int) -> str:
         return f"{self._source.name}:{line}" if self._lines else f"{self._source.name}:byte {byte}"

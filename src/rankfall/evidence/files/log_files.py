@@ -181,7 +181,8 @@ class _Pile:
                 if problem is not None:
                     self._left.add(problem, unreadable=True)
                 return
-            if not file.pipe and (kind := no_text(os.pread(fd, HEAD, 0))) is not None:
+            first = b"" if file.pipe else os.pread(fd, HEAD, 0)
+            if (kind := no_text(first)) is not None:
                 if not file.parts:
                     self._left.add(f"{printable(file.path)} is {kind}, not a log", unreadable=True)
                 return
@@ -192,7 +193,7 @@ class _Pile:
                 elif source.rank is not None and _may_be_stacks(file) and (text := _stacks(fd, share)):
                     source.stacks = text
                 else:
-                    self._text(source, _parts(file, fd, share), share)
+                    self._text(source, _parts(file, fd, first, share), share)
             except OSError:
                 # Findings before the damage count.
                 if source.found:
@@ -254,11 +255,11 @@ def _rank_of_use(file: Listed) -> int:
     return 1 if known else 2 if file.size >= _LEAST_TEXT else 3
 
 
-def _parts(file: Listed, fd: int, share: Share) -> Iterator[Part]:
+def _parts(file: Listed, fd: int, first: bytes, share: Share) -> Iterator[Part]:
     if file.pipe:
         return parts_of_stream(unpacked_stream(chunks_of_pipe(fd), file.path), share, head=share.size // 4 * 3)
     size = os.fstat(fd).st_size
-    if (suffix := packing(os.pread(fd, HEAD, 0), file.path)) is not None:
+    if (suffix := packing(first, file.path)) is not None:
         head = share.size // 4 * 3
         if head > (most := max(LEAST_UNPACKED, RATIO * size)):
             head, share.why = most, f"it unpacks to more than {RATIO} times its size"
