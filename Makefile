@@ -63,7 +63,7 @@ bench-loss: setup ## Of bench-logs only the lines lost when connections are cut
 bench-foreign: setup ## Let a foreign job fail; writes what torchrun, kubectl and Rankfall show of it into docs/results/bench-foreign.md (root)
 	@$(PY) -m bench.foreign
 
-bench-verdict: setup ## Measure how soon and how rightly a fall of 1,024 ranks and of real logs is explained; CORPUS=FOLDER of the logs
+bench-verdict: setup ## Measure how soon and how rightly a fall of 1,024 ranks and of real logs is explained; CORPUS=FOLDER of other logs
 	@$(PY) -m bench.verdict $(if $(CORPUS),--corpus $(CORPUS))
 
 zoo: setup ## Run real launchers (torchrun, DeepSpeed, Ray, MPI, ...) with real faults and judge what their text explains; LAUNCHERS="ray spawn"; writes docs/results/zoo.md

@@ -1,12 +1,12 @@
-"""How often the cause, the rank and the retry of real logs are right: excerpts that people pasted when a distributed job failed, with labels.
+"""How often the cause, the rank, the telling line and the retry of real logs are right: excerpts of public threads, with labels.
 
-The logs are not part of this repository: ``RANKFALL_CORPUS`` or the argument names their folder, which holds ``labels.jsonl`` and the logs that
-it names. They show shapes and are few; nothing here or in the signatures may be made to fit one of them.
+``bench/corpus`` holds them (README.md there). ``develop`` may be read by whoever writes rules; of ``measured`` only totals are printed.
 """
 
 from __future__ import annotations
 
-import os
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -16,21 +16,27 @@ from bench.common import ROOT, Row
 from rankfall.explain import explain_files
 from rankfall.model import Verdict
 
-VARIABLE: Final = "RANKFALL_CORPUS"
-_DEFAULT: Final = ROOT.parent / "shared/corpus/real"
-# The least share of causes that are right, and the most that are wrong; what is left is said to be unknown.
-RIGHT, WRONG = 0.85, 0.12
+FOLDER: Final = ROOT / "bench/corpus"
+DEVELOP, MEASURED = "develop", "measured"
+# Least shares of what is right; most causes that are wrong.
+CAUSE, WRONG, RANK, LINE, RETRY = 0.95, 0.02, 0.90, 0.92, 0.92
+# Least share of verdicts of each confidence whose cause is right.
+CALIBRATED: Final = {"proven": 1.0, "likely": 0.97, "suspected": 0.80}
+# So many characters of a telling line are compared: a label may stop where its writer did.
+_ALIKE: Final = 60
 
-# "more": a rank where the label names none; either side of a mismatch may be meant.
-Grade = Literal["right", "more", "unknown", "wrong"]
+# "more": a rank where the label names none; either side of a mismatch may be meant. "none": the label says nothing.
+Grade = Literal["right", "more", "unknown", "wrong", "none"]
 
 
 class Label(msgspec.Struct, frozen=True):
-    """What a person says of one log: slugs that its text supports, the rank if it shows, and whether a retry could help."""
+    """What a person says of one log: slugs that its text supports, the rank if it shows, the telling line, and whether a retry could help."""
 
     log: str
     accept: list[str]
+    thread: str = ""
     rank: int | None = None
+    decisive_line: str | None = None
     retryable: str = "unknown"
 
 
@@ -38,90 +44,142 @@ class Judged(msgspec.Struct, frozen=True):
     """One log."""
 
     label: Label
-    said: str
+    slug: str
+    confidence: str
     cause: Grade
     rank: Grade
+    line: Grade
     retry: Grade
+    harmful: bool
+
+    @property
+    def right(self) -> bool:
+        """All that the label tells was said."""
+        return not {self.cause, self.rank, self.line, self.retry} & {"unknown", "wrong"}
 
 
-def folder_of(named: str | None) -> Path:
-    """The folder of logs.
-
-    Args:
-        named: by the caller; else the variable's, else that beside the checkout.
+def labels_of(folder: Path) -> list[Label]:
+    """The labels of a folder's logs.
 
     Raises:
-        SystemExit: it holds no labels.
+        SystemExit: it holds none.
     """
-    folder = Path(named or os.environ.get(VARIABLE) or _DEFAULT)
-    if not (folder / "labels.jsonl").is_file():
+    labels = folder / "labels.jsonl"
+    if not labels.is_file():
         raise SystemExit(
-            f"{folder} holds no labels.jsonl: set {VARIABLE} to a folder of real logs, or name it: make bench-verdict CORPUS=FOLDER"
+            f"{folder} holds no labels.jsonl: name a folder of logs with labels: make bench-verdict CORPUS=FOLDER"
         )
-    return folder
+    return [msgspec.json.decode(line, type=Label) for line in labels.read_bytes().splitlines() if line]
 
 
 def judge(folder: Path) -> list[Judged]:
-    """Explain each log and compare."""
-    rows = [
-        msgspec.json.decode(line, type=Label) for line in (folder / "labels.jsonl").read_bytes().splitlines() if line
-    ]
-    return [_judged(label, explain_files([folder / label.log]).verdict) for label in rows]
+    """Explain each log of a folder and compare."""
+    return [_judged(label, explain_files([folder / label.log]).verdict) for label in labels_of(folder)]
 
 
 def _judged(label: Label, verdict: Verdict) -> Judged:
-    slug, sure = verdict.cause.slug, verdict.cause.confidence
+    slug = verdict.cause.slug
     cause: Grade = "right" if slug in label.accept else "unknown" if slug == "unknown" else "wrong"
-    rank: Grade = "right" if verdict.rank == label.rank else "unknown" if verdict.rank is None else "wrong"
-    if rank == "wrong" and label.rank is None:
-        rank = "more"
-    # Once more, or elsewhere: a cautious yes. Where the thread does not tell, nothing is wrong.
-    never = verdict.retry == "no"
-    retry: Grade = (
-        "unknown" if label.retryable == "unknown" else "right" if never == (label.retryable == "no") else "wrong"
+    # Once more, or elsewhere: a cautious yes.
+    said = {"no": "no", "unknown": "unknown"}.get(verdict.retry, "yes")
+    return Judged(
+        label=label,
+        slug=slug,
+        confidence=verdict.cause.confidence,
+        cause=cause,
+        rank=_rank(label.rank, verdict.rank),
+        line=_line(label.decisive_line, verdict.decisive.line if verdict.decisive else ""),
+        retry=_retry(label.retryable, said),
+        harmful=label.retryable == "no" and verdict.retry in ("yes", "elsewhere"),
     )
-    if retry == "wrong" and verdict.retry == "once":
-        retry = "unknown"
-    return Judged(label=label, said=f"{slug}, {sure}", cause=cause, rank=rank, retry=retry)
 
 
-def rows(found: list[Judged]) -> list[Row]:
-    """The rows of this part."""
-    number = len(found)
+def _rank(labelled: int | None, said: int | None) -> Grade:
+    if labelled is None:
+        return "none" if said is None else "more"
+    return "right" if said == labelled else "unknown" if said is None else "wrong"
 
-    def count(field: str, grade: Grade) -> int:
-        return sum(1 for one in found if getattr(one, field) == grade)
 
-    made: list[Row] = []
-    for field, words in (
-        ("cause", "cause of real logs"),
-        ("rank", "rank of real logs"),
-        ("retry", "retry of real logs"),
-    ):
-        right, wrong = count(field, "right"), count(field, "wrong")
-        bound = {"cause": f"{RIGHT:.0%} right, {WRONG:.0%} wrong at most", "rank": "none wrong", "retry": "-"}[field]
-        holds = {"cause": right >= RIGHT * number and wrong <= WRONG * number, "rank": wrong == 0, "retry": None}[field]
-        more = f", {named} named where the label names none" if (named := count(field, "more")) else ""
-        figure = f"{right} of {number} right, {wrong} wrong, {number - right - wrong - named} not told{more}"
-        made.append(Row(words, figure, bound, holds, _HOW[field]))
+def _retry(labelled: str, said: str) -> Grade:
+    if labelled == "unknown":
+        return "none"
+    return "unknown" if said == "unknown" else "right" if said == labelled else "wrong"
+
+
+def _line(labelled: str | None, said: str) -> Grade:
+    want, got = " ".join((labelled or "").split()), " ".join(said.split())
+    if not want:
+        return "none"
+    if not got:
+        return "unknown"
+    return "right" if want[:_ALIKE] in got or got[:_ALIKE] in want else "wrong"
+
+
+def rows(found: Sequence[Judged], name: str) -> list[Row]:
+    """The rows of one half."""
+    made = [_row(found, part, name) for part in _PARTS]
+    harmful = sum(one.harmful for one in found)
+    how = "`yes` or `elsewhere` where no retry helps"
+    return [*made, Row(f"harmful retry, {name}", str(harmful), "0", harmful == 0, how)]
+
+
+class _Part(msgspec.Struct, frozen=True):
+    field: str
+    least: float
+    most_wrong: float | None
+    how: str
+
+
+_PARTS: Final = (
+    _Part("cause", CAUSE, WRONG, "one of the labelled causes; each log alone, as it was pasted"),
+    _Part("rank", RANK, 0, "of the logs that show one"),
+    _Part("line", LINE, None, f"the labelled line, its first {_ALIKE} characters"),
+    _Part("retry", RETRY, None, "`no` against all others, of the logs whose text tells"),
+)
+
+
+def _row(found: Sequence[Judged], part: _Part, name: str) -> Row:
+    counts = Counter(getattr(one, part.field) for one in found)
+    right, wrong, number = counts["right"], counts["wrong"], counts["right"] + counts["unknown"] + counts["wrong"]
+    more = f", {counts['more']} named where the label names none" if counts["more"] else ""
+    share = f" ({right / number:.0%})" if number else ""
+    bound = f"{part.least:.0%} right"
+    if part.most_wrong is not None:
+        bound += f", {part.most_wrong:.0%} wrong" if part.most_wrong else ", none wrong"
+    holds = right >= part.least * number and (part.most_wrong is None or wrong <= part.most_wrong * number)
+    figure = f"{right} of {number} right{share}, {wrong} wrong, {counts['unknown']} not told{more}"
+    return Row(f"{part.field}, {name}", figure, bound, holds, part.how)
+
+
+def calibration(found: Sequence[Judged]) -> list[Row]:
+    """How often a cause of each confidence is right."""
+    made = []
+    for confidence, least in CALIBRATED.items():
+        mine = [one for one in found if one.confidence == confidence]
+        right = sum(one.cause == "right" for one in mine)
+        share = f" ({right / len(mine):.1%})" if mine else ""
+        holds = right >= least * len(mine)
+        made.append(
+            Row(
+                f"cause called {confidence}",
+                f"{right} of {len(mine)} right{share}",
+                f"{least:.0%}",
+                holds,
+                "both halves",
+            )
+        )
     return made
 
 
-_HOW: Final[dict[str, str]] = {
-    "cause": "one of the labelled causes; each log alone, as it was pasted, none of it written by Rankfall's own recorder",
-    "rank": "that of the label; right also where neither names one",
-    "retry": "`no` against all others; `once` where a person says no counts as not told",
-}
-
-
-def page(found: list[Judged]) -> str:
-    """A row for each log."""
-    lines = ["| log | labelled | said | cause | rank | retry |", "| --- | --- | --- | --- | --- | --- |"]
-    lines += [_line(one) for one in found]
+def page(found: Sequence[Judged]) -> str:
+    """A row for each log of which something that its label tells was not said."""
+    lines = ["| log | labelled | said | cause | rank | line | retry |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    lines += [_told(one) for one in found if not one.right]
     return "\n".join(lines)
 
 
-def _line(one: Judged) -> str:
+def _told(one: Judged) -> str:
     accepted = ", ".join(f"`{slug}`" for slug in one.label.accept)
-    grades = " | ".join("**wrong**" if grade == "wrong" else grade for grade in (one.cause, one.rank, one.retry))
-    return f"| {one.label.log} | {accepted} | {one.said} | {grades} |"
+    grades = (one.cause, one.rank, one.line, one.retry)
+    told = " | ".join("**wrong**" if grade == "wrong" else "-" if grade == "none" else grade for grade in grades)
+    return f"| {one.label.log} | {accepted} | {one.slug}, {one.confidence} | {told} |"

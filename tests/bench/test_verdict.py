@@ -6,31 +6,70 @@ import json
 
 import pytest
 
-from bench.verdict import corpus, fall
+from bench.verdict import corpus, fall, forms
 
 TRACE = "Traceback (most recent call last):\n  File \"train.py\", line 3, in main\n    step()\nKeyError: 'x'\n"
+LABELS = (
+    {
+        "log": "1.log",
+        "accept": ["user_code_exception"],
+        "rank": None,
+        "retryable": "no",
+        "decisive_line": "KeyError: 'x'",
+    },
+    {"log": "2.log", "accept": ["gpu_oom"], "rank": 3, "retryable": "unknown"},
+)
 
 
-def test_a_missing_corpus_is_said_with_what_to_set(tmp_path, monkeypatch):
-    monkeypatch.setenv(corpus.VARIABLE, str(tmp_path))
-    with pytest.raises(SystemExit, match=r"no labels.jsonl: set RANKFALL_CORPUS"):
-        corpus.folder_of(None)
-
-
-def test_logs_are_judged_by_their_labels(tmp_path):
+@pytest.fixture
+def logs(tmp_path):
     (tmp_path / "1.log").write_text(TRACE)
     (tmp_path / "2.log").write_text("nothing of interest\n")
-    labels = [
-        {"log": "1.log", "accept": ["user_code_exception"], "rank": None, "retryable": "no", "source": "a thread"},
-        {"log": "2.log", "accept": ["gpu_oom"], "rank": 3, "retryable": "unknown"},
+    (tmp_path / "labels.jsonl").write_text("".join(json.dumps(label) + "\n" for label in LABELS))
+    return tmp_path
+
+
+def test_a_folder_without_labels_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match=r"no labels.jsonl: name a folder"):
+        corpus.judge(tmp_path)
+
+
+def test_logs_are_judged_by_their_labels(logs):
+    found = corpus.judge(logs)
+    assert [(one.cause, one.rank, one.line, one.retry) for one in found] == [
+        ("right", "none", "right", "right"),
+        ("unknown", "unknown", "none", "none"),
     ]
-    (tmp_path / "labels.jsonl").write_text("".join(json.dumps(label) + "\n" for label in labels))
-    found = corpus.judge(corpus.folder_of(str(tmp_path)))
-    assert [(one.cause, one.rank) for one in found] == [("right", "right"), ("unknown", "unknown")]
-    cause, rank, _ = corpus.rows(found)
-    assert (cause.figure, cause.holds) == ("1 of 2 right, 0 wrong, 1 not told", False)
-    assert rank.holds
-    assert "| 1.log | `user_code_exception` |" in corpus.page(found)
+    cause, rank, line, _, harmful = corpus.rows(found, "half")
+    assert (cause.figure, cause.holds) == ("1 of 2 right (50%), 0 wrong, 1 not told", False)
+    assert (rank.holds, line.holds, harmful.holds) == (False, True, True)
+    assert "| 2.log | `gpu_oom` |" in corpus.page(found)
+    assert "1.log" not in corpus.page(found)
+
+
+def test_a_wrong_cause_counts_against_its_confidence(logs):
+    wrong = json.dumps(LABELS[0] | {"accept": ["gpu_oom"], "retryable": "yes"})
+    (logs / "labels.jsonl").write_text(f"{wrong}\n")
+    found = corpus.judge(logs)
+    assert [row.figure for row in corpus.calibration(found) if "likely" in row.what] == ["0 of 1 right (0.0%)"]
+    assert (found[0].retry, found[0].harmful) == ("wrong", False)
+
+
+def test_a_text_is_judged_in_all_its_forms(logs):
+    counts = forms.judge(logs)
+    assert counts.total() == 2 * len(forms.FORMS) >= 80
+    assert {form for (form, _), number in counts.items() if number} == set(forms.FORMS)
+    assert [row.holds for row in forms.rows(counts, "half")] == [True]
+
+
+def test_the_logs_of_the_repository_have_labels_and_their_halves_share_no_thread():
+    halves = [
+        (corpus.FOLDER / half, corpus.labels_of(corpus.FOLDER / half)) for half in (corpus.DEVELOP, corpus.MEASURED)
+    ]
+    for folder, labels in halves:
+        assert sorted(label.log for label in labels) == sorted(path.name for path in folder.glob("*.log"))
+    develop, measured = ({label.thread for label in labels} for _, labels in halves)
+    assert not develop & measured
 
 
 def test_a_fallen_gang_says_20_kb_a_rank_and_one_is_the_culprit():
