@@ -56,16 +56,6 @@ SHELL = "bash: line 1:  4231 Killed                  TASK=$i python train.py\n"
 REMOTE = "Additional GRPC error information from remote target /job:worker/replica:0/task:1 while calling /x/RecvBuf:\n"
 
 
-@pytest.fixture
-def answer(tmp_path):
-    def explain(text):
-        (tmp_path / "job.log").write_text(text)
-        verdict = explain_files([tmp_path / "job.log"]).verdict
-        return verdict.cause.slug, verdict.rank
-
-    return explain
-
-
 @pytest.mark.parametrize(
     ("world", "rank"),
     [

@@ -19,6 +19,8 @@ from rankfall.model.patterns import Anchored, Linear, anchored, bounded, linear
 
 # A character that costs more steps of a backtracking matcher than this is slow; a step takes some nanoseconds, measured in the run.
 SLOW_STEPS = 600
+# What a call itself takes, on a busy machine.
+NOISE_S = 5e-4
 # Four times the text may take four times as long, a square sixteen times.
 GROWTH = 9
 # The first lengths find what grows by powers before it takes for ever.
@@ -185,7 +187,7 @@ def blows_up(pattern: Anchored | Linear) -> str | None:
         before = None
         for length in lengths:
             spent = cost(pattern, head, pump, length)
-            steps = spent / length / step_s()
+            steps = spent / length / step_s() if spent > NOISE_S else 0.0
             if steps > SLOW_STEPS * 4 or (
                 before is not None and spent > GROWTH * max(before, 1e-4) and steps > SLOW_STEPS
             ):

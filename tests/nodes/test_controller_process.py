@@ -28,8 +28,8 @@ from rankfall.kube.watch.watcher import Event
 from rankfall.loki.cursor import Entry
 from rankfall.loki.settings import loki_settings
 from rankfall.model import SpecError, UsageError
-from rankfall.model.addresses import address_of
 from rankfall.model.node_health.kernel_reports import KernelLine
+from rankfall.model.numbers import address_of
 from rankfall.model.timestamps import nanoseconds
 from rankfall.nodes.controller import main as leadings
 from rankfall.nodes.controller.main import Controller, _when_complete, find_access

@@ -13,7 +13,7 @@ import msgspec
 
 from rankfall.loki import logql
 from rankfall.model import UsageError
-from rankfall.model.addresses import is_http
+from rankfall.model.numbers import is_http
 
 PREFIX: Final = "RANKFALL_LOKI_"
 # Promtail's and Alloy's.

@@ -1,4 +1,4 @@
-"""Parses numbers from foreign text; only a few ASCII digits count, all else is None.
+"""Parses numbers and addresses from foreign text; of numbers only a few ASCII digits count, all else is None.
 
 ``int`` raises ``ValueError`` above 4,300 digits and accepts other scripts, underscores and spaces; ``float`` accepts
 ``nan`` and ``inf``.
@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
+from urllib.parse import urlsplit
+
+from rankfall.model.errors import UsageError
 
 #: Most digits of a whole number; nanoseconds since the epoch need them.
 MAX_DIGITS: Final = 19
@@ -87,3 +90,25 @@ def ranges(numbers: Iterable[int]) -> str:
     if len(parts) > _MAX_PARTS:
         return f"{', '.join(parts[:_MAX_PARTS])} and more"
     return ", ".join(parts)
+
+
+def is_http(text: str) -> bool:
+    """True for an HTTP(S) URL with a host and valid port."""
+    try:
+        found = urlsplit(text)
+        return found.scheme in {"http", "https"} and bool(found.hostname) and found.port != 0
+    except ValueError:  # unpaired bracket or invalid port
+        return False
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Parses ``HOST:PORT`` or ``:PORT``; without a host ``0.0.0.0``.
+
+    Raises:
+        UsageError: The text is not an address.
+    """
+    host, colon, port = text.rpartition(":")
+    number = clamped(port, least=0, most=65_535)
+    if not colon or number is None or not port.isdigit():
+        raise UsageError(f"{text[:60]!r} is not an address", hint="as 127.0.0.1:9090, or :9090 for all of this machine")
+    return host.strip("[]") or "0.0.0.0", number  # noqa: S104 - no host means all

@@ -60,7 +60,7 @@ def agent(
     kubeconfig: str | None,
 ) -> int:
     """Read this node's kernel log, print health records, and show them on the Node."""
-    from rankfall.model.addresses import address_of  # noqa: PLC0415
+    from rankfall.model.numbers import address_of  # noqa: PLC0415
     from rankfall.nodes.agent import main as agent_start  # noqa: PLC0415
 
     if node is None or not _NODE.fullmatch(node):

@@ -152,7 +152,7 @@ def controller(
     if ctx.invoked_subcommand is not None:
         return
     _log_to_stderr()
-    from rankfall.model.addresses import address_of  # noqa: PLC0415
+    from rankfall.model.numbers import address_of  # noqa: PLC0415
     from rankfall.nodes.config import ENVIRONMENT  # noqa: PLC0415
     from rankfall.nodes.controller import settings as given  # noqa: PLC0415
     from rankfall.nodes.controller.main import (  # noqa: PLC0415

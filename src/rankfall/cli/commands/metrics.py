@@ -21,7 +21,7 @@ import click
 from rankfall.cli import console
 from rankfall.cli.target import read_home
 from rankfall.model import FINAL_STATES, StatusDocument, StoreError
-from rankfall.model.addresses import address_of
+from rankfall.model.numbers import address_of
 from rankfall.model.timestamps import nanoseconds
 from rankfall.rundir import RunDir, list_runs
 from rankfall.rundir.streams.content import content_size

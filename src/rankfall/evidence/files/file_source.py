@@ -16,6 +16,7 @@ import msgspec
 from rankfall.evidence import builders as make
 from rankfall.evidence.files.bounded_read import SUFFIXES, Part
 from rankfall.evidence.files.folder_listing import printable
+from rankfall.evidence.files.unwrap import Unwrapper
 from rankfall.evidence.readers.findings import Finding
 from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.scan import ChunkScanner
@@ -75,7 +76,7 @@ _ERROR: Final = linear(
     rb"(?im)^[^\n]*(?:error|exception|fatal|panic|failed|failure|aborted|cannot|could not|unable to|denied|no such|NCCL WARN|timed out|crashed|killed|evicted|\w*BackOff)\b[^\n]*$"
 )
 _NO_ERROR: Final = bounded(
-    rb"(?i)\b0 errors?\b|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Reporting training FAILURE|FAILED$|closing signal|Killing subprocess|return code"
+    rb"(?i)\b0 errors?\b|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Reporting training FAILURE|Root Cause \(first|FAILED$|closing signal|Killing subprocess|return code"
     rb"|^(?:srun|slurmstepd|mpirun|prterun)\b|\bframe #\d|error_file|exitcode|^(?:During handling|The above exception)|^\s*(?:raise|except|File)\b|^\s{4}",
     limit=_MAX_ERROR_LINE,
 )
@@ -127,6 +128,7 @@ class Source(msgspec.Struct, kw_only=True):
         world: Largest stated number of ranks, or 0.
         tasks: srun's tasks that failed.
         het: A component of a heterogeneous step is named.
+        cut_off: Prefix of the traceback that the text does not finish.
         pids: Process of a finding, by ID.
         pid_ranks: Rank of each process by tables; None if they differ.
     """
@@ -150,6 +152,7 @@ class Source(msgspec.Struct, kw_only=True):
     world: int = 0
     tasks: set[int] = msgspec.field(default_factory=set)
     het: bool = False
+    cut_off: Prefix | None = None
     pids: dict[str, int] = msgspec.field(default_factory=dict)
     pid_ranks: dict[int, int | None] = msgspec.field(default_factory=dict)
 
@@ -189,9 +192,16 @@ class Source(msgspec.Struct, kw_only=True):
 
         ``alone``: the whole file is from one process.
         """
+        agents = any(one.rank is not None and one.local_rank is not None for one, _ in self.reported.values())
+        # Where one rank alone speaks, a line without a rank belongs to its unfinished traceback.
+        speaker = self.cut_off if self.cut_off and self.prefixed <= {self.cut_off.rank} and not self.reported else None
         for piece in (*self.found, *self.last.values()):
-            if self.het and _TASKS.search(piece.line):
-                piece = msgspec.structs.replace(piece, rank=None)  # noqa: PLW2901 - the same piece without a rank
+            if (self.het or agents) and _TASKS.search(piece.line):
+                # Where torchrun reports ranks, srun's tasks are its agents, which end with 1 after any failure.
+                role = "context" if agents and piece.exit_code == 1 else piece.role
+                piece = msgspec.structs.replace(piece, rank=None, role=role)  # noqa: PLW2901 - the same piece without a rank
+            elif speaker is not None and piece.role == "primary" and piece.rank is piece.local_rank is None:
+                piece = msgspec.structs.replace(piece, rank=speaker.rank, local_rank=speaker.local_rank)  # noqa: PLW2901 - as above
             place = self.ends.get(piece.id)
             if place is not None and self.survival.outlived(*place, alone=alone, whole=piece.whole):
                 yield msgspec.structs.replace(piece, role="context", outlived=True)
@@ -273,6 +283,7 @@ class TextReader:
         self._flooded: str | None = None
         self._searched = 0
         self._tail = b""
+        self._unwrapper = Unwrapper()
 
     @property
     def flooded(self) -> str | None:
@@ -288,19 +299,24 @@ class TextReader:
         try:
             for start, data in parts:
                 if start != self._next:
-                    self._push(b"", final=True)
+                    self._end()
                     self._begin(start)
                 self._next = start + len(data)
-                self._push(data)
+                self._push(self._unwrapper.push(data))
                 if self._failures > _MAX_FAILURES:
                     break
         finally:
-            self._push(b"", final=True)
+            self._end()
+            self._source.cut_off = self._scanner.cut_off
             self._keep_last_error()
             if self._dump is not None:
                 self._source.stacks = self._guard.read(
                     self._dump.text, otherwise=None, what="stack", where=self._source.name
                 )
+
+    def _end(self) -> None:
+        self._push(self._unwrapper.push(b"", final=True))
+        self._push(b"", final=True)
 
     def _begin(self, at: int) -> None:
         """Continues with a new scanner at a byte of the file; the number of its line is unknown."""

@@ -62,6 +62,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return self.meaning.role != "context"
 
 
+_INFO: Final = b" NCCL INFO "
+
+
 class LineMeaning:
     """A line with a hit; its meaning is computed only on demand.
 
@@ -131,11 +134,15 @@ class LineMeanings:
     def _meaning(self, raw: bytes) -> LineMeaning:
         """Meaning of the line; of its text without prefix if a pattern for the line's beginning matches only there."""
         hits = self.matcher.match_line(raw)
-        message, matcher = message_of(raw), self.matcher
+        if _INFO in raw:
+            # NCCL tries plug-ins and devices that need not exist.
+            hits = [hit for hit in hits if "NCCL" in hit.signature.printed_by]
+        length = parse_prefix(raw).length
+        message, matcher = message_of(raw[length:] if length else raw), self.matcher
         if message is None and not hits:
             # A color ends with a letter, which hides the beginning of a word.
             matcher = self.matcher if b"\x1b" in raw else self._anchored
-            message = raw[parse_prefix(raw).length :]
+            message = raw[length:]
             if (end := _LINE_END.search(message)) is not None:
                 message = message[: end.start()]
         chosen, text = best(hits), raw

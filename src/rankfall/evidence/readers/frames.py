@@ -32,6 +32,11 @@ COMM_FILE: Final = bounded(
     limit=4096,
 )
 _LIBRARY = bounded(rb"(?:site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|<frozen ", limit=1024)
+# Statements that need a file of which another process may be the faster one.
+_REMOVAL: Final = bounded(
+    rb"\b(?:os\.(?:remove|unlink|rename|replace|rmdir|scandir)|shutil\.(?:rmtree|move))\(|\.unlink\(|\.rmdir\(",
+    limit=512,
+)
 # Functions of data loaders and error files.
 _LOADER: Final = frozenset({b"_get_data", b"_get_batch", b"_try_get_data", b"_try_get_batch"})
 _REPORT: Final = frozenset({b"__post_init__", b"_get_error_data"})
@@ -53,6 +58,7 @@ _ORIGINS: Final = (
         frozenset({b"main", b"_stop", b"_stop_locked", b"unregister"}),
         "clean_up",
     ),
+    (b"multiprocessing/spawn.py", frozenset({b"_main"}), "spawned"),
     (b"weakref.py", frozenset({b"_exitfunc", b"__call__", b"remove"}), "clean_up"),
     (b"threading.py", frozenset({b"_shutdown"}), "clean_up"),
     (b"concurrent/futures/thread.py", frozenset({b"_python_exit"}), "clean_up"),
@@ -68,7 +74,8 @@ class Frames(msgspec.Struct):
 
     Attributes:
         count: Number of frames.
-        origins: ``damaged_report``, ``data_loader``, ``command``, ``launcher``, ``clean_up`` (finalizers, interpreter exit).
+        origins: ``damaged_report``, ``data_loader``, ``command``, ``launcher``, ``clean_up`` (finalizers, interpreter exit),
+            ``spawned`` (a worker begins), ``removal`` (the last statement removes or renames a file).
         collective: Outermost collective that the user's code called, or None.
     """
 
@@ -99,13 +106,20 @@ class Frames(msgspec.Struct):
         elif not _LIBRARY.search(path):
             self._user = [*self._user[1 - MAX_PLACES :], self._innermost]
         self.count += 1
+        self.origins.discard("removal")
         for suffix, functions, origin in _ORIGINS:
             if path.endswith(suffix) and function in functions:
                 self.origins.add(origin)
 
+    def statement(self, text: bytes) -> None:
+        """Adds the statement of the last frame."""
+        if _REMOVAL.search(text) is not None:
+            self.origins.add("removal")
+
     def chain(self) -> None:
         """Begins the next exception of a chain: places are those of the last one."""
         self._innermost, self._user, self.collective = None, [], None
+        self.origins.discard("removal")
 
     def clear(self) -> None:
         """Removes everything."""

@@ -108,6 +108,11 @@ _NO_RANK: Final = bounded(
     rb"(?i)(?:pid|tid|thread|line|node|host|pod|attempt|restart|step|epoch|iter(?:ation)?|job|gpu|device|stage)[ :=#]{0,2}\d{1,4}\W*\Z",
     limit=256,
 )
+# A process ID behind a program's name, as of syslog.
+_PROGRAM: Final = bounded(
+    rb"(?i)[a-z_./-](?<!rank)(?<!worker)(?<!task)(?<!proc)(?<!process)(?<!trainer)(?<!learner)\[\d{1,8}\]:?[ \t]*\Z",
+    limit=64,
+)
 _NAMED: Final = bounded(rb"\b((?:[\w.]{1,63}-){0,8}(?:worker|trainer|learner|proc|rank)-\d{1,6})\b", limit=256)
 # Digits of times, which differ from line to line of one speaker.
 _CLOCK: Final = bounded(
@@ -285,7 +290,7 @@ def learn(before: bytes) -> Prefix:
             found.setdefault(tag[0], tag[2])
     _keyed(before, found)
     name = _NAMED.search(before)
-    if "global" not in found and "local" not in found and name is None and _NO_RANK.search(before[-64:]) is None:
+    if "global" not in found and "local" not in found and name is None and not _tells_other(before[-64:]):
         number = _LAST_NUMBER.search(before[-64:])
         if number is not None:
             found["task"] = number[1]
@@ -293,6 +298,11 @@ def learn(before: bytes) -> Prefix:
         found.setdefault("name", name[1])
     known = _made(found, length=len(before), raw=before)
     return msgspec.structs.replace(known, slot=own.slot, name=own.name or known.name, stamp=own.stamp)
+
+
+def _tells_other(end: bytes) -> bool:
+    """True if the number at the end is of another kind than a rank."""
+    return _NO_RANK.search(end) is not None or _PROGRAM.search(end) is not None
 
 
 def _starts(before: bytes) -> list[int]:

@@ -17,6 +17,7 @@ import msgspec
 
 from rankfall.evidence.readers.classify import Meaning, exception_meaning, of_missing_command
 from rankfall.evidence.readers.findings import Finding, LineMeaning, line_meanings
+from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.survival import Survival
 from rankfall.evidence.readers.text import repeats
 from rankfall.evidence.readers.torchrun import Reported, ReportReader
@@ -113,6 +114,11 @@ class ChunkScanner:
     def waiting(self) -> bool:
         """True if unfinished data waits for more."""
         return bool(self._partial) or self._tracebacks.oldest is not None
+
+    @property
+    def cut_off(self) -> Prefix | None:
+        """Prefix of the traceback that the text does not finish; None if there is none."""
+        return self._tracebacks.cut_off
 
     @property
     def lines(self) -> int:
@@ -282,6 +288,12 @@ class ChunkScanner:
         elif meaning.slug == "peer_lost" and "data_loader" in item.origins:
             # The lost peer is this rank's data worker.
             meaning = msgspec.structs.replace(meaning, slug="dataloader_died", role="primary")
+        elif meaning.slug == "dataset_missing" and "removal" in item.origins:
+            # Another process was faster.
+            meaning = msgspec.structs.replace(meaning, slug="file_race")
+        elif meaning.slug == "checkpoint_corrupt" and "spawned" in item.origins:
+            # The parent ended before its worker had started.
+            meaning = msgspec.structs.replace(meaning, slug="peer_teardown", role="secondary")
         elif "command" in item.origins:
             meaning = of_missing_command(meaning)
         return Finding(

@@ -30,12 +30,12 @@ from rankfall.verdict.signatures.catalogue import Catalogue
 _STOP = linear(rb"Sending process (\d+) closing signal SIG[A-Z0-9]+")
 _FORCED = linear(rb"Unable to shutdown process (\d+) via[^\n]{0,200}forcefully exiting via")
 _FAILED = linear(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\) of binary")
-_ROW = linear(rb"rank +: (\d+) \(local_rank: (\d+)\)\n[^\n]{0,400}?exitcode +: (-?\d+) \(pid: (\d+)\)")
+_ROW = linear(rb"rank +: (\d+) \(local_rank: (\d+)\)[ \t\r]*\n[^\n]{0,400}?exitcode +: (-?\d+) \(pid: (\d+)\)")
 # The line before a row's rank, behind the prefix of a launcher.
 _HOST = bounded(rb"(?:^|\s)host +: ([A-Za-z0-9][\w.-]{0,252})\s*\Z", limit=512)
 # Open MPI names the process as [[job,application],rank] or [prterun-host-pid@job,rank]; the rank that calls MPI_ABORT
 # ends all others.
-_MPI_EXIT = linear(rb"Process name: \[(?:\[\d+,\d+\]|[\w.@-]{1,300}),(\d+)\]\n\s*Exit code: +(\d+)")
+_MPI_EXIT = linear(rb"Process name: \[(?:\[\d+,\d+\]|[\w.@-]{1,300}),(\d+)\][ \t\r]*\n\s*Exit code: +(\d+)")
 _MPI_ABORT = linear(
     rb"MPI_ABORT was invoked on rank (\d+) in communicator[^\n]{0,200}\n(?:[^\n]{0,200}Proc:[^\n]{0,200}\n)?\s*(?:with errorcode|Errorcode:) (-?\d+)"
 )

@@ -50,18 +50,9 @@ _IGNORED: Final = (
     b"--- Logging error ---",
 )
 _CONTINUATIONS: Final = (
-    b"details = ",
-    b"status = StatusCode.",
-    b"Exception raised from",
-    b"Last error:",
-    b"Missing key",
-    b"Parameter",
-    b"Socket ",
-    b"Unexpected key",
-    b"frame #",
-    b"nccl",
-    b"size mismatch",
-)
+    b"details = ", b"status = StatusCode.", b"Exception raised from", b"Last error:", b"Missing key", b"Parameter", b"Socket ",
+    b"Unexpected key", b"frame #", b"nccl", b"size mismatch",
+)  # fmt: skip
 # Printed by torch.multiprocessing and Ray Train before a process's traceback.
 _ANNOUNCED: Final = bounded(
     rb"-- Process (?P<local_rank>\d{1,6}) terminated with the following error:|\[Rank (?P<rank>\d{1,6}) Error Snippet\]:",
@@ -180,6 +171,8 @@ class TracebackReader:
         # What the previous chunk's last line announced.
         self._announced: tuple[bool, dict[str, int]] = (False, {})
         self._closed: list[Closed] = []
+        #: Prefix of the last traceback whose exception the text does not hold.
+        self.cut_off: Prefix | None = None
 
     @property
     def oldest(self) -> int | None:
@@ -218,7 +211,9 @@ class TracebackReader:
         if data:
             self._announced = self._announcement(data, size)
         while final and self._by_start:
-            self._close(next(iter(self._by_start.values())), at + size)
+            last = next(iter(self._by_start.values()))
+            self.cut_off = last.prefix if last.frames.count and last.expect else self.cut_off
+            self._close(last, at + size)
         closed, self._closed = self._closed, []
         return TracebackLines(closed=closed, spans=spans)
 
@@ -388,6 +383,7 @@ class TracebackReader:
                 state.end = stop
                 return False
             if body[:1] in {b" ", b"\t"} or not text or text.startswith((b"|", b"+-")):
+                state.frames.statement(text)
                 state.end = stop
                 return True
             raised = exception_of(text)

@@ -19,7 +19,7 @@ import msgspec
 from rankfall.kube.auth.access import Endpoint, ExecPlugin, Impersonation, Login, Mode, Version
 from rankfall.kube.errors import KubeConfigError
 from rankfall.kube.secret import Secret, excerpt
-from rankfall.model.addresses import is_http
+from rankfall.model.numbers import is_http
 
 Entry = Mapping[str, Any]
 

@@ -25,7 +25,7 @@ from rankfall.kube.errors import KubeConfigError
 from rankfall.kube.http import responses
 from rankfall.kube.secret import Secret
 from rankfall.model import numbers
-from rankfall.model.addresses import is_http
+from rankfall.model.numbers import is_http
 
 
 class Sockets:

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from rankfall.model import decoding
-from rankfall.model.addresses import is_http
 from rankfall.model.errors import SpecError
 from rankfall.model.node_health.records import NodeHealth, OpenCause, printable
+from rankfall.model.numbers import is_http
 from rankfall.nodes.rules.fault_rules import Remedy, Rules
 from rankfall.nodes.rules.node_state import grave, needs_manual_return
 

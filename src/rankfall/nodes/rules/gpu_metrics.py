@@ -13,9 +13,9 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 from rankfall.model import decoding, numbers
-from rankfall.model.addresses import is_http
 from rankfall.model.errors import SpecError
 from rankfall.model.node_health.records import NodeFault, printable
+from rankfall.model.numbers import is_http
 from rankfall.model.patterns import anchored, bounded
 from rankfall.nodes.rules.fault_rules import MetricKind, metric_fields
 

@@ -58,7 +58,8 @@ def decisive_of(chosen: Candidate) -> Decisive | None:
         return _decisive(chosen.best)
     facts = chosen.subject.rank or chosen.subject.slot
     code = facts.exit_code if facts is not None else None
-    lines = [e for e in chosen.subject.evidence if e.source == "log" and code is not None and e.exit_code == code]
+    lines = [e for e in chosen.subject.evidence if e.source == "log" and e.slug == chosen.slug]
+    lines = [e for e in lines if e.exit_code == code] or lines
     if lines:
         return _decisive(max(lines, key=text_place))
     return Decisive(source="exit", where=facts.where, line=chosen.because) if facts else None

@@ -103,15 +103,26 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     root.everywhere = _everywhere(case, subjects, chosen) or (disputed and chosen.slug == MISMATCH)
     root.unnamed = (
         (tier == HANG and root.tied)
-        or (is_without_message(chosen) and bool(chosen.same) and not root.everywhere)
+        or (
+            is_without_message(chosen)
+            and bool(chosen.same)
+            and not root.everywhere
+            and not _first_of_a_launcher(chosen)
+        )
         # A launcher's line about several ranks.
         or any(same_line(c.best, chosen.best) for c in earliest[1:])
     )
-    if root.unnamed and tier != HANG:
+    if (root.unnamed or (is_without_message(chosen) and chosen.same)) and tier != HANG:
         chosen.confidence = "suspected"
     # A report compares two ranks; the one that printed it is not the suspect.
     root.unnamed = root.unnamed or (not root.everywhere and any(c is chosen for c in doubtful))
     return root
+
+
+def _first_of_a_launcher(chosen: Candidate) -> bool:
+    """True if one launcher observed this end before the equal ones; launchers of several nodes each have their first."""
+    firsts = [s for s in (chosen.subject, *chosen.same) if s.rank is not None and s.rank.reported_first]
+    return firsts == [chosen.subject]
 
 
 def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:
@@ -211,7 +222,7 @@ def _merge(candidates: list[Candidate]) -> list[Candidate]:
         groups[key].append(candidate)
     merged = []
     for group in groups.values():
-        group.sort(key=lambda c: c.order)
+        group.sort(key=lambda c: (not c.reported_first, c.order))
         head = group[first_of([c.moment for c in group]) or 0]
         head.same = [c.subject for c in group if c is not head]
         merged.append(head)
