@@ -17,7 +17,7 @@ from rankfall.model.patterns import anchored, bounded
 from rankfall.rundir.cluster.clock_bounds import by_server
 from rankfall.rundir.cluster.context_facts import EventFact, WorkFact
 from rankfall.rundir.cluster.pod_facts import PodFact, stamp_ns
-from rankfall.verdict.diagnose.cause_tables import exit_slug, signal_slug
+from rankfall.verdict.diagnose.cause_tables import UNSEEN_END, exit_slug, signal_slug
 
 _LINE: Final = 1000
 _NS: Final = 1_000_000_000
@@ -25,6 +25,8 @@ _NS: Final = 1_000_000_000
 _WAITS: Final = frozenset({"unschedulable", "volume_mount", "container_config", "image_pull", "command_not_found"})
 _STARTING: Final = frozenset({None, "ContainerCreating", "PodInitializing"})
 _MOUNTS: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"})
+# The kubelet ends the container whose hook failed.
+_HOOK: Final = "FailedPostStartHook"
 # Seconds between the Event and the end of a container, in either order.
 _ENDS_WITHIN_S: Final = 90.0
 # Fatal probe failures, and the kubelet's message when it stops a container without a restart.
@@ -158,6 +160,42 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
     return found
 
 
+def unseen_ends(
+    pods: Iterable[PodFact], events: Iterable[EventFact], works: Iterable[WorkFact], *, attempt: int
+) -> list[Evidence]:
+    """Evidence of pods that somebody deleted while nobody recorded their ends; none if their job is deleted too."""
+    if any(work.deleting or work.gone for work in works):
+        return []
+    stops = {one.about: one for one in events if one.reason == "Killing" and _STOPPING.match(one.message)}
+    found = []
+    for pod in pods:
+        ended = pod.main is not None and pod.main.state == "terminated"
+        if not pod.gone or not pod.began or ended or pod.reason or pod.condition("DisruptionTarget"):
+            continue
+        stop = stops.get(pod.uid)
+        at = stamp_ns(pod.deleting) or (stamp_ns(stop.last or stop.first) if stop is not None else None)
+        found.append(
+            Evidence(
+                id=digest("unseen", attempt, pod.uid),
+                source="pod",
+                slug="external_signal",
+                role="secondary",
+                trust="platform",
+                slot=pod.slot,
+                node=pod.node,
+                at=at,
+                uncertainty=None if at is None else 1.0,
+                stamped="server",
+                where=f"pod/{pod.name}",
+                line=f"pod {pod.name} was deleted while it ran; nobody recorded its end",
+                specificity=20,
+                fingerprint=UNSEEN_END,
+                attempt=attempt,
+            )
+        )
+    return found
+
+
 def _killed_by_probe(events: Iterable[EventFact], pod: PodFact) -> EventFact | None:
     """Failed probe after which the kubelet stopped a container without a restart, or None.
 
@@ -183,7 +221,7 @@ def _killed_by_probe(events: Iterable[EventFact], pod: PodFact) -> EventFact | N
 
 
 def _stands(event: EventFact, row: Reason, pod: PodFact, events: Iterable[EventFact], *, before: PodFact) -> bool:
-    if row.slug in _WAITS:
+    if row.slug in _WAITS and event.reason != _HOOK:
         if before.phase != "Pending":
             return False
         if row.slug == "unschedulable":

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from rankfall.evidence.cluster.event_evidence import made_events, pod_events, work_evidence
+from rankfall.evidence.cluster.event_evidence import made_events, pod_events, unseen_ends, work_evidence
 from rankfall.evidence.cluster.node_evidence import SlotFailure, node_evidence, unheard_evidence
 from rankfall.evidence.cluster.pod_evidence import LastWords, PodView
 from rankfall.evidence.facts import Facts
@@ -59,6 +59,7 @@ class ContextView:
         """
         snapshots = list(self._file.newest.values())
         events = [fact for fact in snapshots if isinstance(fact, EventFact)]
+        works = [fact for fact in snapshots if isinstance(fact, WorkFact)]
         by_uid = {pod.uid: pod for pod in pods if pod.slot is not None}
         by_slot = {facts.slot: facts for facts in slots}
         falls: dict[str, list[SlotFailure]] = {}
@@ -83,9 +84,8 @@ class ContextView:
                 for fall in (one for some in falls.values() for one in some)
                 if (piece := unheard_evidence(fall, attempt=self._attempt)) is not None
             ),
-            *work_evidence(
-                [fact for fact in snapshots if isinstance(fact, WorkFact)], attempt=self._attempt, ours=stopped
-            ),
+            *work_evidence(works, attempt=self._attempt, ours=stopped),
+            *(() if stopped else unseen_ends(by_uid.values(), events, works, attempt=self._attempt)),
         ]
 
     def missing(self, pods: Collection[PodFact]) -> list[str]:

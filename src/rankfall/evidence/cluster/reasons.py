@@ -20,7 +20,7 @@ from rankfall.model.causes import EvidenceRole, Retry
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import Bounded, bounded
 from rankfall.rundir.cluster.clock_bounds import by_server
-from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact, stamp_ns
+from rankfall.rundir.cluster.pod_facts import ContainerFact, OtherEnd, PodFact, stamp_ns
 
 # Location of a reason; ``made``, ``work``, ``suspended``: of an object that creates pods; ``taint``, ``node``: of a node
 # that its platform will take.
@@ -135,6 +135,7 @@ def end_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
                 attempt=attempt,
             )
             found.append(_weighed(piece, end))
+    found += [_of_other(fact, other, attempt=attempt) for other in fact.failed_others if not other.init or fact.over]
     return [piece for piece in found if piece is not None]
 
 
@@ -145,11 +146,49 @@ def waiting_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
     found = []
     if fact.main is not None and fact.main.state == "waiting" and fact.main.reason:
         found.append(_evidence(fact, "waiting", fact.main.reason, fact.main.message, at=None, attempt=attempt))
+    found += [_of_other(fact, other, attempt=attempt) for other in fact.failed_others if other.init]
     scheduled = fact.condition("PodScheduled")
     if scheduled is not None and scheduled.status == "False" and scheduled.reason:
         at = stamp_ns(scheduled.at)
         found.append(_evidence(fact, "scheduled", scheduled.reason, scheduled.message, at=at, attempt=attempt))
     return [piece for piece in found if piece is not None]
+
+
+def _of_other(fact: PodFact, other: OtherEnd, *, attempt: int) -> Evidence | None:
+    """Evidence of another container's failed end: the reason why the training container never began, else context.
+
+    None for a sidecar that the kubelet stopped after the training container.
+    """
+    end, blocks = other.end, other.init and not fact.began
+    killed = (end.exit_code or 0) in {_KILLED, _TERMINATED} and end.reason != "OOMKilled"
+    if not blocks and (other.init or killed):
+        return None
+    memory = end.reason == "OOMKilled"
+    slug = "host_oom" if memory else "container_config" if blocks else "user_exit"
+    at = stamp_ns(end.finished)
+    seen, uncertainty = _when(fact, at, node=True)
+    last = (end.message or "").strip().rpartition("\n")[2]
+    words = f"{'init container' if other.init else 'container'} {other.name}: {end.reason or 'ended'}: exit code {end.exit_code}"
+    return Evidence(
+        id=digest("container", attempt, fact.uid, other.name, end.restarts),
+        source="pod",
+        slug=slug,
+        role="primary" if blocks else "context",
+        trust="platform",
+        slot=fact.slot,
+        node=fact.node,
+        at=seen,
+        uncertainty=uncertainty,
+        stamped="here" if at is None else "node",
+        where=f"pod/{fact.name}",
+        line=(f"{words}: {last}" if last else words)[:_LINE],
+        # Above an Event that only repeats it.
+        specificity=84,
+        fingerprint=f"{slug}:container:{other.name}",
+        retry=None if memory or not blocks else "once",
+        detail="reason=InitContainerFailed" if blocks else None,
+        attempt=attempt,
+    )
 
 
 def _of_pod(fact: PodFact, reason: str, *, attempt: int) -> Evidence | None:

@@ -5,7 +5,7 @@ Texts are bounded: messages come from untrusted jobs. The completion index alone
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final, Literal
 
@@ -58,6 +58,19 @@ class ContainerFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     finished: str | None = None
 
 
+class OtherEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Failed end of a container beside the training container.
+
+    Attributes:
+        init: It runs before the training container, which waits for its success.
+        end: Newest failed instance.
+    """
+
+    name: str
+    init: bool = False
+    end: ContainerFact
+
+
 class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One snapshot of one pod.
 
@@ -77,6 +90,7 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         main, last: Training container, and its previous instance.
         log: ``open``, ``complete``, ``lost`` (incomplete), ``none`` (never existed).
         others: Containers that block the pod, as ``name: reason: message``.
+        failed_others: Failed ends of containers beside the training container.
     """
 
     seen_ns: int
@@ -104,6 +118,12 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last: ContainerFact | None = None
     log: LogState = "open"
     others: tuple[str, ...] = ()
+    failed_others: tuple[OtherEnd, ...] = ()
+
+    @property
+    def began(self) -> bool:
+        """True if an instance of the training container has run."""
+        return any(one is not None and one.state in {"running", "terminated"} for one in (self.main, self.last))
 
     @property
     def over(self) -> bool:
@@ -171,6 +191,7 @@ def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: b
         main=_container(own, "state"),
         last=_container(own, "lastState"),
         others=tuple(_others(status, container))[:_MAX_CONDITIONS],
+        failed_others=tuple(_failed_others(spec, status, container))[:_MAX_CONDITIONS],
     )
 
 
@@ -298,3 +319,14 @@ def _others(status: Mapping[str, Any], container: str) -> list[str]:
         elif code := number(end.get("exitCode")):
             found.append(f"{name}: {word(end.get('reason')) or 'ended'}: exit code {code}")
     return found
+
+
+def _failed_others(spec: Mapping[str, Any], status: Mapping[str, Any], container: str) -> Iterator[OtherEnd]:
+    # An init container that restarts always is a sidecar.
+    first = {one.get("name") for one in mappings(spec, "initContainers") if one.get("restartPolicy") != "Always"}
+    for one in [*mappings(status, "initContainerStatuses"), *mappings(status, "containerStatuses")]:
+        name = word(one.get("name"))
+        ends = (_container(one, "state"), _container(one, "lastState"))
+        end = next((end for end in ends if end is not None and end.state == "terminated"), None)
+        if name and name != container and end is not None and end.exit_code:
+            yield OtherEnd(name=name, init=name in first, end=end)

@@ -38,6 +38,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     SUSPECT_ONLY,
     TERMINAL_WINDOW_S,
     TRUSTED,
+    UNSEEN_END,
     WATCHDOG_ABORTS,
     WEAK_PRIMARIES,
     YIELDS_TO,
@@ -283,6 +284,8 @@ def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
     if facts is None or facts.killed_by in {"wrapper", "agent"}:
         return None
     if facts.state == "lost":
+        if any(e.fingerprint == UNSEEN_END for e in subject.evidence):
+            return None
         return _fact(subject, "killed_unknown", SILENT, "likely", "its wrapper vanished without a record")
     if facts.state != "ended":
         return None

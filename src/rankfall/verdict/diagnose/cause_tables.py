@@ -82,6 +82,9 @@ LACKS_OF_LINE: Final = MappingProxyType(
     }
 )
 
+# Fingerprint of a pod that somebody deleted while nobody recorded its end.
+UNSEEN_END: Final = "external_signal:unseen end"
+
 # A launcher's report of an ordinary exit code.
 BARE_ENDS: Final = frozenset({"user_exit.exit", "unknown.child_failed"})
 
