@@ -78,13 +78,16 @@ _PATTERNS = (
 _SECRET_ENV = re.compile(
     r"(?i)(?:password|passwd|passphrase|pwd|secret|token|key|credential|cookie|auth|dsn|signature)s?$|^RANKFALL_SECRET_\d+$"
 )
+_FOLDERS = frozenset({"PWD", "OLDPWD"})
 # Shorter values would be masked everywhere.
 _MIN_VALUE = 8
 
 
 def secrets_of(environ: Mapping[str, str]) -> list[str]:
     """Returns values of variables with secret-like names, longest first."""
-    return forms_of([value for name, value in environ.items() if _SECRET_ENV.search(name)])
+    # The working folders of a shell are no passwords.
+    named = (value for name, value in environ.items() if _SECRET_ENV.search(name) and name not in _FOLDERS)
+    return forms_of(named)
 
 
 def forms_of(values: Iterable[str]) -> list[str]:

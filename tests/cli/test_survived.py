@@ -72,6 +72,21 @@ if rank == 1:
 """
 
 
+CAUGHT = """
+import signal, traceback
+if rank == 1:
+    try:
+        import xformers_that_nobody_has
+    except ImportError:
+        traceback.print_exc()
+work(3, 60)
+meet()
+if rank == 1:
+    END
+time.sleep(600)
+"""
+
+
 @pytest.fixture
 def run(folder: Path, rankfall: Callable[..., object]) -> Callable[[str], tuple[dict[str, object], int, int]]:
     """Runs a job with one retry allowed; gives its verdict, the exit code and the number of attempts."""
@@ -106,3 +121,12 @@ def test_i18_p8_what_fails_after_the_work_is_not_started_again(run, text, slug):
     verdict, exit_code, attempts = run(text)
     assert (verdict["state"], verdict["rank"], verdict["cause"]["slug"], exit_code) == ("failed", 1, slug, 1)
     assert (verdict["phase"], verdict["retry"], attempts) == ("teardown", "no", 1)
+
+
+@pytest.mark.parametrize(
+    ("end", "slug"), [("os.kill(os.getpid(), signal.SIGKILL)", "killed_unknown"), ("os._exit(2)", "user_exit")]
+)
+def test_a_traceback_that_its_rank_caught_long_before_its_silent_end_is_not_the_cause(run, end, slug):
+    verdict, _, _ = run(CAUGHT.replace("END", end))
+    assert (verdict["cause"]["slug"], verdict["rank"]) == (slug, 1)
+    assert any("xformers" in proof["line"] and proof["role"] == "context" for proof in verdict["evidence"])

@@ -42,3 +42,9 @@ def test_i18_p9_a_file_in_the_way_of_a_folder_is_named(tmp_path: Path) -> None:
 )
 def test_i18_p9_values_of_secret_variables_are_masked_in_records(name: str) -> None:
     assert redact.redact("it was abcdefgh-1", redact.secrets_of({name: "abcdefgh-1"})) == "it was ***"
+
+
+def test_a_shells_working_folder_is_no_password():
+    found = redact.secrets_of({"PWD": "/work/train-folder", "OLDPWD": "/work/train-before", "DB_PWD": "abcdefgh-1"})
+    assert "abcdefgh-1" in found
+    assert not any("train" in value for value in found)

@@ -33,6 +33,7 @@ _EXCEPTION: Final = anchored(
 _EXIT_CODE: Final = bounded(r"\bexit ?code:? (\d{1,3})\b|\bSystemExit: (\d{1,3})\b", limit=1 << 20)
 _ELSEWHERE: Final = "If the job failed, its errors are elsewhere: give the output of all ranks and of their launcher."
 _PLURAL: Final = {"was": "were", "has": "have", "hangs": "hang", "uses": "use", "runs": "run"}
+_ITS: Final = bounded(r"\bits\b", limit=256)
 _NO_FAILURE_RULES: Final = frozenset({"no_failure", "not_begun"})
 _ACTIONS: Final = {
     "none": "none",
@@ -180,7 +181,7 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
         happened = "died without a message"
     first, _, others = happened.partition(" ")
     if subject.startswith("All "):
-        first = _PLURAL.get(first, first)
+        first, others = _PLURAL.get(first, first), _ITS.sub("their", others)
     confidence = verdict.cause.confidence
     # Where the event itself is a fact, the confidence is about its place in the order of failures.
     fact = verdict.cause.family in {"user", "data"} or slug in {"gpu_oom", "killed_unknown"}
@@ -221,7 +222,8 @@ def _subject(verdict: Verdict) -> str:
 def _exception(verdict: Verdict) -> str:
     """Class name of the exception in the decisive line; empty if there is none."""
     lines = verdict.decisive.line.strip().split("\n") if verdict.decisive else [""]
-    found = _EXCEPTION.match(lines[-1])
+    # A message may have several lines.
+    found = next((match for line in reversed(lines) if (match := _EXCEPTION.match(line))), None)
     return found[1] if found else ""
 
 

@@ -101,7 +101,7 @@ def test_a_pod_that_was_deleted_while_nobody_watched_was_not_killed_by_an_unknow
         "likely",
         1,
     )
-    assert "nobody recorded its end" in found.verdict.decisive.line
+    assert "its end was not recorded" in found.verdict.decisive.line
     assert decide(found, spec=spec(), history=(), other_nodes=True).action == "retry"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
@@ -32,6 +33,8 @@ from rankfall.verdict.signatures.catalogue import Catalogue
 _MAX_OPEN: Final = 256
 # Two streams of one process have no line order within this time.
 _FLUSH_NS: Final = 200_000_000
+# Times of work in its other stream after which a process had survived a whole traceback.
+_LATER: Final = 3
 _NS: Final = 1_000_000_000
 
 
@@ -275,16 +278,18 @@ class SlotStreams:
         for stream in waiting:
             one = stream.of_one_process and stream.slot not in self._outside and not self._rank_maps.foreign
             others = [other for other in beside[stream.slot, stream.local] if other is not stream] if one else []
-            worked = max((other.tail.worked_at or 0 for other in others), default=0)
             owner = owners.of(stream)
-            if owner is not None and owner.ended_at is not None and worked > owner.ended_at - _FLUSH_NS:
-                # Buffered output is written at the end.
-                worked = 0
+            # Buffered output is written at the end, but not by a killed process.
+            flushes = owner is not None and owner.ended_at is not None and owner.signal != signal.SIGKILL
+            until = owner.ended_at - _FLUSH_NS if flushes and owner is not None and owner.ended_at else None
+            worked = [at for other in others for at in other.tail.worked_at if until is None or at <= until]
+            ordered = one and owner is not None and owner.hook == "loaded"
             survival = stream.tail.survival
             for key, (piece, prefix, end) in list(stream.open.items()):
                 latest = None if piece.at is None else piece.at + round((piece.uncertainty or 0.0) * _NS)
-                later = not piece.whole and latest is not None and worked > latest + _FLUSH_NS
-                if later or survival.outlived(prefix, end, alone=one, whole=piece.whole):
+                times = () if latest is None else [at for at in worked if at > latest + _FLUSH_NS]
+                later = len(times) >= (_LATER if piece.whole else 1) and (ordered or not piece.whole)
+                if later or survival.outlived(prefix, end, alone=one, whole=piece.whole, ordered=ordered):
                     del stream.open[key]
                     yield msgspec.structs.replace(piece, role="context", outlived=True)
                 elif not piece.passed and survival.passed(prefix, end, alone=one):

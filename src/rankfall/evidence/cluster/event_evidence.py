@@ -163,7 +163,7 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
 def unseen_ends(
     pods: Iterable[PodFact], events: Iterable[EventFact], works: Iterable[WorkFact], *, attempt: int
 ) -> list[Evidence]:
-    """Evidence of pods that somebody deleted while nobody recorded their ends; none if their job is deleted too."""
+    """Evidence of deleted pods without a recorded end; none if their job is deleted too."""
     if any(work.deleting or work.gone for work in works):
         return []
     stops = {one.about: one for one in events if one.reason == "Killing" and _STOPPING.match(one.message)}
@@ -187,7 +187,7 @@ def unseen_ends(
                 uncertainty=None if at is None else 1.0,
                 stamped="server",
                 where=f"pod/{pod.name}",
-                line=f"pod {pod.name} was deleted while it ran; nobody recorded its end",
+                line=f"pod {pod.name} was deleted while it ran; its end was not recorded",
                 specificity=20,
                 fingerprint=UNSEEN_END,
                 attempt=attempt,

@@ -10,6 +10,7 @@ import os
 import struct
 from array import array
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -38,6 +39,9 @@ MAX_POLL: Final = 8 << 20
 MAX_PASSED: Final = 64 << 20
 _HEAD: Final = b"RFIDX1\0\0"
 _ROW: Final = struct.Struct("<QQqqB7x")
+# Stored times of work, and nanoseconds between them.
+_WORK_TIMES: Final = 8
+_APART_NS: Final = 100_000_000
 # Last bytes of a chunk that are searched for a step.
 _STEP_BYTES: Final = 2048
 # "step 12", "Iter: 12", "global_step=12", and the progress bar of tqdm.
@@ -89,7 +93,7 @@ class StreamTail:
         offset: Bytes read.
         behind: True if more bytes are available.
         problem: Why the stream is unreadable.
-        survival: Detects speakers that continued; ``worked_at`` is the arrival of their newest work.
+        survival: Detects speakers that continued; ``worked_at`` are arrivals of their work, the last one and earlier ones apart.
         printed_step: Step number in the newest line that has one.
     """
 
@@ -110,7 +114,7 @@ class StreamTail:
         self.time = ReadingTime(allowance)
         self._guard = guard or ReaderGuard()
         self._name = name or path.name
-        self.worked_at: int | None = None
+        self.worked_at: deque[int] = deque(maxlen=_WORK_TIMES)
         self.printed_step: int | None = None
         self.survival = Survival(watched=True)
         self._scanner = ChunkScanner(catalogue, survival=self.survival)
@@ -217,11 +221,19 @@ class StreamTail:
             return
         self._index.grow()
         if self.survival.worked != worked:
-            worked_at = self._index.when(self.survival.worked - 1)
-            self.worked_at = worked_at.earliest if worked_at is not None else None
+            for end in self.survival.take_work():
+                when = self._index.when(end - 1)
+                if when is not None:
+                    self._worked(when.earliest)
         found += [Placed(finding=f, byte=byte, line=line, when=self._index.when(byte)) for f, byte, line in findings]
         reports += [PlacedReport(reported=r, byte=byte, line=line) for r, byte, line in statements]
         self._index.forget_before(self._scanner.consumed)
+
+    def _worked(self, at: int) -> None:
+        times = self.worked_at
+        if len(times) > 1 and times[-1] - times[-2] < _APART_NS:
+            times.pop()
+        times.append(at)
 
     def _take_halves(self, error: Exception, *, final: bool, found: list[Placed], reports: list[PlacedReport]) -> None:
         """Bisects failed data down to the unreadable lines; adds findings and reports of the others."""

@@ -38,6 +38,7 @@ _MAX_LINE: Final = 512
 _INSIDE: Final = (b" ", b"\t", b"|", b"+")
 _MAX_SPEAKERS: Final = 2048
 _MAX_KEYS: Final = 16
+_SAMPLE: Final = 64
 
 _NUMBER: Final = r"(\d{1,12}(?:\.\d{1,12})?)"
 _WORK: Final = (
@@ -131,15 +132,16 @@ class Speaker(msgspec.Struct):
         after = sum(at > end for at in self.advances)
         return after >= 2 or (len(self.ordinary) == ORDINARY and self.ordinary[0] > end)  # noqa: PLR2004 - a bar is printed once more at exit
 
-    def outlived(self, end: int, *, sure: bool, whole: bool) -> bool:
+    def outlived(self, end: int, *, sure: bool, whole: bool, ordered: bool = False) -> bool:
         """True if the speaker continued its work after the finding that ends at byte ``end``.
 
         ``sure``: one process; otherwise more lines are needed, because a gang stops with one rank. ``whole``: the
-        finding is a whole traceback.
+        finding is a whole traceback. ``ordered``: no other output of the process is in this stream.
         """
         after = [at for at in self.advances if at > end]
         if whole:
             explained = bool(after) and (self.last_word > after[0] or after[-1] > end + FLUSHED)
+            explained = explained or (ordered and len(after) >= ADVANCES // 2)
             # Many lines, and then another traceback.
             talked = len(self.ordinary) == ORDINARY and end < self.ordinary[0] < self.last_word
             return (sure and talked) or (len(after) >= (2 if sure else ADVANCES) and explained)
@@ -167,6 +169,9 @@ class Survival:
         self._tail_at = -EVERY
         self.worked = 0
         self.finished = False
+        # Every ``_stride``-th work line since the last ``take_work``.
+        self._sample: list[int] = []
+        self._stride, self._skipped = 1, 0
 
     def begin(self, at: int) -> None:
         """Sets the stream offset of the following text."""
@@ -194,9 +199,20 @@ class Survival:
             tail = max(0, len(data) - TAIL)
             self._look(data, data.find(b"\n", tail) + 1 if tail else 0, len(data), base=base)
 
-    def outlived(self, prefix: Prefix, end: int, *, alone: bool, whole: bool) -> bool:
-        """True if a finding's speaker continued its work; ``alone``: one process; ``whole``: a whole traceback."""
-        return any(one.outlived(end, sure=sure, whole=whole) for one, sure in self._of(prefix, alone=alone))
+    def take_work(self) -> list[int]:
+        """Ends of work lines since the last call: a sample, with the newest one."""
+        ends = self._sample if self._sample[-1:] == [self.worked] else [*self._sample, self.worked]
+        self._sample, self._stride, self._skipped = [], 1, 0
+        return ends if self.worked else []
+
+    def outlived(self, prefix: Prefix, end: int, *, alone: bool, whole: bool, ordered: bool = False) -> bool:
+        """True if a finding's speaker continued its work.
+
+        ``alone``: one process; ``whole``: a whole traceback; ``ordered``: no other output of the process is here.
+        """
+        return any(
+            one.outlived(end, sure=sure, whole=whole, ordered=ordered) for one, sure in self._of(prefix, alone=alone)
+        )
 
     def passed(self, prefix: Prefix, end: int, *, alone: bool) -> bool:
         """True if the whole job continued for long after a finding, or if its speaker did."""
@@ -277,6 +293,12 @@ class Survival:
         if (len(self._job.advances), self._job.advances[-1] if self._job.advances else 0) != before:
             self.worked = at
             self.finished = False
+            self._skipped += 1
+            if self._skipped >= self._stride:
+                self._sample.append(at)
+                self._skipped = 0
+            if len(self._sample) > _SAMPLE:
+                self._sample, self._stride = self._sample[1::2], 2 * self._stride
 
 
 def speaker_of(prefix: Prefix) -> bytes:

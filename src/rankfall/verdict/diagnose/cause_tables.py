@@ -82,7 +82,7 @@ LACKS_OF_LINE: Final = MappingProxyType(
     }
 )
 
-# Fingerprint of a pod that somebody deleted while nobody recorded its end.
+# Fingerprint of a deleted pod without a recorded end.
 UNSEEN_END: Final = "external_signal:unseen end"
 
 # A launcher's report of an ordinary exit code.
