@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ import pytest
 
 from cli.conftest import Runner
 from rankfall.backends.command import gpus_here
+from rankfall.cli import console
 from rankfall.cli.app import VERBS, load, table
 from rankfall.cli.app import run as main
 from rankfall.cli.job_options import Flags, make_spec
 from rankfall.rundir import list_runs
+from support.patience import scaled
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
@@ -302,6 +305,34 @@ def test_a_file_in_place_of_a_command_is_answered(
     Path(name).write_text("")
     assert main([name]) == 2
     assert answer in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["why", "deploy/dep"], "unknown kind"),
+        (["logs", "cronjob/nightly"], "unknown kind"),
+        (["why", "job", "train"], "has one name: job/train"),
+    ],
+)
+def test_a_target_in_the_manner_of_kubectl_is_answered(
+    home: Path, words: list[str], answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert answer in capsys.readouterr().err
+
+
+def test_a_long_silence_is_broken_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    said = threading.Event()
+    monkeypatch.setattr(console, "_SLOW_S", 0.0)
+    monkeypatch.setattr(console, "say", lambda _: said.set())
+    with console.told_if_slow("still reading"):
+        assert said.wait(scaled(10))
+    said.clear()
+    monkeypatch.setattr(console, "_SLOW_S", 600.0)
+    with console.told_if_slow("still reading"):
+        pass
+    assert not said.is_set()
 
 
 def test_all_summaries_of_commands_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

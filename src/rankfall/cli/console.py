@@ -8,12 +8,16 @@ import json
 import os
 import shutil
 import sys
+import threading
+from collections.abc import Iterator
 from typing import IO, Any
 
 import msgspec
 
 from rankfall.render.formatting import wants_color
 
+# Seconds without a word.
+_SLOW_S = 3.0
 # True with --verbose or RANKFALL_DEBUG=1.
 verbose = False
 
@@ -50,6 +54,18 @@ def say(text: str = "", *, quiet: bool = False) -> None:
         with contextlib.suppress(OSError):
             sys.stderr.write(text + "\n")
             sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def told_if_slow(text: str) -> Iterator[None]:
+    """Says ``text`` once if the block takes long."""
+    timer = threading.Timer(_SLOW_S, say, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def color_on(stream: IO[Any] | None = None) -> bool:

@@ -100,20 +100,19 @@ def resolve_target(name: str | None, *, where: Where = NOWHERE) -> RunDir:
                 hint=f"leave them out: a run knows its cluster; name another job as KIND/NAME: {', '.join(FOREIGN_KINDS)}",
             )
         if name is not None and _TARGET.fullmatch(name) and not is_there(name):
-            raise UsageError(
-                f"{name[:200]!r} has an unknown kind", hint=f"use one of these kinds: {', '.join(FOREIGN_KINDS)}"
-            )
+            raise _unknown_kind(name)
         return _run_or_copy(name)
     from rankfall.backends.foreign.targets import open_target  # noqa: PLC0415
 
-    opened = open_target(
-        target,
-        home=home(),
-        namespace=where.namespace,
-        context=where.context,
-        kubeconfig=where.kubeconfig,
-        look_inside=not where.no_exec,
-    )
+    with console.told_if_slow(f"rankfall: still reading {target.label} from the API server"):
+        opened = open_target(
+            target,
+            home=home(),
+            namespace=where.namespace,
+            context=where.context,
+            kubeconfig=where.kubeconfig,
+            look_inside=not where.no_exec,
+        )
     if opened.note:
         console.say(f"rankfall: {opened.note}")
     return opened.run
@@ -167,7 +166,8 @@ def as_it_is(directory: RunDir) -> RunDir:
 
         # A foreign job may have no later recorder, so store its lines now.
         foreign = directory.foreign is not None
-        refresh_unattended(directory, lines=foreign, on_event=_tell if foreign else None)
+        with console.told_if_slow("rankfall: still reading the pods and their logs; a node that is lost answers late"):
+            refresh_unattended(directory, lines=foreign, on_event=_tell if foreign else None)
     except LockHeld:
         pass
     except RankfallError as error:
@@ -258,6 +258,10 @@ def run_of_argument(targets: list[str], where: Where) -> RunDir | None:
     """Run, or None for files. A run beats a file; ``./NAME`` is always a file."""
     if len(targets) == 1 and (where.given or parse_target(targets[0]) is not None):
         return resolve_target(targets[0], where=where)
+    if len(targets) == 2 and parse_target("/".join(targets)) is not None and not any(map(is_there, targets)):  # noqa: PLR2004 - KIND NAME
+        raise UsageError(
+            f"there is no file {targets[0]!r}", hint=f"a job of the cluster has one name: {'/'.join(targets)}"
+        )
     if len(targets) != 1 or targets == ["-"]:
         for name in targets if len(targets) > 1 else ():
             if not is_there(name) and any(run.id == name for run in list_runs(read_home())):
@@ -271,11 +275,20 @@ def run_of_argument(targets: list[str], where: Where) -> RunDir | None:
     except NotFound as missing:
         if is_there(name):
             return None
+        if _TARGET.fullmatch(name):
+            raise _unknown_kind(name) from None
         raise NotFound(f"there is no run and no file {name[:200]!r}", hint=missing.hint) from None
     except UsageError:
         if is_there(name):
             return None
         raise
+
+
+def _unknown_kind(name: str) -> UsageError:
+    kinds = ", ".join(FOREIGN_KINDS)
+    return UsageError(
+        f"{name[:200]!r} is no file, and of an unknown kind", hint=f"name the job or pod that it made: {kinds}"
+    )
 
 
 def one_run(name: str | None, *, quiet: bool = False) -> RunDir:
