@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from rankfall.collect.pods.instance_folders import RecordIntake
 from rankfall.evidence.attempt.activity import read_steps
 from rankfall.evidence.files.log_files import case_of_files
+from rankfall.evidence.files.unwrap import Unwrapper
 from rankfall.evidence.readers import plain_pickle, torchrun
 from rankfall.evidence.readers.flight_recorder import Dumps
 from rankfall.evidence.readers.flyte_errors import container_error_evidence
@@ -224,6 +225,7 @@ READERS: dict[str, Reader] = {
     "scan": Reader(partial(_scan, chunk=4 << 20), _ALL),
     "scan, small chunks": Reader(partial(_scan, chunk=4096)),
     "stream": Reader(_tail),
+    "surroundings": Reader(lambda data, _: Unwrapper().push(data, final=True), (*_TEXTS, *_FILES)),
     "tracebacks": Reader(lambda data, _: [*find_tracebacks(data)], (*_TEXTS, *_FILES)),
     "torchrun": Reader(lambda data, _: [*torchrun.read_reports(data)]),
     "container error": Reader(_container_error, (*_TEXTS, *_FILES)),
@@ -251,7 +253,7 @@ MODULES = frozenset(
         "nodes.rules.kernel_lines", "evidence.readers.classify", "collect.pods.instance_folders", "evidence.readers.flyte_errors", "evidence.readers.flight_recorder",
         "evidence.readers.kernel_log", "kernellog.record", "loki.client", "evidence.readers.plain_pickle", "evidence.readers.prefixes", "evidence.readers.text", "evidence.attempt.activity",
         "rundir.records", "evidence.readers.scan", "evidence.readers.stacks", "evidence.readers.stream_reader", "evidence.readers.torchrun",
-        "evidence.readers.tracebacks", "rundir.lines.query", "rundir.streams.content", "rundir.streams.files",
+        "evidence.files.unwrap", "evidence.readers.tracebacks", "rundir.lines.query", "rundir.streams.content", "rundir.streams.files",
     )
 )  # fmt: skip
 

@@ -18,7 +18,7 @@ from rankfall.evidence.readers.prefixes import fold, learn
 from rankfall.evidence.readers.tracebacks import HEAD
 from rankfall.model import numbers
 from rankfall.model.decoding import decode
-from rankfall.model.patterns import Anchored, anchored, linear
+from rankfall.model.patterns import Anchored, anchored, bounded
 
 # Bytes that show how a text is wrapped; fewer lines show nothing.
 _SAMPLE: Final = 64 << 10
@@ -29,10 +29,9 @@ _MAX_LAYERS: Final = 3
 _LONGEST_NAME: Final = 256
 _LONGEST: Final = 64 << 10
 
-# Escapes of a terminal, and colors that have lost their escape in a page.
-_ESCAPES: Final = linear(
-    rb"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\([A-Z0-9])|\[\d{1,3}(?:;\d{1,3}){0,6}m"
-)
+# What follows the escape character of a terminal; and colors that have lost theirs in a page.
+_ESCAPED: Final = anchored(rb"\[[0-9;?]{0,64}[A-Za-z]|\][^\x07\n]{0,512}(?:\x07|\Z)|\\|\([A-Z0-9]", limit=600)
+_BARE: Final = bounded(rb"\[\d{1,3}(?:;\d{1,3}){0,6}m", limit=64 << 20)
 _ESCAPE_TAIL: Final = 64
 _QUOTED: Final = anchored(rb"> ?", limit=4)
 _NUMBERED: Final = anchored(rb"[ \t]{0,8}(\d{1,7})(?:[:|] ?|[ ]{2}|\t)", limit=32)
@@ -89,7 +88,10 @@ class Unwrapper:
 
 def without_escapes(data: bytes) -> bytes:
     """A text without colors and other escapes of a terminal."""
-    return _ESCAPES.sub(b"", data) if b"\x1b" in data or b"[0m" in data else data
+    if b"\x1b" in data:
+        first, *rest = data.split(b"\x1b")
+        data = first + b"".join([text[match.end() :] if (match := _ESCAPED.match(text)) else text for text in rest])
+    return _BARE.sub(b"", data) if b"[0m" in data else data
 
 
 def layers_of(sample: bytes) -> list[Layer]:
