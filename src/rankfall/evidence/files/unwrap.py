@@ -32,6 +32,7 @@ _LONGEST: Final = 64 << 10
 # What follows the escape character of a terminal; and colors that have lost theirs in a page.
 _ESCAPED: Final = anchored(rb"\[[0-9;?]{0,64}[A-Za-z]|\][^\x07\n]{0,512}(?:\x07|\Z)|\\|\([A-Z0-9]", limit=600)
 _BARE: Final = bounded(rb"\[\d{1,3}(?:;\d{1,3}){0,6}m", limit=64 << 20)
+_BARE_END: Final = b"[0m"
 _ESCAPE_TAIL: Final = 64
 _QUOTED: Final = anchored(rb"> ?", limit=4)
 _NUMBERED: Final = anchored(rb"[ \t]{0,8}(\d{1,7})(?:[:|] ?|[ ]{2}|\t)", limit=32)
@@ -57,6 +58,8 @@ class Unwrapper:
     def __init__(self) -> None:
         self._layers: list[Layer] | None = None
         self._held = b""
+        # A search of all bytes costs more than all that a plain text needs.
+        self._bare = False
 
     def push(self, data: bytes, *, final: bool = False) -> bytes:
         """Returns the text of the next bytes without what is around it; an unfinished line of a wrapped text waits.
@@ -73,11 +76,12 @@ class Unwrapper:
                 self._held = data
                 return b""
             self._layers = layers_of(data[: cut or _SAMPLE])
+            self._bare = _BARE_END in data[:_SAMPLE]
         if not final and (self._layers or b"\x1b" in data[-_ESCAPE_TAIL:]):
             cut = data.rfind(b"\n") + 1
             if cut or len(data) <= MAX_HELD:
                 data, self._held = data[:cut], data[cut:]
-        data = without_escapes(data)
+        data = without_escapes(data, bare=self._bare)
         if not self._layers:
             return data
         lines = data.split(b"\n")
@@ -86,12 +90,12 @@ class Unwrapper:
         return b"\n".join(lines)
 
 
-def without_escapes(data: bytes) -> bytes:
-    """A text without colors and other escapes of a terminal."""
+def without_escapes(data: bytes, *, bare: bool = True) -> bytes:
+    """A text without colors and other escapes of a terminal; ``bare``: also colors that have lost their escape."""
     if b"\x1b" in data:
         first, *rest = data.split(b"\x1b")
         data = first + b"".join([text[match.end() :] if (match := _ESCAPED.match(text)) else text for text in rest])
-    return _BARE.sub(b"", data) if b"[0m" in data else data
+    return _BARE.sub(b"", data) if bare and _BARE_END in data else data
 
 
 def layers_of(sample: bytes) -> list[Layer]:
