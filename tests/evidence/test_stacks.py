@@ -9,7 +9,7 @@ import pytest
 from rankfall.evidence.readers.flight_recorder import dump_rank, flight_evidence, read_dump
 from rankfall.evidence.readers.stacks import imports, stack_evidence, stand
 from rankfall.model import Record
-from support.cases import rank
+from support.cases import T0, S, left, rank
 from support.patience import scaled
 
 WAITING = """Thread 0x00007f0000000001 (most recent call first):
@@ -120,6 +120,68 @@ def test_without_stacks_the_one_main_thread_elsewhere_is_named(odd):
 )
 def test_without_stacks_nobody_is_named_where_two_answers_are_as_good(views):
     assert kernel_views(*views) == []
+
+
+def mixed(*views, others=(), at_ns=2 * S):
+    """Primary evidence of ranks with a Python stack, or only the kernel's line of the main thread."""
+    ranks = [rank(n, state="running", per_node=8, slot=0) for n in range(len(views))]
+    texts = [
+        view if "File" in view else f"Kernel view:\n  thread {1000 + n} (python) {view}\n"
+        for n, view in enumerate(views)
+    ]
+    records = [
+        (f"stacks-{n}.json", Record(id=f"s{n}", kind="stacks", slot=0, pid=1000 + n, stacks=text, at_ns=T0 + at_ns))
+        for n, text in enumerate(texts)
+    ]
+    found = stack_evidence(records, ranks=[*ranks, *others], attempt=1)
+    return [(e.rank, e.slug, e.line) for e in found if e.role == "primary"]
+
+
+HALTED = "state=T cpu_s=0.03 wchan=do_signal_stop syscall=62 0x6557 0x13"
+
+
+def test_a_stopped_rank_is_named_though_another_stands_elsewhere_too():
+    waits = WAITING.format(op="all_reduce", line=7)
+    ((number, slug, line),) = mixed(waits, AWAY, HALTED, waits)
+    assert (number, slug) == (2, "rank_stuck")
+    assert line == "rank 2 is stopped by a signal (state/system call T/62) while 3 others gave theirs"
+
+
+@pytest.mark.parametrize("place", [AWAY, WAITING.format(op="all_reduce", line=7)])
+def test_the_rank_without_a_stack_is_named_while_all_others_wait_in_one_place(place):
+    ((number, _, line),) = mixed(place, place, place, RESTING)
+    assert number == 3
+    assert line.startswith("rank 3 gave no Python stack (state/system call S/230) while 3 others")
+
+
+def test_a_missing_stack_says_nothing_where_others_differ_or_as_many_lack_one():
+    waits = WAITING.format(op="all_reduce", line=7)
+    assert [row[0] for row in mixed(waits, waits, AWAY, RESTING)] == [2]
+    assert mixed(waits, waits, RESTING, RESTING) == []
+
+
+EXITING = """Thread 0x00007f0000000001 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Current thread 0x00007f0000000002 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown
+"""
+
+
+@pytest.mark.parametrize(
+    ("view", "ends", "named"),
+    [
+        (EXITING, (0, 0), [0]),
+        # A rank in its program may wait for one that left early; a failed rank is the reason itself.
+        (WAITING.format(op="all_reduce", line=7), (0, 0), []),
+        (AWAY, (0, 0), []),
+        (EXITING, (0, 1), []),
+        (EXITING, (), []),
+    ],
+)
+def test_the_only_rank_that_still_exits_is_named(view, ends, named):
+    others = [left(n, code, per_node=8, slot=0) for n, code in enumerate(ends, 1)]
+    assert [row[0] for row in mixed(view, others=others)] == named
 
 
 def test_one_stack_alone_names_nobody():

@@ -204,6 +204,16 @@ _KERNEL_THREAD: Final = bounded(
 )
 
 
+# Time, file, record and rank of the newest stacks; of each rank.
+_Row = tuple[int, str, Record, RankFacts]
+_Newest = dict[int, _Row]
+# Position, cause, role and text of each rank.
+_Compared = list[tuple["Standing", str, EvidenceRole, str]]
+# The kernel's states of a process that a signal or a debugger stopped.
+_HALTED: Final = ("T/", "t/")
+
+# Outermost frame of a program that still runs.
+_PROGRAM: Final = "<module>"
 # Maximum listed healthy ranks.
 MAX_LISTED: Final = 16
 # Minimum ranks asleep in one system call, so that the only other one differs.
@@ -230,6 +240,11 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     def stands(self) -> str:
         """Position for users: ``stands at PLACE`` or ``is still importing at PLACE``."""
         return f"{'is still importing' if self.importing else 'stands'} at {self.place or self.top}"
+
+    @property
+    def inside(self) -> str:
+        """Position with the collective that it waits in."""
+        return f"waits in {self.collective} at {self.place or self.top}" if self.collective else self.stands
 
 
 def stand(rank: int, text: str) -> Standing | None:
@@ -265,7 +280,7 @@ def stack_evidence(
 ) -> list[Evidence]:
     """Returns evidence from the newest stacks of each rank: ranks that differ, or a mismatch of collectives."""
     known = {(r.slot, r.pid): r for r in ranks}
-    newest: dict[int, tuple[int, str, Record, RankFacts]] = {}
+    newest: _Newest = {}
     for name, record in records:
         facts = known.get((record.slot, record.pid))
         rank = facts.rank if facts else record.rank
@@ -277,13 +292,14 @@ def stack_evidence(
     standings = {rank: s for rank, row in newest.items() if (s := stand(rank, row[2].stacks or "")) is not None}
     if not standings:
         return _kernel_evidence(newest, attempt=attempt)
+    compared = _without_stack(newest, standings) or _only_living(newest, standings, known.values())
     return [
         _piece(newest[where.rank], where, slug=slug, role=role, line=line, attempt=attempt)
-        for where, slug, role, line in compare_stacks(standings)
+        for where, slug, role, line in compared or compare_stacks(standings)
     ]
 
 
-def compare_stacks(standings: dict[int, Standing]) -> list[tuple[Standing, str, EvidenceRole, str]]:
+def compare_stacks(standings: dict[int, Standing]) -> _Compared:
     """Compares the stacks of at least two ranks.
 
     Returns position, cause, role and text of each rank; differing ranks come first.
@@ -291,14 +307,51 @@ def compare_stacks(standings: dict[int, Standing]) -> list[tuple[Standing, str, 
     if len(standings) < 2:  # noqa: PLR2004 - one stack alone cannot differ
         return []
     odd, slug, words = _odd_ones(standings)
-    found: list[tuple[Standing, str, EvidenceRole, str]] = [
-        (standings[rank], slug, "primary", words(standings[rank])) for rank in odd
-    ]
-    for rank in [rank for rank in sorted(standings) if rank not in odd][:MAX_LISTED]:
-        where = standings[rank]
-        inside = f"waits in {where.collective} at {where.place or where.top}" if where.collective else where.stands
-        found.append((where, "rank_stuck", "context", f"rank {rank} {inside}"))
-    return found
+    found: _Compared = [(standings[rank], slug, "primary", words(standings[rank])) for rank in odd]
+    return found + _listed([standings[rank] for rank in sorted(standings) if rank not in odd])
+
+
+def _listed(standings: list[Standing]) -> _Compared:
+    """Positions of the first healthy ranks, as context."""
+    return [(where, "rank_stuck", "context", f"rank {where.rank} {where.inside}") for where in standings[:MAX_LISTED]]
+
+
+def _without_stack(newest: _Newest, standings: dict[int, Standing]) -> _Compared:
+    """Ranks without a Python stack while all others wait in one place; a rank that a signal stopped, in any case."""
+    kernel = {
+        rank: kernel_state(row[3].pid or 0, row[2].stacks or "")
+        for rank, row in newest.items()
+        if rank not in standings
+    }
+    halted = [rank for rank, state in kernel.items() if (state or "").startswith(_HALTED)]
+    waiting = len({(s.collective, None if s.collective else s.place) for s in standings.values()}) == 1
+    odd = sorted(halted or (kernel if waiting and len(standings) > len(kernel) else ()))
+
+    def line(rank: int) -> str:
+        what = "is stopped by a signal" if rank in halted else "gave no Python stack"
+        seen = f" (state/system call {kernel[rank]})" if kernel[rank] else ""
+        return f"rank {rank} {what}{seen} while {len(standings)} others gave theirs"
+
+    nowhere = [Standing(rank=rank, collective=None, place="", top=kernel[rank] or "") for rank in odd]
+    found: _Compared = [(where, "rank_stuck", "primary", line(where.rank)) for where in nowhere]
+    return found + _listed([standings[rank] for rank in sorted(standings)]) if odd else []
+
+
+def _only_living(newest: _Newest, standings: dict[int, Standing], ranks: Iterable[RankFacts]) -> _Compared:
+    """The only rank that still lived, if its program was over and no other rank had failed."""
+    if len(newest) != 1:
+        return []
+    ((rank, (at, _, record, _)),) = newest.items()
+    others = [facts for facts in ranks if facts.rank != rank]
+    ended = all(
+        facts.state == "ended" and not facts.exit_code and facts.signal is None and (facts.ended_at or 0) < at
+        for facts in others
+    )
+    where = standings[rank]
+    # A rank inside its program may wait for those that left early.
+    over = all(function != _PROGRAM for _, _, function in main_frames(record.stacks or ""))
+    line = f"rank {rank} is exiting and {where.stands} while all others have ended"
+    return [(where, "rank_stuck", "primary", line)] if others and ended and over else []
 
 
 def kernel_state(pid: int, text: str) -> str | None:
@@ -310,7 +363,7 @@ def kernel_state(pid: int, text: str) -> str | None:
     return None
 
 
-def _kernel_evidence(newest: dict[int, tuple[int, str, Record, RankFacts]], *, attempt: int | None) -> list[Evidence]:
+def _kernel_evidence(newest: _Newest, *, attempt: int | None) -> list[Evidence]:
     """Returns evidence without Python stacks: the only main thread that does not sleep in the others' system call."""
     seen = {rank: kernel_state(row[3].pid or 0, row[2].stacks or "") for rank, row in newest.items()}
     groups: dict[str | None, list[int]] = defaultdict(list)
@@ -347,7 +400,7 @@ def _kernel_evidence(newest: dict[int, tuple[int, str, Record, RankFacts]], *, a
 
 
 def _piece(
-    row: tuple[int, str, Record, RankFacts],
+    row: _Row,
     standing: Standing,
     *,
     slug: str,
