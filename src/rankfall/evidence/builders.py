@@ -75,6 +75,7 @@ def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | Non
         attempt=record.attempt,
         round=record.round,
         teardown=record.phase in WORK_DONE,
+        lost_peer=meaning.lost_peer,
     )
 
 
@@ -130,6 +131,7 @@ def of_finding(
         teardown=finding.clean_up,
         place=finding.place,
         collective=finding.collective,
+        lost_peer=meaning.lost_peer,
     )
 
 

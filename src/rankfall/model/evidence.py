@@ -46,6 +46,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         outlived: Text; its writer worked on, so ``role`` is ``context``.
         place: Traceback: ``FILE:LINE in FUNCTION`` of the user's innermost frame.
         collective: Traceback: collective that the user's code called.
+        lost_peer: Exception: its chain contains that of a lost peer.
     """
 
     id: str
@@ -86,6 +87,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     outlived: bool = False
     place: str | None = None
     collective: str | None = None
+    lost_peer: bool = False
     detail: str | None = None
 
 

@@ -56,6 +56,7 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         groups: Named parts of the signature's hit.
         end: It only reports the end of another process, as a launcher's exception.
+        lost_peer: The exceptions that it followed from contain a lost peer's.
     """
 
     slug: str
@@ -71,6 +72,7 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None = None
     groups: dict[str, str] = {}
     end: bool = False
+    lost_peer: bool = False
 
 
 def exception_meaning(
@@ -119,8 +121,9 @@ def exception_meaning(
         )
     found = None
     plain = False
-    for place, (kind, message) in enumerate(chain):
-        hit = best(catalogue.match_line(_one_line(kind, message), where="exception"))
+    hits = [best(catalogue.match_line(_one_line(kind, message), where="exception")) for kind, message in chain]
+    lost_peer = any(hit is not None and hit.signature.slug == "peer_lost" for hit in hits[1:])
+    for place, hit in enumerate(hits):
         if hit is None or hit.signature.specificity <= GENERIC:
             continue
         better = found is None or hit.signature.specificity > found.signature.specificity
@@ -142,8 +145,10 @@ def exception_meaning(
             specificity=GENERIC,
             text=spoken,
             fingerprint=f"user_code_exception:{print_of}",
+            lost_peer=lost_peer,
         )
-    return meaning_of_hit(found, text=spoken, fingerprint=f"{found.signature.slug}:{print_of}")
+    made = meaning_of_hit(found, text=spoken, fingerprint=f"{found.signature.slug}:{print_of}")
+    return msgspec.structs.replace(made, lost_peer=lost_peer)
 
 
 def of_missing_command(meaning: Meaning) -> Meaning:

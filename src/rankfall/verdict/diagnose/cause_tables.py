@@ -52,6 +52,9 @@ TIMED_OUT: Final = frozenset({"collective_timeout", "rdzv_closed"})
 # Messages of a rank that lost its peer.
 LOST_PEER_SLUGS: Final = TIMED_OUT | {"peer_lost"}
 
+# Lost connections of any socket or pipe, also to a process outside the job.
+PLAIN_CONNECTIONS: Final = frozenset({"peer_lost.errno", "peer_lost.refused"})
+
 # Never the cause: a controller's messages and Rankfall's kills.
 NEVER_CAUSE: Final = frozenset({"controller_verdict", "peer_teardown", "teardown_noise", "gpu_app_xid"})
 
@@ -106,6 +109,9 @@ AT_SHUTDOWN: Final = frozenset({"native_abort.thread_left"})
 WATCHDOG_ABORTS: Final = frozenset({"native_abort.terminate", "native_abort.terminate_any"})
 # Reports of any abort: a watchdog's only after its complaint.
 ABORTS: Final = frozenset({"native_abort.handler", "native_abort.faulthandler", "native_abort.shell"})
+
+# Mismatches that a receiver reports about one sender: either may be the odd one.
+BETWEEN_TWO: Final = frozenset({"collective_mismatch.gloo", "collective_mismatch.nccl_truncated"})
 
 # How a user or the batch system ends what an exception left: no cause after it.
 ENDS_OF_THE_REST: Final = frozenset({"cancelled", "external_signal", "walltime_or_requeue"})

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankfall.model import Case, RankFacts, cause_info
+from rankfall.model import Case, Confidence, RankFacts, cause_info
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import EXPLICIT, HANG, SILENT, Candidate, Root
 from rankfall.verdict.diagnose.cause_tables import (
     ENDS_OF_THE_REST,
     NEVER_CAUSE,
-    NODE_SOURCES,
     STEP_ENDS,
     STEP_TAKEN,
-    TAKEN_AWAY,
     TIMED_OUT,
 )
 from rankfall.verdict.diagnose.subjects import (
@@ -83,34 +81,66 @@ def drop_generic_after_death(candidates: list[Candidate], root: Root) -> list[Ca
     return kept or candidates
 
 
-def drop_deleted_after_failure(candidates: list[Candidate], subjects: Subjects, root: Root) -> list[Candidate]:
-    """Drops pods removed certainly after a recorded failure, or perhaps after an exception that no removal explains."""
-    own = [c for c in candidates if c.tier == EXPLICIT and c.confidence == "proven" and not c.weak]
-    raised = [c for c in own if of_own_code(c.best) and not _after_signal(c, subjects)]
-    kept = []
+def drop_raised_after_silent_end(candidates: list[Candidate], root: Root) -> list[Candidate]:
+    """Drops exceptions of the own code, or of a rank that had lost a peer, after another rank's silent end.
+
+    The silent end is only suspected if its rank may be a consequence, or if nothing but the times connects them.
+    """
+    silent = [c for c in candidates if c.tier == SILENT and c.subject.rank is not None and not c.subject.complaints]
+    kept, doubtful = [], []
     for candidate in candidates:
-        if candidate.slug not in TAKEN_AWAY or candidate.best is None or candidate.best.source not in NODE_SOURCES:
+        best = candidate.best
+        ends = [
+            s for s in silent if s.subject is not candidate.subject and order(s.moment, candidate.moment) != "after"
+        ]
+        if candidate.tier != EXPLICIT or best is None or best.mark is not None or best.source not in {"record", "log"}:
             kept.append(candidate)
-        elif any(c.before(candidate) for c in own):
-            root.rejected.append((candidate, "it came after a rank had failed by itself"))
-        elif any(order(candidate.moment, c.moment) != "before" for c in raised):
-            why = "the clocks do not show which came first, and no removal of a pod explains the exception of a rank"
-            root.rejected.append((candidate, why))
+        elif handled := [s for s in ends if best.lost_peer or _complained_since(s, candidate)]:
+            root.rejected.append((candidate, "raised while its rank handled a lost peer; another rank ended silently"))
+            doubtful += [s for s in handled if is_without_message(s) and not s.before(candidate)]
+        elif unconnected := [s for s in ends if of_own_code(best) and _ended_alone_before(s, candidate)]:
+            root.rejected.append((candidate, "raised after another rank had ended without a message"))
+            doubtful += unconnected
         else:
             kept.append(candidate)
+    for one in doubtful:
+        one.confidence = "suspected"
     return kept
 
 
-def _after_signal(candidate: Candidate, subjects: Subjects) -> bool:
-    """True if the rank's slot had perhaps received a stop signal before: a handler may raise any exception."""
-    slot = candidate.subject.slot_number
-    signals = (
-        s.when(e)
-        for s in subjects.all.values()
-        for e in s.evidence
-        if e.slug == "external_signal" and e.source == "recorder" and e.slot == slot
+def drop_ends_after_stop(candidates: list[Candidate], root: Root) -> list[Candidate]:
+    """Drops ends that ranks chose after the signal of their launcher, if a rank failed before."""
+    ended = [c for c in candidates if c.slug == "user_exit" and after_stop(c.subject, c.moment)]
+    kept = [c for c in candidates if c not in ended]
+    if not any(c.before(other) for c in kept for other in ended):
+        return candidates
+    root.rejected += [(c, "it ended after its launcher's stop signal") for c in ended]
+    return kept
+
+
+def after_stop(subject: Subject, end: Moment) -> bool:
+    """True if a rank ended certainly after its launcher reported a stop signal, which it sends after the report."""
+    reports = [e.at for e in subject.complaints if e.slug == "peer_teardown" and e.source == "log" and e.at is not None]
+    first = None if end.at is None else end.at - round(end.uncertainty * _NS)
+    return subject.rank is not None and first is not None and any(at < first for at in reports)
+
+
+def _complained_since(silent: Candidate, candidate: Candidate) -> bool:
+    """True if the candidate's rank reported a lost peer between the silent end and its own exception."""
+    subject = candidate.subject
+    lost = [e for e in subject.complaints if e.slug == "peer_lost" and e.source in {"record", "log"}]
+    return silent.before(candidate) and any(
+        order(subject.when(e), silent.moment) != "before" and order(subject.when(e), candidate.moment) != "after"
+        for e in lost
+        if e.at is not None
     )
-    return any(order(candidate.moment, at) != "before" for at in signals)
+
+
+def _ended_alone_before(silent: Candidate, candidate: Candidate) -> bool:
+    """True for the only rank that ended with a code, certainly before the candidate, if its hook missed no exception."""
+    facts = silent.subject.rank
+    hooked = facts is not None and facts.hook == "loaded"
+    return silent.slug == "user_exit" and not silent.same and hooked and silent.before(candidate)
 
 
 def drop_ends_of_the_rest(candidates: list[Candidate], root: Root) -> list[Candidate]:
@@ -351,6 +381,22 @@ def only_silent_rank(case: Case, subjects: Subjects) -> Candidate | None:
     )
 
 
+def left_before_joining(candidates: list[Candidate], case: Case, subjects: Subjects) -> Candidate | None:
+    """Rank that exited with 0 before all others failed to reach the rendezvous, or None."""
+    kinds = {c.slug for c in candidates}
+    waited = {c.subject.rank_number for c in candidates}
+    left = [r for r in subjects.ranks.values() if r.rank not in waited]
+    # With two ranks, the second may have failed by itself.
+    if kinds != {"rdzv_unreachable"} or len(left) != 1 or len(subjects.ranks) < max(3, case.world_size or 0):
+        return None
+    facts, subject = left[0], subjects.all["rank", left[0].rank]
+    if facts.state != "ended" or facts.exit_code != 0:
+        return None
+    if not all(order(subject.ended, c.moment) == "before" for c in candidates):
+        return None
+    return _left(subject, "it ended with 0, and all others then waited for the rendezvous", confidence="suspected")
+
+
 def left_early(case: Case, subjects: Subjects) -> Candidate | None:
     """Rank that exited with 0 while others lost a peer (uneven data), or None."""
     left = [r for r in subjects.ranks.values() if r.state == "ended" and r.exit_code == 0]
@@ -376,17 +422,25 @@ def left_early(case: Case, subjects: Subjects) -> Candidate | None:
     left.sort(key=lambda r: (r.ended_at is None, ends[r.rank].common[0] or 0, r.rank))
     first = left[0]
     sure = len(left) == 1 and not noticed
-    return Candidate(
-        subject=subjects.all["rank", first.rank],
-        slug="uneven_data",
-        tier=0,
-        confidence="likely" if sure else "suspected",
-        at=first.ended_at,
-        uncertainty=first.ended_uncertainty or 0.0,
-        fingerprint="uneven_data",
-        because="it ended with 0 while the others still waited for it"
+    return _left(
+        subjects.all["rank", first.rank],
+        "it ended with 0 while the others still waited for it"
         if len(left) == 1
         else f"{len(left)} ranks ended with 0 while others still waited; this one was first",
+        confidence="likely" if sure else "suspected",
+    )
+
+
+def _left(subject: Subject, because: str, *, confidence: Confidence) -> Candidate:
+    return Candidate(
+        subject=subject,
+        slug="uneven_data",
+        tier=0,
+        confidence=confidence,
+        at=subject.ended.at,
+        uncertainty=subject.ended.uncertainty,
+        fingerprint="uneven_data",
+        because=because,
     )
 
 

@@ -13,7 +13,17 @@ import msgspec
 
 from rankfall.model import Case, Confidence, cause_info
 from rankfall.model.timestamps import Moment, order
-from rankfall.verdict.diagnose.candidates import HANG, PLATFORM, SILENT, Candidate, Root, candidate_of, of_node
+from rankfall.verdict.diagnose.candidates import (
+    EXPLICIT,
+    HANG,
+    PLATFORM,
+    SILENT,
+    Candidate,
+    Root,
+    candidate_of,
+    of_node,
+)
+from rankfall.verdict.diagnose.cause_tables import NODE_SOURCES, TAKEN_AWAY
 from rankfall.verdict.diagnose.consequences import is_without_message
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, own_failure
 
@@ -178,3 +188,33 @@ def _node(candidate: Candidate) -> str:
 def _who(candidate: Candidate) -> str:
     subject = candidate.subject
     return f"rank {subject.rank_number}" if subject.rank_number is not None else f"slot {subject.slot_number}"
+
+
+def drop_deleted_after_failure(candidates: list[Candidate], subjects: Subjects, root: Root) -> list[Candidate]:
+    """Drops pods removed certainly after a recorded failure, or perhaps after an exception that no removal explains."""
+    own = [c for c in candidates if c.tier == EXPLICIT and c.confidence == "proven" and not c.weak]
+    raised = [c for c in own if of_own_code(c.best) and not _after_signal(c, subjects)]
+    kept = []
+    for candidate in candidates:
+        if candidate.slug not in TAKEN_AWAY or candidate.best is None or candidate.best.source not in NODE_SOURCES:
+            kept.append(candidate)
+        elif any(c.before(candidate) for c in own):
+            root.rejected.append((candidate, "it came after a rank had failed by itself"))
+        elif any(order(candidate.moment, c.moment) != "before" for c in raised):
+            why = "the clocks do not show which came first, and no removal of a pod explains the exception of a rank"
+            root.rejected.append((candidate, why))
+        else:
+            kept.append(candidate)
+    return kept
+
+
+def _after_signal(candidate: Candidate, subjects: Subjects) -> bool:
+    """True if the rank's slot had perhaps received a stop signal before: a handler may raise any exception."""
+    slot = candidate.subject.slot_number
+    signals = (
+        s.when(e)
+        for s in subjects.all.values()
+        for e in s.evidence
+        if e.slug == "external_signal" and e.source == "recorder" and e.slot == slot
+    )
+    return any(order(candidate.moment, at) != "before" for at in signals)

@@ -27,26 +27,36 @@ from rankfall.verdict.diagnose.candidates import (
     text_place,
 )
 from rankfall.verdict.diagnose.cause_tables import (
+    BETWEEN_TWO,
     LOST_PEER_SLUGS,
     NEAREST,
     NEVER_CAUSE,
     NEVER_STARTED,
+    PLAIN_CONNECTIONS,
     TAKEN_AWAY,
 )
 from rankfall.verdict.diagnose.consequences import (
-    drop_deleted_after_failure,
+    after_stop,
+    drop_ends_after_stop,
     drop_ends_of_the_rest,
     drop_generic_after_death,
     drop_outlived,
+    drop_raised_after_silent_end,
     drop_without_message_beside_death,
     ended_without_message,
     is_without_message,
+    left_before_joining,
     left_early,
     only_silent_rank,
     without_ends_by_launcher,
     without_stopped_from_outside,
 )
-from rankfall.verdict.diagnose.node_faults import independent_faults, time_of, without_faults_elsewhere
+from rankfall.verdict.diagnose.node_faults import (
+    drop_deleted_after_failure,
+    independent_faults,
+    time_of,
+    without_faults_elsewhere,
+)
 from rankfall.verdict.diagnose.subjects import OWN_CODE, Subject, Subjects, own_failure, same_line, surely_after
 
 MISMATCH: Final = "collective_mismatch"
@@ -55,19 +65,7 @@ MISMATCH: Final = "collective_mismatch"
 def find_root(case: Case, subjects: Subjects) -> Root:
     """Root of this case."""
     root = Root()
-    candidates = [c for s in subjects.all.values() if (c := candidate_of(s)) is not None]
-    candidates = without_ends_by_launcher(without_stopped_from_outside(candidates, subjects), subjects)
-    late = [c for c in candidates if c.after_work]
-    candidates = [c for c in candidates if not c.after_work]
-    if not candidates:
-        candidates = differing_calls(subjects)
-    if not candidates:
-        candidates = [c for c in (left_early(case, subjects),) if c is not None]
-    if not candidates:
-        candidates = [c for c in (only_silent_rank(case, subjects),) if c is not None]
-    if candidates:
-        root.rejected += [(c, "its rank had finished its work") for c in late]
-    candidates = drop_outlived(candidates or late, subjects, root, hung=case.hung)
+    candidates = _failures(case, subjects, root)
     if not candidates:
         found = only_consequences(case, subjects)
         only = outlived_traceback(subjects) if found.nearest is None else None
@@ -80,6 +78,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     candidates, disputed, doubtful = _settle_mismatch(candidates, subjects, root)
     candidates = _merge(_without_repeated(candidates))
     candidates = drop_generic_after_death(candidates, root)
+    candidates = drop_raised_after_silent_end(candidates, root)
     candidates = drop_deleted_after_failure(candidates, subjects, root)
     candidates = drop_ends_of_the_rest(candidates, root)
     candidates = drop_without_message_beside_death(candidates, root)
@@ -117,6 +116,27 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     # A report compares two ranks; the one that printed it is not the suspect.
     root.unnamed = root.unnamed or (not root.everywhere and any(c is chosen for c in doubtful))
     return root
+
+
+def _failures(case: Case, subjects: Subjects, root: Root) -> list[Candidate]:
+    """Candidates of ranks that failed, else ranks for which the others waited."""
+    candidates = [c for s in subjects.all.values() if (c := candidate_of(s)) is not None]
+    candidates = without_ends_by_launcher(without_stopped_from_outside(candidates, subjects), subjects)
+    candidates = drop_ends_after_stop(candidates, root)
+    if (left := left_before_joining(candidates, case, subjects)) is not None:
+        root.rejected += [(c, "waited for a rank that had ended before it joined") for c in candidates]
+        candidates = [left]
+    late = [c for c in candidates if c.after_work]
+    candidates = [c for c in candidates if not c.after_work]
+    if not candidates:
+        candidates = differing_calls(subjects)
+    if not candidates:
+        candidates = [c for c in (left_early(case, subjects),) if c is not None]
+    if not candidates:
+        candidates = [c for c in (only_silent_rank(case, subjects),) if c is not None]
+    if candidates:
+        root.rejected += [(c, "its rank had finished its work") for c in late]
+    return drop_outlived(candidates or late, subjects, root, hung=case.hung)
 
 
 def _first_of_a_launcher(chosen: Candidate) -> bool:
@@ -170,7 +190,8 @@ def _settle_mismatch(
     """
     one, reports = most_named_peer(candidates, subjects)
     if one is None:
-        return candidates, len(reports) > 1, reports
+        received = [c for c in candidates if c.best is not None and c.best.signature in BETWEEN_TWO]
+        return candidates, len(reports) > 1, reports + received
     named = one.subject.rank_number
     root.rejected += [
         (c, f"it reports the mismatch and names rank {named}")
@@ -252,7 +273,7 @@ def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:
         if ("rank", number) in struck:
             continue
         facts = subjects.ranks.get(number)
-        if facts is not None and _ended_alike(facts, chosen):
+        if facts is not None and _ended_alike(facts, chosen) and not _stopped(subjects, number):
             chosen.same.append(subjects.all["rank", number])
             continue
         slot_struck = facts is not None and ("slot", facts.slot) in struck
@@ -260,6 +281,11 @@ def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:
             continue
         return False
     return True
+
+
+def _stopped(subjects: Subjects, rank: int) -> bool:
+    subject = subjects.all["rank", rank]
+    return after_stop(subject, subject.ended)
 
 
 def _ended_alike(facts: RankFacts, chosen: Candidate) -> bool:
@@ -366,12 +392,25 @@ def most_named_peer(candidates: list[Candidate], subjects: Subjects) -> tuple[Ca
     return chosen, reports
 
 
-def _failed_alone(subjects: Subjects) -> bool:
-    """True if one rank failed by itself and all others succeeded."""
+def _failed_alone(subjects: Subjects, word: Evidence) -> bool:
+    """True if one rank failed by itself, and all others succeeded or worked until they were stopped.
+
+    A stopped rank may have closed a connection between ranks, so only an exception of a plain socket or pipe counts.
+    """
     facts = list(subjects.ranks.values())
+    worked = word.signature in PLAIN_CONNECTIONS
     return sum(map(own_failure, facts)) == 1 and all(
-        own_failure(r) or (r.state == "ended" and r.exit_code == 0) for r in facts
+        own_failure(r)
+        or (
+            r.state == "ended"
+            and (r.exit_code == 0 or (worked and r.killed_by is not None and not _complains(subjects, r.rank)))
+        )
+        for r in facts
     )
+
+
+def _complains(subjects: Subjects, rank: int) -> bool:
+    return any(e.slug not in NEVER_CAUSE for e in subjects.all["rank", rank].complaints)
 
 
 def only_consequences(case: Case, subjects: Subjects) -> Root:
@@ -415,6 +454,6 @@ def only_consequences(case: Case, subjects: Subjects) -> Root:
     _, _, _, _, subject, piece = spoken[0]
     # A text may lack the ends of ranks that complained.
     ends_known = complained <= subjects.ranks.keys()
-    if not named and ends_known and subject.rank and own_failure(subject.rank) and _failed_alone(subjects):
+    if not named and ends_known and subject.rank and own_failure(subject.rank) and _failed_alone(subjects, piece):
         return Root(nearest=(subject, piece), alone=True)
     return Root(nearest=(subject, piece), suspects=suspects, suspect_slots=quiet_slots)

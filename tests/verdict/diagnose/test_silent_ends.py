@@ -1,0 +1,184 @@
+"""Ranks that ended silently, or that only never joined, beside ranks whose own failures followed from that."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankfall.verdict.diagnose import diagnose
+from support.cases import case, died, left, piece, rank, slots
+
+
+def victims(verdict):
+    return [item.rank for item in verdict.consequences]
+
+
+def named(verdict):
+    return verdict.rank, verdict.cause.slug, verdict.cause.confidence
+
+
+def ranks_of(first, *, codes=(1, 1), seconds=1.3):
+    """Rank 2 ended as ``first`` says, ranks 0 and 1 later on the same node."""
+    return [*(left(n, code, per_node=4, seconds=seconds) for n, code in enumerate(codes)), first]
+
+
+def raised(slug, number, *, seconds, **fields):
+    return piece(slug, number, seconds=seconds, slot=0, **fields)
+
+
+KILLED = died(2, 9, per_node=4, seconds=1.0)
+EXIT_3 = left(2, 3, per_node=4, seconds=1.0)
+EXIT_1 = left(2, 1, per_node=4, seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        (KILLED, (2, "killed_unknown", "likely")),
+        (EXIT_3, (2, "user_exit", "likely")),
+        # Python's code is also that of a consequence.
+        (EXIT_1, (2, "user_exit", "suspected")),
+    ],
+)
+def test_two_handlers_that_fail_after_a_lost_peer_are_consequences_of_the_silent_rank(first, expected):
+    """The ends are so close that the clocks do not order them; the chains do."""
+    evidence = [
+        raised("disk_full", 0, seconds=1.03, lost_peer=True),
+        raised("permission_denied", 1, seconds=1.04, lost_peer=True),
+    ]
+    verdict = diagnose(case(ranks_of(first), evidence, slots=slots(1))).verdict
+    assert named(verdict) == expected
+    assert victims(verdict) == [0, 1]
+    assert {(item.rank, item.slug) for item in verdict.alternatives} >= {(0, "disk_full"), (1, "permission_denied")}
+
+
+def test_a_full_disk_that_follows_from_no_lost_peer_outweighs_the_silent_rank_beside_it():
+    evidence = [
+        raised("disk_full", 0, seconds=1.03),
+        raised("permission_denied", 1, seconds=1.04, lost_peer=True),
+    ]
+    verdict = diagnose(case(ranks_of(KILLED), evidence, slots=slots(1))).verdict
+    assert named(verdict) == (0, "disk_full", "proven")
+
+
+def test_an_exception_before_the_silent_end_stays_the_root_though_it_handled_a_lost_peer():
+    evidence = [
+        raised("disk_full", 0, seconds=0.5, lost_peer=True),
+        raised("permission_denied", 1, seconds=1.4, lost_peer=True),
+    ]
+    verdict = diagnose(case(ranks_of(KILLED), evidence, slots=slots(1))).verdict
+    assert named(verdict)[:2] == (0, "disk_full")
+
+
+@pytest.mark.parametrize(("heard", "expected"), [(1.2, (2, "user_exit")), (0.3, (0, "import_error"))])
+def test_a_lost_peer_that_a_rank_only_printed_counts_from_the_silent_end_on(heard, expected):
+    evidence = [
+        raised("peer_lost", 0, seconds=heard, role="secondary", source="log", trust="job"),
+        raised("import_error", 0, seconds=1.5),
+        raised("peer_lost", 1, seconds=1.4, role="secondary"),
+    ]
+    verdict = diagnose(case(ranks_of(EXIT_3, seconds=1.6), evidence, slots=slots(1))).verdict
+    assert named(verdict)[:2] == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "seconds", "expected"),
+    [
+        (EXIT_1, 1.2, (2, "user_exit", "suspected")),
+        # Within the clocks' error, or from a rank whose output nobody could attribute, nothing shows who was first.
+        (EXIT_1, 1.04, (0, "user_code_exception", "proven")),
+        (left(2, 1, per_node=4, seconds=1.0, hook="absent"), 1.2, (0, "user_code_exception", "proven")),
+    ],
+)
+def test_an_unconnected_exception_long_after_a_silent_end_proves_nothing(first, seconds, expected):
+    evidence = [
+        raised("user_code_exception", 0, seconds=seconds, line="ValueError: own trouble"),
+        raised("peer_lost", 1, seconds=1.25, role="secondary"),
+    ]
+    verdict = diagnose(case(ranks_of(first), evidence, slots=slots(1))).verdict
+    assert named(verdict) == expected
+
+
+def stop_line(number, *, seconds):
+    line = f"Sending process {1000 + number} closing signal SIGTERM"
+    return raised(
+        "peer_teardown",
+        number,
+        seconds=seconds,
+        role="secondary",
+        source="log",
+        trust="job",
+        line=line,
+        uncertainty=0.05,
+    )
+
+
+def test_handlers_that_exit_after_their_launchers_signal_are_no_failure_of_all_ranks():
+    """Rank 1 lost its peer too before the signal came."""
+    evidence = [
+        *(
+            raised("user_exit", n, seconds=at, line="SystemExit: 1", exit_code=1)
+            for n, at in ((2, 1.0), (0, 1.2), (1, 1.18))
+        ),
+        *(stop_line(n, seconds=1.15) for n in (0, 1)),
+        raised("peer_lost", 1, seconds=1.05, role="secondary", source="log", trust="job"),
+    ]
+    verdict = diagnose(case(ranks_of(EXIT_1), evidence, slots=slots(1))).verdict
+    assert (verdict.rank, verdict.scope, verdict.cause.slug) == (2, "rank", "user_exit")
+    assert victims(verdict) == [0, 1]
+    # Ends before the signal are ends of the ranks themselves.
+    late = [e for e in evidence if e.slug == "user_exit"] + [stop_line(n, seconds=1.5) for n in (0, 1)]
+    assert diagnose(case(ranks_of(EXIT_1), late, slots=slots(1))).verdict.scope == "all"
+
+
+def test_of_two_equal_failures_and_two_stopped_handlers_not_all_ranks_failed():
+    ranks = [left(n, 5, per_node=4, seconds=at) for n, at in enumerate((1.0, 1.02, 1.4, 1.41))]
+    evidence = [stop_line(n, seconds=1.1) for n in (2, 3)]
+    verdict = diagnose(case(ranks, evidence, slots=slots(1))).verdict
+    assert (verdict.scope, victims(verdict)) == ("rank", [2, 3])
+
+
+@pytest.mark.parametrize(
+    ("signature", "others", "expected"),
+    [
+        ("peer_lost.refused", [], 2),
+        ("peer_lost.errno", [], 2),
+        # gloo connects ranks only, and a second complaint shows that ranks were connected.
+        ("peer_lost.gloo", [], None),
+        ("peer_lost.refused", [raised("peer_lost", 0, seconds=1.1, role="secondary")], None),
+    ],
+)
+def test_the_only_failed_rank_that_lost_a_process_outside_the_job_is_named(signature, others, expected):
+    ranks = [died(n, 15, per_node=4, by="wrapper", seconds=2) for n in (0, 1)] + [EXIT_1]
+    refused = raised("peer_lost", 2, seconds=1, role="secondary", signature=signature, line="OSError: lost")
+    verdict = diagnose(case(ranks, [refused, *others], slots=slots(1, launcher="plain"))).verdict
+    assert named(verdict) == (expected, "peer_lost", "suspected")
+    assert (expected in victims(verdict)) is False
+
+
+def test_a_rank_that_ended_before_the_others_joined_is_suspected():
+    gone = left(2, 0, per_node=4, seconds=1)
+    waits = [raised("rdzv_unreachable", n, seconds=9 + n, line="timed out") for n in (0, 1)]
+    verdict = diagnose(case(ranks_of(gone, seconds=11), waits, slots=slots(1))).verdict
+    assert named(verdict) == (2, "uneven_data", "suspected")
+    # One that ended after the first of them gave up may have lost its work to that.
+    late = left(2, 0, per_node=4, seconds=9.5)
+    assert diagnose(case(ranks_of(late, seconds=11), waits, slots=slots(1))).verdict.cause.slug == "rdzv_unreachable"
+    # With another trouble beside it the end is no explanation.
+    full = raised("disk_full", 1, seconds=9.5)
+    assert diagnose(case(ranks_of(gone, seconds=11), [*waits, full], slots=slots(1))).verdict.cause.slug == "disk_full"
+
+
+def test_the_receiver_of_a_mismatch_between_two_ranks_is_not_the_odd_one():
+    received = piece(
+        "collective_mismatch",
+        0,
+        slot=0,
+        source="log",
+        trust="job",
+        signature="collective_mismatch.gloo",
+        specificity=70,
+    )
+    ranks = [died(0, 6, per_node=4), left(1, 1, per_node=4, seconds=1.2), rank(2, per_node=4, state="running")]
+    lost = raised("peer_lost", 1, seconds=1.1, role="secondary")
+    verdict = diagnose(case(ranks, [received, lost], slots=slots(1))).verdict
+    assert (verdict.rank, verdict.scope, verdict.cause.slug) == (None, None, "collective_mismatch")
