@@ -315,6 +315,66 @@ def test_i23_p8_advice_names_only_what_the_verdict_has(slug: str, line: str, nod
     assert words in " ".join(render_verdict(found).partition("Next")[2].split())
 
 
+NODES = "FailedScheduling: 0/3 nodes are available: "
+USELESS = " preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
+BUSY = " preemption: 0/3 nodes are available: 1 Preemption is not helpful for scheduling, 2 No preemption victims found for incoming pod."
+OUR_TAINT = "1 node(s) had untolerated taint {rankfall.dev/faulty: }"
+
+
+@pytest.mark.parametrize(
+    ("line", "happened", "words"),
+    [
+        (f'{NODES}persistentvolumeclaim "data" not found. not found', "claim does not exist", "Create the claim"),
+        (f"{NODES}pod has unbound immediate PersistentVolumeClaims.{USELESS}", "has no volume", "its storage class"),
+        (f"{NODES}1 node(s) had untolerated taint {{a: }}, 2 Insufficient nvidia.com/gpu.{USELESS}", "large enough", "waiting does not help"),
+        (f"{NODES}1 node(s) didn't match Pod's node affinity/selector, 2 Insufficient cpu.{BUSY}", "on any node", "Free nodes, request less, or wait."),
+        (f"{NODES}{OUR_TAINT}, 2 node(s) didn't match Pod's node affinity/selector.{USELESS}", "on any node", "rankfall nodes clear NODE"),
+        (f"{NODES}{OUR_TAINT}, 2 Insufficient memory.{USELESS}", "on any node", "rankfall nodes list"),
+        (f"{NODES}1 node(s) were unschedulable, 2 node(s) had untolerated taint {{a: }}.{USELESS}", "on any node", "Uncordon or repair"),
+        (f"{NODES}1 node(s) had untolerated taint {{a: }}, 2 node(s) didn't match Pod's node affinity/selector.{USELESS}", "asks for", "node selector or affinity"),
+        (f"{NODES}3 node(s) had untolerated taint {{dedicated: infra}}.{USELESS}", "taints", "Tolerate the taint"),
+        ("SchedulingGated: Scheduling is blocked due to non-empty scheduling gates", "held by a scheduling gate", "queue that set the gate"),
+        ('FailedCreate: pods "a-1" is forbidden: exceeded quota: qq, requested: cpu=1, used: cpu=1, limited: cpu=1', "was not created", "Raise the quota"),
+        ("srun: error: Unable to allocate resources", "on any node", "Free nodes, request less, or wait."),
+    ],
+)  # fmt: skip
+def test_i33_the_advice_for_a_pod_without_a_place_follows_the_platforms_words(line, happened, words) -> None:
+    decisive = Decisive(source="pod", where="pod/a", line=line)
+    other = proof(f"{NODES}3 Insufficient cpu.", where="pod/b")
+    found = fallen(cause=Cause.of("unschedulable", confidence="proven"), decisive=decisive, evidence=(other,))
+    text = " ".join(render_verdict(found).split())
+    assert words in text.partition(" Next ")[2]
+    assert happened in summary(found)
+    created = "not created" in happened
+    assert created == ("on any node" not in text and "quota" in text)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("Evicted: Pod ephemeral local storage usage exceeds the total limit of containers 20Mi. ", "raise their limit"),
+        ('Evicted: Container main exceeded its local ephemeral storage limit "20Mi". ', "raise their limit"),
+        ('Evicted: Usage of EmptyDir volume "cache" exceeds the limit "10Mi". ', "sizeLimit"),
+        ("Evicted: The node was low on resource: ephemeral-storage.", "Raise the pod's requests"),
+    ],
+)  # fmt: skip
+def test_i33_an_eviction_at_the_pods_own_limit_is_no_pressure_of_the_node(line: str, words: str) -> None:
+    decisive = Decisive(source="pod", where="pod/a", line=line)
+    text = render_verdict(fallen(cause=Cause.of("pod_evicted", confidence="proven"), decisive=decisive, evidence=()))
+    assert words in " ".join(text.partition("Next")[2].split())
+    assert "pressure" not in text
+    assert ("limit of local storage" in " ".join(text.split())) == ("exceed" in line)
+
+
+@pytest.mark.parametrize("slug", ["preempted", "retryable_exception"])
+@pytest.mark.parametrize("action", [None, "stop", "retry"])
+def test_i33_nobody_is_told_that_a_job_starts_again_without_a_recorded_restart(slug: str, action: str | None) -> None:
+    decision = Decision(action=action, rule="r", because="budget total exhausted") if action else None  # type: ignore[arg-type]
+    text = render_verdict(fallen(cause=Cause.of(slug, confidence="proven"), decision=decision)).partition("Next")[2]
+    assert ("No action is needed" in text) == (action == "retry")
+    assert ("Start the job again" in text) == (action != "retry")
+
+
 def test_a_time_that_is_not_known_is_said_to_be_unknown() -> None:
     text = render_verdict(fallen(time=Time(), evidence=(proof("boom"),)))
     assert "time unknown  log  rank 1" in text

@@ -6,13 +6,14 @@ Verbs come from ``advice.csv``, one predicate per cause. All text of the job is 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import resources
 from typing import Final, NamedTuple
 
 from rankfall.model import Consequence, Decision, Verdict
-from rankfall.model.patterns import anchored, bounded
+from rankfall.model.patterns import Bounded, anchored, bounded
 from rankfall.model.verdict import HANG
 from rankfall.render import formatting
 from rankfall.render.escape import one_line
@@ -52,27 +53,45 @@ class Advice(NamedTuple):
         happened: Predicate of the rank or slot.
         advice: What a person can do.
         needs: Fact of ``_FACTS`` without which ``otherwise`` is the advice.
+        words: Case-insensitive pattern of the decisive line that the texts are for; empty = any.
     """
 
     happened: str
     advice: str
-    needs: str
-    otherwise: str
+    needs: str = ""
+    otherwise: str = ""
+    words: Bounded[str] | None = None
 
 
 @cache
-def advice() -> dict[str, Advice]:
-    """Returns the texts of all causes by slug, from ``advice.csv``."""
+def _rows() -> dict[str, tuple[Advice, ...]]:
     text = resources.files(__package__).joinpath("advice.csv").read_text("utf-8")
-    rows = csv.DictReader(text.splitlines())
-    return {row["slug"]: Advice(row["happened"], row["advice"], row["needs"], row["otherwise"]) for row in rows}
+    found: dict[str, tuple[Advice, ...]] = {}
+    for row in csv.DictReader(text.splitlines(), restval=""):
+        words = bounded(row["words"], limit=8_192, flags=re.IGNORECASE) if row["words"] else None
+        made = Advice(row["happened"], row["advice"], row["needs"], row["otherwise"], words)
+        found[row["slug"]] = (*found.get(row["slug"], ()), made)
+    return found
+
+
+def advice() -> dict[str, Advice]:
+    """Returns the texts of all causes for any line, by slug, from ``advice.csv``."""
+    return {slug: rows[-1] for slug, rows in _rows().items()}
+
+
+def _advice_of(verdict: Verdict) -> Advice | None:
+    """First row whose words the decisive line has; without such a line the cause's evidence counts."""
+    lines = [proof.line for proof in verdict.evidence if proof.slug == verdict.cause.slug]
+    text = verdict.decisive.line if verdict.decisive is not None else "\n".join(lines)
+    rows = _rows().get(verdict.cause.slug, ())
+    return next((row for row in rows if row.words is None or row.words.search(text)), None)
 
 
 def advice_text(verdict: Verdict) -> str:
     """Returns what a person can do about a verdict's cause, as its evidence allows; empty if nothing."""
     if is_nothing_found(verdict):
         return _ELSEWHERE
-    known = advice().get(verdict.cause.slug)
+    known = _advice_of(verdict)
     if known is None or is_no_failure(verdict):
         return ""
     return known.advice if not known.needs or _FACTS[known.needs](verdict) else known.otherwise
@@ -170,7 +189,8 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
     if slug == "cancelled" and verdict.state in {"suspended", "restarting"}:
         change = "a suspension" if verdict.state == "suspended" else "another size"
         return f"The attempt was stopped for {change}"
-    happened = advice()[slug].happened if slug in advice() else f"failed: {verdict.cause.title}"
+    known = _advice_of(verdict)
+    happened = known.happened if known is not None else f"failed: {verdict.cause.title}"
     if slug == "user_exit" and (code := _EXIT_CODE.search(_lines(verdict))):
         happened = f"exited with code {code[1] or code[2]}"
     if slug == "user_code_exception" and (name := _exception(verdict)):
