@@ -19,7 +19,7 @@ from rankfall.collect.stores.record_store import record_store_of
 from rankfall.evidence.attempt.case import present_case
 from rankfall.evidence.attempt.observer import AttemptObserver
 from rankfall.evidence.files.log_files import case_of_files, case_of_stream
-from rankfall.model import FINAL_STATES, Diagnosis, NotFound, RankfallError, decoding
+from rankfall.model import FINAL_STATES, Decisive, Diagnosis, NotFound, RankfallError, decoding
 from rankfall.model.evidence import SlotLauncher
 from rankfall.model.jobspec.sizes import sized
 from rankfall.rundir import AttemptRow, RunDir, default_home
@@ -90,6 +90,12 @@ def _stored_or_new(run_dir: RunDir, *, attempt: int | None, fresh: bool, strateg
     if not rows and whole.state in FINAL_STATES:
         return not_begun(whole.reason or _NO_REASON, run=run_dir.id, state=whole.state)
     number = attempt if attempt is not None else max(numbers, default=1)
+    if whole.state == "suspended" and number == max(numbers, default=1) and all(one.ended is None for one in rows):
+        # Nothing of it ever ran.
+        words = whole.reason or "suspended"
+        found = stopped_on_request(words, how="suspended", run=run_dir.id, attempt=number, role=None)
+        decisive = Decisive(source="event", where="state of the workload", line=words)
+        return msgspec.structs.replace(found, verdict=msgspec.structs.replace(found.verdict, decisive=decisive))
     row = next((one for one in rows if one.attempt == number), AttemptRow(attempt=number))
     with _later_evidence(run_dir, row) if ask else contextlib.nullcontext(_Late()) as late:
         found = _explained(run_dir, row, starts=starts.get(number), strategy=strategy, late=late)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
+import time
 
 import pytest
 
-from cli.foreign_world import INDEX, UID, Foreigners, conditions, foreigners, meta
+from cli.foreign_world import INDEX, UID, Foreigners, conditions, foreigners, job, meta
 from rankfall.cli import app
 from rankfall.rundir import RunDir, default_home, list_runs
 from rankfall.rundir.cluster.journal import JournalReader, journal_path
@@ -77,6 +79,74 @@ def test_launch_s15_a_plain_job_is_shown_by_its_pods_and_its_ranks_are_said_to_b
     ]
     assert "Rankfall did not start this object" in rankfall(capsys, "status", RUN)
     assert f"{RUN}  running, foreign" in rankfall(capsys, "ps")
+
+
+def long_ago(run: RunDir, seconds: int = 3_600) -> None:
+    """Dates the last look back."""
+    for path in (run.seen_path, run.db_path):
+        then = time.time() - seconds
+        os.utime(path, (then, then))
+
+
+def test_i33_a_job_that_was_looked_at_once_is_not_called_running(plain, capsys):
+    rankfall(capsys, "logs", "job/plain")
+    run = RunDir.open(default_home(), RUN)
+    long_ago(run)
+    line = next(line for line in rankfall(capsys, "ps").splitlines() if line.startswith(RUN))
+    assert "  running, foreign, seen 1h00m ago  " in line
+    said = rankfall(capsys, "metrics")
+    assert f'run="{RUN}",state="unknown"}} 1' in said
+    assert 'rankfall_runs{state="unknown"} 1' in said
+    assert 'state="running"' not in said
+    assert "rankfall_run_slots{" not in said
+    # A process that watches it knows its state.
+    with run.lease():
+        assert f"{RUN}  running, foreign  " in rankfall(capsys, "ps")
+        said = rankfall(capsys, "metrics")
+        assert 'rankfall_runs{state="running"} 1' in said
+        assert "rankfall_run_slots{" in said
+        assert rankfall(capsys, "prune", "--older-than", "30m", "-y") == ""
+    long_ago(run)
+    assert rankfall(capsys, "prune", "--older-than", "2h", "-y") == ""
+    assert rankfall(capsys, "prune", "--older-than", "30m", "-y").startswith(f"removed {RUN} ")
+    assert list_runs(default_home()) == []
+
+
+def test_i33_a_look_counts_only_if_the_cluster_answered(plain, capsys):
+    cluster, _ = plain
+    rankfall(capsys, "status", "job/plain")
+    run = RunDir.open(default_home(), RUN)
+    long_ago(run)
+    before = run.last_seen()
+    cluster.do(lambda made: setattr(made, "gets_refused", 403))
+    assert "seen 1h00m ago" in rankfall(capsys, "status", RUN)
+    assert run.last_seen() == before
+    cluster.do(lambda made: setattr(made, "gets_refused", None))
+    assert "seen 0" in rankfall(capsys, "status", RUN)
+    assert run.last_seen() > before
+
+
+def test_i33_of_a_foreign_job_nobody_is_sent_to_attach(plain, capsys):
+    cluster, pods = plain
+    cluster.write(pods[1], *TRACE)
+    cluster.end(pods[1], 1)
+    text = rankfall(capsys, "why", "job/plain")
+    assert "attempt 1, running" in text
+    assert "rankfall attach" not in text
+    assert "$ rankfall logs -f job/plain" in text
+    assert "no process records its lines, seen 0" in " ".join(text.split())
+
+
+def test_i33_a_suspended_foreign_job_is_said_to_be_suspended(cluster, capsys):
+    cluster.job(suspend=True)
+    since = {"type": "Suspended", "status": "True", "lastTransitionTime": "2026-01-31T11:58:00Z"}
+    cluster.put("/apis/batch/v1/namespaces/here/jobs/plain", job(suspend=True) | {"status": {"conditions": [since]}})
+    text = rankfall(capsys, "status", "job/plain")
+    assert f"Run {RUN} is suspended" in text
+    assert "0 active" in text
+    text = rankfall(capsys, "why", "job/plain")
+    assert text.startswith("The job is suspended in the cluster since 2026-01-31T11:58:00Z.")
+    assert "running" not in text
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -301,7 +301,10 @@ def test_attach_takes_over_from_a_killed_supervisor(start: Starter, rankfall: Ru
     wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
     running.kill()
     running.wait(scaled(10))
-    assert "unsupervised: no process restarts it" in rankfall("status").stdout
+    assert "unsupervised: no process restarts it, seen " in rankfall("status").stdout
+    said = " ".join(rankfall("why").stdout.split())
+    assert "is running; no failure so far." in said
+    assert "unsupervised: no process restarts it, seen " in said
     attached = start("attach", "--all", stdout=-1, stderr=-1)
     wait_until(lambda: b"resumed" in _events(home), timeout=40, what="a supervisor that took over")
     gate.touch()

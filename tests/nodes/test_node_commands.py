@@ -228,6 +228,9 @@ def test_a_person_taints_and_the_reason_is_in_record_and_condition(server, nodes
     )
     assert server.writes == []
     assert nodes("taint", "n1", "--reason", "fan\x1b[2J")[0] == 0
+    told = nodes("describe", "n1")[1]
+    assert "quarantined: never" not in told
+    assert "by a person" in told
     assert record(server, "n1").causes[0].text.endswith(": fan\\x1b[2J")
     assert (server.condition("n1") or {})["reason"] == "Quarantined"
     assert nodes("taint", "n9", "--reason", "x")[0] == 66

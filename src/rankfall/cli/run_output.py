@@ -21,6 +21,7 @@ from rankfall.model.patterns import anchored, bounded
 from rankfall.render import formatting
 from rankfall.render.escape import Redactor, clean_line, is_plain
 from rankfall.render.formatting import Paint, wants_color
+from rankfall.render.tables import held_by
 from rankfall.render.verdict import Details
 from rankfall.rundir import RunDir
 from rankfall.rundir.lines import Block, Line, LineQuery, block_of, read_lines
@@ -223,6 +224,7 @@ def details_of(directory: RunDir, verdict: Verdict, redact: Redactor | None = No
     with directory.reader() as reader:
         rows = [row for row in reader.streams(verdict.attempt) if row.slot == verdict.slot]
         step = reader.failed_step(verdict.attempt or 0, verdict.rank)
+        run = reader.summary()
     lines, after = _lines_around(verdict, directory.path)
     frames = _raised_at(directory, verdict) or _raised_in_text(verdict, lines, after)
     before = lines if frames or lines else _last_words(directory, verdict)
@@ -231,6 +233,8 @@ def details_of(directory: RunDir, verdict: Verdict, redact: Redactor | None = No
         before=(redact.lines(before) if redact is not None else before)[-_BEFORE:],
         step=step,
         apart=verdict.slot is None or not rows or any(row.rank is not None for row in rows),
+        foreign=run.foreign,
+        held=held_by(run, now=datetime.now(UTC)) if run.seen and verdict.attempt in {None, run.attempts} else "",
     )
 
 

@@ -26,7 +26,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One run in ``ps``; times RFC 3339; ``cause``, ``rank``, ``node`` of the newest verdict.
 
     ``supervised``: a supervisor here decides; ``unattended``: it needs none; ``foreign``: ``KIND/NAME`` of a job not
-    started by Rankfall.
+    started by Rankfall. ``seen``: time of ``state`` if the run has not ended and no process watches it.
     """
 
     run: str
@@ -42,6 +42,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     supervised: bool = False
     unattended: bool = False
     foreign: str | None = None
+    seen: str | None = None
 
 
 class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +157,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
         supervised: True if a supervisor decides about the run.
         unattended: True if the platform restarts and ends the run.
         foreign: ``KIND/NAME`` of a job not started by Rankfall.
+        seen: Time of ``state`` if the run has not ended and no process watches it.
         recorded: True if a process records the run's lines.
         ready: Active slots that run, pods Ready, ranks started; Ready suffices for invisible ranks (``inside: off``, no
             Python).
@@ -185,6 +187,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     supervised: bool = False
     unattended: bool = False
     foreign: str | None = None
+    seen: str | None = None
     recorded: bool = False
     ready: int = 0
     active: int = 0

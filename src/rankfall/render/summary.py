@@ -35,6 +35,8 @@ _EXIT_CODE: Final = bounded(r"\bexit ?code:? (\d{1,3})\b|\bSystemExit: (\d{1,3})
 _ELSEWHERE: Final = "If the job failed, its errors are elsewhere: give the output of all ranks and of their launcher."
 _PLURAL: Final = {"was": "were", "has": "have", "hangs": "hang", "uses": "use", "runs": "run"}
 _ITS: Final = bounded(r"\bits\b", limit=256)
+# Place of the evidence that a suspended job never began.
+NOT_BEGUN: Final = "state of the workload"
 _NO_FAILURE_RULES: Final = frozenset({"no_failure", "not_begun"})
 _ACTIONS: Final = {
     "none": "none",
@@ -187,6 +189,8 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
         what = f"hung: {one_line(hang.removeprefix(HANG), width=100)}" if hang else "failed"
         return f"The job {what}; no recorded evidence explains it"
     if slug == "cancelled" and verdict.state in {"suspended", "restarting"}:
+        if verdict.state == "suspended" and verdict.decisive is not None and verdict.decisive.where == NOT_BEGUN:
+            return f"The job is {one_line(verdict.decisive.line, width=200)}"
         change = "a suspension" if verdict.state == "suspended" else "another size"
         return f"The attempt was stopped for {change}"
     known = _advice_of(verdict)

@@ -41,10 +41,10 @@ def render_runs(runs: Sequence[RunSummary], *, now: datetime, color: bool = Fals
     rows = [
         (
             run.run,
-            f"{run.state}{_alone(run)}",
+            f"{run.state}{_alone(run, now=now)}",
             str(run.attempts),
             formatting.age(run.started, now=now),
-            formatting.since(run.started, run.ended, now=now),
+            formatting.since(run.started, run.ended or (run.seen if run.foreign else None), now=now),
             run.cause or "",
             _maybe(run.rank),
             run.node or "",
@@ -76,8 +76,8 @@ def render_status(status: StatusDocument, *, now: datetime, color: bool = False)
         for role, nodes in status.sizes_wished.items()
         if status.sizes.get(role) != nodes
     ]
-    if status.state in {"queued", "starting", "running", "restarting"}:
-        facts += _held_by(status, paint)
+    if held := held_by(status, now=now):
+        facts.append(paint.warn(f"  {held}") if held.startswith("unsupervised") else f"  {held}")
     facts += [paint.warn(f"  record incomplete: {one_line(text, width=400)}") for text in status.incomplete]
     if facts:
         blocks[0] = "\n".join([blocks[0], *facts])
@@ -125,34 +125,38 @@ def _counts(status: StatusDocument) -> str:
     return text
 
 
-def _alone(run: RunSummary) -> str:
+def _alone(run: RunSummary, *, now: datetime) -> str:
     """Suffix of a run's state if it has no supervisor; a suspended run needs none until resumed."""
-    if run.state in FINAL_STATES or run.state == "suspended" or run.supervised:
+    if run.state in FINAL_STATES or run.supervised:
         return ""
     if run.foreign is not None:
-        return ", foreign"
+        return f", foreign{_seen(run, now=now)}"
+    if run.state == "suspended":
+        return ""
     return ", unattended" if run.unattended else ", unsupervised"
 
 
-def _held_by(status: StatusDocument, paint: Paint) -> list[str]:
-    """Returns messages about the supervision of an unfinished run; none if it is normal."""
-    if status.foreign is not None:
-        recorded = (
-            "another process records its lines"
-            if status.recorded
-            else f"no process records its lines; rankfall logs -f {status.foreign} does"
-        )
-        return [f"  {status.foreign}: Rankfall did not start this object and never changes it; {recorded}"]
-    if status.unattended:
-        recorded = (
-            "another process records its lines"
-            if status.recorded
-            else f"no process records its lines; rankfall attach {status.run} does"
-        )
-        return [f"  unattended: Kubernetes restarts and ends it; {recorded}"]
-    if status.supervised:
-        return []
-    return [paint.warn(f"  unsupervised: no process restarts it; rankfall attach {status.run} takes it over")]
+def _seen(run: RunSummary | StatusDocument, *, now: datetime) -> str:
+    return f", seen {formatting.age(run.seen, now=now)} ago" if run.seen else ""
+
+
+def held_by(run: RunSummary | StatusDocument, *, now: datetime) -> str:
+    """Returns a message about the supervision of an unfinished run; empty if it is normal."""
+    if run.state not in {"queued", "starting", "running", "restarting"}:
+        return ""
+    seen = _seen(run, now=now)
+    recorded = "another process records its lines"
+    if run.foreign is not None:
+        if seen:
+            recorded = f"no process records its lines{seen}; rankfall logs -f {run.foreign} does"
+        return f"{run.foreign}: Rankfall did not start this object and never changes it; {recorded}"
+    if run.unattended:
+        if seen:
+            recorded = f"no process records its lines{seen}; rankfall attach {run.run} does"
+        return f"unattended: Kubernetes restarts and ends it; {recorded}"
+    if run.supervised:
+        return ""
+    return f"unsupervised: no process restarts it{seen}; rankfall attach {run.run} takes it over"
 
 
 def state_text(state: RunState, paint: Paint) -> str:
@@ -241,10 +245,17 @@ def render_node(node: NodeStatus, *, now: datetime, color: bool = False) -> str:
         lines += _cause_lines(cause, now=now)
     if node.more_causes:
         lines.append(f"    and {node.more_causes} more")
-    lines.append(f"  quarantined: {', '.join(_date(at) for at in node.history) or 'never, according to its record'}")
+    lines.append(f"  quarantined: {', '.join(_date(at) for at in node.history) or _without_history(node)}")
     if node.past_boots:
         lines.append(f"  boots before: {', '.join(one_line(boot, width=64) for boot in node.past_boots)}")
     return "\n".join(lines)
+
+
+def _without_history(node: NodeStatus) -> str:
+    """The history holds the controller's quarantines only."""
+    if node.state != "quarantined":
+        return "never, according to its record"
+    return f"since {_date(node.since)}, by a person" if node.since else "now, by a person"
 
 
 def _remarks(node: NodeStatus, *, now: datetime) -> Sequence[str]:

@@ -33,6 +33,8 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
         step: Last training step of the rank.
         apart: The rank has a separate stream.
         name: Name of the run in commands; None = its id.
+        foreign: ``KIND/NAME`` of a job that Rankfall only observes.
+        held: Message about an unfinished run without a supervisor.
     """
 
     frames: tuple[str, ...] = ()
@@ -40,6 +42,8 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     apart: bool = True
     name: str | None = None
+    foreign: str | None = None
+    held: str = ""
 
 
 NO_DETAILS: Final = Details()
@@ -161,6 +165,7 @@ def render_verdict(
     blocks = [
         _summary(verdict, details, width=width, paint=paint),
         _labels(verdict, source=source, width=width, paint=paint),
+        _wrapped(one_line(details.held, width=600), first="", width=width, indent=0) if details.held else "",
     ]
     lost = [text for text in verdict.missing if text.startswith(PREFIX)]
     blocks += [_wrapped(paint.warn(one_line(text, width=600)), first="", width=width, indent=0) for text in lost]
@@ -212,7 +217,7 @@ def next_commands(verdict: Verdict, details: Details = NO_DETAILS) -> tuple[str,
     if verdict.cause.confidence == "unknown" or verdict.scope in {"all", "external"}:
         commands = [f"rankfall logs {run}{attempt} --tail 200"]
     if verdict.state == "running":
-        commands.append(f"rankfall attach {run}")
+        commands.append(f"rankfall logs -f {details.foreign}" if details.foreign else f"rankfall attach {run}")
     commands.append(f"rankfall why {run}{attempt} -o json")
     return tuple(commands)
 

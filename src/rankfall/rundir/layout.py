@@ -289,6 +289,28 @@ class RunPaths:
         """
         return self.path / "closing"
 
+    @property
+    def seen_path(self) -> Path:
+        """Path of the file whose modification time is that of the last successful query of the cluster."""
+        return self.path / "seen"
+
+    def mark_seen(self) -> None:
+        """Marks a successful query of the cluster."""
+        with contextlib.suppress(OSError):
+            self.seen_path.touch(leases.FILE_MODE)
+
+    def last_seen(self) -> int:
+        """Time of the last query of the cluster, else of the record's last change, nanoseconds; 0 if unknown."""
+        with contextlib.suppress(OSError):
+            return self.seen_path.stat().st_mtime_ns
+        found = [0]
+        for path in (self.db_path, self.db_path.with_name(self.db_path.name + "-wal")):
+            with contextlib.suppress(OSError):
+                stat = path.stat()
+                # A reader makes an empty WAL.
+                found.append(stat.st_mtime_ns if stat.st_size else 0)
+        return max(found)
+
     def slot_dir(self, attempt: int, role: str, slot: int, instance: int = 0) -> Path:
         """Folder that supervisor and wrapper of one start of a slot share."""
         name = f"{role}-{slot}.{instance}" if instance else f"{role}-{slot}"

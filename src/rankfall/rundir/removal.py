@@ -53,7 +53,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """A removable run and its end, nanoseconds since the epoch."""
+    """A removable run and its end, nanoseconds since the epoch; of an unfinished foreign job, its last query."""
 
     run: RunDir
     at: int
@@ -68,7 +68,9 @@ def ended(run: RunDir) -> Ended:
     _check_folder(run.path)
     with run.reader() as reader:
         row = reader.run()
-    if row.state not in FINAL_STATES and row.state != "unknown":
+    # Of a foreign job there is only this record.
+    observed = run.foreign is not None
+    if row.state not in FINAL_STATES and row.state != "unknown" and not observed:
         raise Kept(f"{run.id} has not ended: {row.state}", hint=f"rankfall cancel {run.id}")
     if row.state == "unknown":
         raise Kept(f"the state of {run.id} cannot be read", hint=f"delete {run.path} yourself")
@@ -80,7 +82,7 @@ def ended(run: RunDir) -> Ended:
         # wait returns at the final state; only a supervisor completes the end.
         hint = f"rankfall attach {run.id} completes it; if the disk stays full, delete {run.path} yourself"
         raise Kept(f"the end of {run.id} is incomplete", hint=hint)
-    return Ended(run=run, at=row.ended or run.created)
+    return Ended(run=run, at=row.ended or (run.last_seen() if observed else 0) or run.created)
 
 
 def remove(run: RunDir) -> int:
@@ -95,7 +97,7 @@ def remove(run: RunDir) -> int:
     try:
         with leases.hold(run.lease_path):
             with run.reader() as reader:
-                if reader.run().state not in FINAL_STATES:
+                if run.foreign is None and reader.run().state not in FINAL_STATES:
                     raise Kept(f"{run.id} continues", hint=f"rankfall cancel {run.id}")
             run.path.rename(hidden)
     except LockHeld as error:

@@ -128,6 +128,7 @@ def summary(run_dir: RunPaths, tables: Queries) -> RunSummary:
 def _summary(run_dir: RunPaths, tables: Queries, verdict: Verdict | None) -> RunSummary:
     row = tables.run()
     name, backend = _named(run_dir, tables)
+    held = run_dir.lease_holder() is not None
     unattended = _unattended(run_dir)
     return RunSummary(
         run=run_dir.id,
@@ -140,9 +141,10 @@ def _summary(run_dir: RunPaths, tables: Queries, verdict: Verdict | None) -> Run
         cause=verdict.cause.slug if verdict else None,
         rank=verdict.rank if verdict else None,
         node=verdict.node if verdict else None,
-        supervised=not unattended and run_dir.lease_holder() is not None,
+        supervised=not unattended and held,
         unattended=unattended,
         foreign=_foreign(run_dir),
+        seen=rfc3339(run_dir.last_seen() or None) if not held and row.state not in FINAL_STATES else None,
     )
 
 
@@ -175,7 +177,13 @@ def status(run_dir: RunPaths, tables: Queries, *, now: int) -> StatusDocument:
     failed = verdict is not None and verdict.attempt == attempt and verdict.exit_origin == "rank"
     first = verdict.slot if verdict is not None and failed else None
     standings = Counter(
-        standing(facts, goes_on=goes_on, first=facts.slot == first, note=notes.get(("slot", facts.slot)))
+        # A suspended job has no pods, or they are ending.
+        standing(
+            facts,
+            goes_on=goes_on and (short.state != "suspended" or facts.pod is not None),
+            first=facts.slot == first,
+            note=notes.get(("slot", facts.slot)),
+        )
         for facts in slots
     )
     return StatusDocument(
@@ -193,6 +201,7 @@ def status(run_dir: RunPaths, tables: Queries, *, now: int) -> StatusDocument:
         supervised=short.supervised,
         unattended=short.unattended,
         foreign=short.foreign,
+        seen=short.seen,
         recorded=run_dir.lease_holder() is not None,
         ready=sum(ready.values()),
         active=standings["active"],

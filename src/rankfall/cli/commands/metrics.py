@@ -86,7 +86,7 @@ class RunMetrics:
             one = self._ended.get(run.id)
             if one is None or one.changed != _changed(run):
                 one = _numbers(run, now)
-            states[one.state] += 1
+            states["unknown" if one.status is not None and _unwatched(one.status) else one.state] += 1
             if one.state in FINAL_STATES:
                 ended[run.id] = one
                 if now - one.ended > _ENDED_NS or len(ended) > _MAX_ENDED:
@@ -126,9 +126,15 @@ def _lines(path: Path) -> int:
         return 0
 
 
+def _unwatched(one: StatusDocument) -> bool:
+    """True for a foreign job that no process watches: its stored state may be old."""
+    return one.foreign is not None and one.seen is not None
+
+
 def _add(metrics: Metrics, one: StatusDocument, lines: int) -> None:
     of = {"run": one.run, "name": one.name}
-    metrics.set("run_state", 1, **of, backend=one.backend, state=one.state)
+    unwatched = _unwatched(one)
+    metrics.set("run_state", 1, **of, backend=one.backend, state="unknown" if unwatched else one.state)
     for name, text in (("run_start_time_seconds", one.started), ("run_end_time_seconds", one.ended)):
         at = nanoseconds(text) if text else None
         if at is not None:
@@ -140,14 +146,14 @@ def _add(metrics: Metrics, one: StatusDocument, lines: int) -> None:
         metrics.set("run_restarts_total", count, **of, cause=cause)
     if one.cause:
         metrics.set("run_cause", 1, **of, cause=one.cause)
-    for standing in _STANDINGS:
+    for standing in () if unwatched else _STANDINGS:
         metrics.set("run_slots", getattr(one, standing), **of, standing=standing)
     steps = [rank.step for rank in one.ranks if rank.step is not None]
     if steps:
         metrics.set("run_step", max(steps), **of)
     known = [*(rank.line_age_s for rank in one.ranks), *(slot.line_age_s for slot in one.slots)]
     ages = [age for age in known if age is not None]
-    if ages and one.state not in FINAL_STATES:
+    if ages and not unwatched and one.state not in FINAL_STATES:
         metrics.set("run_line_age_seconds", min(ages), **of)
     metrics.set("run_lines_total", lines, **of)
     metrics.set("run_lost_lines", sum(lost.lines or 0 for lost in one.lost_lines), **of)

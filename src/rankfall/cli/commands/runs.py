@@ -50,17 +50,17 @@ def ps(*, everything: bool, output: Output) -> None:
     Without -a: live ones, newest 20.
     """
     found = _summaries()
-    listed = (
-        found
-        if everything
-        else [run for n, run in enumerate(found) if n < _MAX_LISTED or run.state not in FINAL_STATES]
-    )
+    listed = found if everything else [run for n, run in enumerate(found) if n < _MAX_LISTED or _lives(run)]
     if output is not Output.TABLE:
         sys.stdout.write(console.document(RunsDocument(runs=tuple(listed)), output))
         return
     console.out(render_runs(listed, now=datetime.now(UTC), color=console.color_on()))
     if len(listed) < len(found):
         console.say(f"{len(found) - len(listed)} more: rankfall ps -a")
+
+
+def _lives(run: RunSummary) -> bool:
+    return run.state not in FINAL_STATES and (run.foreign is None or run.seen is None)
 
 
 @click.command("status")
@@ -150,7 +150,7 @@ def rm(*, runs: tuple[str, ...], yes: bool) -> None:
 def prune(*, older_than: str | None, keep: int | None, max_size: str | None, dry_run: bool, yes: bool) -> None:
     """Delete old ended runs. Without a rule, `[retention]` of config.toml applies.
 
-    Live runs, foreign jobs and other folders stay.
+    Live runs, foreign jobs that are watched, and other folders stay.
     """
     given = {"older-than": older_than, "keep": keep, "max-size": max_size}
     rules = rules_of({key: value for key, value in given.items() if value is not None})
@@ -178,7 +178,7 @@ def candidates(home: Path, *, go_on: Callable[[], bool] = lambda: True) -> tuple
     others = []
     for run in list_runs(home):
         try:
-            one = ended(run) if go_on() and run.foreign is None else None
+            one = ended(run) if go_on() else None
         except RankfallError:
             one = None
         if one is None:

@@ -29,7 +29,7 @@ class NativeState(msgspec.Struct, frozen=True, kw_only=True):
         restarts, execution: Of the whole gang by its JobSet; ``execution`` also counts suspensions.
         gang: UID of a TrainJob's JobSet; empty without.
         reason, message: Of the terminal condition.
-        at: Time of the terminal condition, RFC 3339.
+        at: Time of the terminal condition, or of the suspension, RFC 3339.
         deleting: Deletion was requested and is unfinished.
     """
 
@@ -76,7 +76,9 @@ def native_state(workload: Mapping[str, Any], *, inner: Mapping[str, Any] | None
     # The condition lags: right after a release it still reports a suspended workload.
     held = any(mapping(one, "spec").get("suspend") is True for one in (workload, gang) if one is not None)
     if held or gang is None:
-        return NativeState(phase="suspended" if held else "going", **common)
+        since = condition(workload, "Suspended")
+        at = word(since.get("lastTransitionTime")) if held and since.get("status") == "True" else None
+        return NativeState(phase="suspended" if held else "going", at=at, **common)
     return NativeState(phase="going", start=_start(gang, restarts, execution), **common)
 
 

@@ -280,6 +280,7 @@ class Unattended:
             except InfrastructureError as error:
                 self._gap(f"cannot read {workload.label}: {error.message}; trying again")
             else:
+                self._run_dir.mark_seen()
                 if state is None or state.deleting:
                     return "gone"
                 if state.phase != "suspended":

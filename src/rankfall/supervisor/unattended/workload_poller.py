@@ -151,6 +151,7 @@ class WorkloadPoller:
         run_store: BestEffortStore,
         say: Callable[[str], None],
     ) -> None:
+        self._run_dir = run_dir
         self._run = run_dir.path
         self._attempt = plan.attempt
         self._gang = plan.cluster.gang if plan.cluster else ""
@@ -196,6 +197,7 @@ class WorkloadPoller:
                 self._say(f"cannot read {self._workload.label}: {error.message}; trying again")
             return
         self._unanswered = ""
+        self._run_dir.mark_seen()
         if found is None:
             found = self._watched()
             if found is None and not self._missed():
@@ -310,7 +312,8 @@ class RunStateUpdater:
             if queue is not None and not begun:
                 return "queued", f"waits for queue {queue}"
             hold = read_suspension(self._run_dir.path, initially=self._spec.suspend)
-            return "suspended", hold.text if hold.suspended else None
+            since = f" since {state.at}" if state.at else ""
+            return "suspended", hold.text if hold.suspended else f"suspended in the cluster{since}"
         most = self._spec.policies.max_restarts
         restarted = f"attempt {state.restarts + 1} of {most + 1}" if state.restarts else None
         if ranks or any(facts.state in {"running", "ended"} for facts in slots):
