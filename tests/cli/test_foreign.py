@@ -126,7 +126,7 @@ def test_i33_a_look_counts_only_if_the_cluster_answered(plain, capsys):
     assert run.last_seen() > before
 
 
-def test_i33_of_a_foreign_job_nobody_is_sent_to_attach(plain, capsys):
+def test_i33_of_a_foreign_job_nobody_is_sent_to_attach(plain, capsys, tmp_path):
     cluster, pods = plain
     cluster.write(pods[1], *TRACE)
     cluster.end(pods[1], 1)
@@ -134,6 +134,10 @@ def test_i33_of_a_foreign_job_nobody_is_sent_to_attach(plain, capsys):
     assert "attempt 1, running" in text
     assert "rankfall attach" not in text
     assert "$ rankfall logs -f job/plain" in text
+    rankfall(capsys, "report", "job/plain", "-o", str(tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text()
+    assert "rankfall attach" not in page
+    assert "rankfall logs -f job/plain" in page
     assert "no process records its lines, seen 0" in " ".join(text.split())
 
 

@@ -16,7 +16,7 @@ from rankfall.model.run_status import AttemptReport, RankSpan, ReportDocument
 from rankfall.render import formatting
 from rankfall.render.escape import clean, clean_line, one_line
 from rankfall.render.summary import action_text
-from rankfall.render.verdict import labels, next_commands
+from rankfall.render.verdict import Details, labels, next_commands
 
 # A report of 1,024 ranks stays below 2 MB.
 _MAX_EVIDENCE: Final = 200
@@ -52,18 +52,19 @@ def _t(text: object, *, limit: int = _MAX_LINE) -> str:
 def _body(report: ReportDocument) -> Iterator[str]:
     newest = report.attempts[-_MAX_ATTEMPTS:]
     last = newest[-1] if newest else None
+    foreign = report.run.foreign if report.run is not None else None
     yield f"<h1>Rankfall report of {_t(report.source, limit=300)}</h1>"
     yield f'<p class="answer">{_t(last.summary if last and last.summary else "No attempt has a verdict.")}</p>'
     if report.incomplete:
         yield '<div class="warn"><p>The record is incomplete:</p>'
         yield f"{_list(report.incomplete)}</div>"
     if last is not None:
-        yield from _attempt(last, source=report.source)
+        yield from _attempt(last, source=report.source, foreign=foreign)
     if report.run is not None and len(newest) > 1:
         yield f"<h2>Attempts before</h2>{_attempts(newest)}"
         for one in reversed(newest[:-1]):
             yield f"<details><summary>Attempt {one.attempt}: {_t(one.summary, limit=300)}</summary>"
-            yield from _attempt(one, source=report.source)
+            yield from _attempt(one, source=report.source, foreign=foreign)
             yield "</details>"
     hidden = len(report.attempts) - len(newest)
     if hidden:
@@ -71,7 +72,7 @@ def _body(report: ReportDocument) -> Iterator[str]:
     yield f"<footer>Made {_t(report.made)} by Rankfall {_t(report.version)}. Times in UTC.</footer>"
 
 
-def _attempt(one: AttemptReport, *, source: str) -> Iterator[str]:
+def _attempt(one: AttemptReport, *, source: str, foreign: str | None) -> Iterator[str]:
     verdict = one.verdict
     if verdict is None:
         yield '<p class="note">This attempt has no verdict.</p>'
@@ -85,7 +86,7 @@ def _attempt(one: AttemptReport, *, source: str) -> Iterator[str]:
         yield f"<details><summary>{formatting.count(len(one.ranks), 'rank')} as a table</summary>{_ranks(one.ranks)}</details>"
         yield f"<h2>Nodes</h2>{_nodes(one)}"
     if verdict is not None:
-        yield from _rest(verdict, one)
+        yield from _rest(verdict, one, foreign=foreign)
 
 
 def _decisive(verdict: Verdict, one: AttemptReport) -> Iterator[str]:
@@ -119,11 +120,11 @@ def _chain(verdict: Verdict) -> Iterator[str]:
     yield "</ul>"
 
 
-def _rest(verdict: Verdict, one: AttemptReport) -> Iterator[str]:
+def _rest(verdict: Verdict, one: AttemptReport, *, foreign: str | None) -> Iterator[str]:
     if one.advice or verdict.run:
         yield "<h2>Next</h2>"
         yield f"<p>{_t(one.advice)}</p>" if one.advice else ""
-        commands = "\n".join(html.escape(command) for command in next_commands(verdict))
+        commands = "\n".join(html.escape(command) for command in next_commands(verdict, Details(foreign=foreign)))
         yield f"<pre>{commands}</pre>" if commands else ""
     if verdict.missing:
         yield f"<h2>Unknown</h2>{_list(verdict.missing)}"
