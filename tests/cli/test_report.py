@@ -68,7 +68,14 @@ def test_i24_p3_a_mailed_archive_is_explained_as_its_run(rankfall: Runner, home:
     run = run_of(home)
     (home / "runs" / run / "link").symlink_to("/etc/passwd")
     archive = tmp_path / "mail.tar.gz"
-    assert rankfall("report", run, "--bundle", "-o", str(archive)).returncode == 0
+    # Only the archive's owner reads it, whatever stood there and whatever the umask is.
+    archive.write_bytes(b"")
+    archive.chmod(0o644)
+    made = rankfall("report", run, "--bundle", "-o", str(archive))
+    assert made.returncode == 0, made.stderr
+    assert archive.stat().st_mode & 0o777 == 0o600
+    assert "lines as they are" in made.stderr + made.stdout
+    assert "--redact" in made.stderr + made.stdout
     with tarfile.open(archive) as found:
         names = {name.partition("/")[2] for name in found.getnames()}
         assert all(member.isreg() and (member.uid, member.uname) == (0, "") for member in found)

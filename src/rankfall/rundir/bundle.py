@@ -48,6 +48,9 @@ def pack(run: Path, to: Path, *, extra: dict[str, bytes]) -> int:
     """
     temporary = to.with_name(f".{to.name}.{os.getpid()}")
     try:
+        # As private as the run directory: lines may hold secrets.
+        temporary.unlink(missing_ok=True)
+        temporary.touch(mode=0o600, exist_ok=False)
         with tarfile.open(temporary, "w:gz", compresslevel=6) as archive:
             for path in sorted(run.rglob("*")):
                 if path.name in _LEFT_OUT or not stat.S_ISREG(path.lstat().st_mode):

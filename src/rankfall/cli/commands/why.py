@@ -334,7 +334,7 @@ def report(
     if bundle and run is None:
         raise UsageError("--bundle is for a run", hint="log files can be mailed as they are")
     if bundle and redact is not None:
-        raise UsageError("--redact cannot change the logs of --bundle", hint="write a report: -o FILE.html --redact")
+        raise UsageError("--redact cannot change the lines in a --bundle", hint="write a report: -o FILE.html --redact")
     if redact is not None:
         redact.learn(secret_values(run) if run is not None else ())
     document = _report(of, source, redact) if isinstance(of, RunDir) else _report_of_files(verdict, source, of, redact)
@@ -362,6 +362,8 @@ def report(
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}", hint="choose another file with -o") from error
     console.say(f"rankfall: wrote {path} ({max(1, size // 1000):,} kB)")
+    if bundle:
+        console.say("rankfall: the archive holds all lines as they are; report -o FILE.html --redact masks secrets")
 
 
 def _rendered(document: ReportDocument, suffix: str) -> str:
@@ -399,8 +401,7 @@ def _report(run: RunDir, source: str, redact: Redactor | None) -> ReportDocument
         _attempt(run, row, ranks[row.attempt], decisions[row.attempt], newest=row is rows[-1], redact=redact)
         for row in rows
     )
-    lost = tuple(one.text for one in lost_of_run(run))
-    return _made(source, run=whole, incomplete=lost, attempts=attempts)
+    return _made(source, run=whole, incomplete=tuple(one.text for one in lost_of_run(run)), attempts=attempts)
 
 
 def _attempt(
