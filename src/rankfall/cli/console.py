@@ -58,7 +58,7 @@ def say(text: str = "", *, quiet: bool = False) -> None:
 
 @contextlib.contextmanager
 def told_if_slow(text: str) -> Iterator[None]:
-    """Says ``text`` once if the block takes long."""
+    """Prints ``text`` to stderr once if the block takes long."""
     timer = threading.Timer(_SLOW_S, say, (text,))
     timer.daemon = True
     timer.start()
