@@ -297,7 +297,8 @@ class RunPaths:
     def mark_seen(self) -> None:
         """Marks a successful query of the cluster."""
         with contextlib.suppress(OSError):
-            self.seen_path.touch(leases.FILE_MODE)
+            write_file(self.seen_path, b"")
+            os.utime(self.seen_path)
 
     def last_seen(self) -> int:
         """Time of the last query of the cluster, else of the record's last change, nanoseconds; 0 if unknown."""
