@@ -313,6 +313,33 @@ def test_a_workload_that_is_gone_was_deleted(home, ttl):
     assert ("time to live of 60 s after its end has passed" in (bench.state()[1] or "")) == (ttl is not None)
 
 
+def test_a_failure_before_the_deletion_remains_the_cause(home):
+    bench = Bench(home, GOING)
+
+    def failed():
+        bench.pod(0)
+        bench.pod(1, code=3)
+        return GOING
+
+    bench.workload.looks += [failed, GOING, None]
+    outcome = bench.record()
+    assert outcome.verdict is not None
+    assert (outcome.state, outcome.verdict.cause.slug, outcome.verdict.slot) == ("failed", "user_exit", 1)
+    assert "no longer exists" in (bench.state()[1] or "")
+
+
+def test_an_end_after_the_request_to_delete_is_no_failure(home):
+    bench = Bench(home, GOING)
+
+    def stopped():
+        bench.pod(0)
+        bench.pod(1, code=3, deleting=AT)
+        return GOING
+
+    bench.workload.looks += [stopped, GOING, None]
+    assert bench.record().state == "deleted"
+
+
 def test_a_deletion_that_has_begun_is_one(home):
     bench = Bench(home, msgspec.structs.replace(GOING, deleting=True))
     assert bench.record().state == "deleted"

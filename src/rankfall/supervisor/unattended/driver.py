@@ -38,7 +38,7 @@ from rankfall.supervisor.platform_reports import NodeReporter, show_verdict
 from rankfall.supervisor.requests import Control, read_cancel, read_suspension
 from rankfall.supervisor.run_events import Event, EventLog
 from rankfall.supervisor.stopping import mark_logs_open
-from rankfall.supervisor.unattended.failures import fallen
+from rankfall.supervisor.unattended.failures import ended_before_deletion, fallen
 from rankfall.supervisor.unattended.monitor import Ended, GangMonitor
 from rankfall.supervisor.unattended.workload_poller import POLL_INTERVAL_S, gang_of_start
 from rankfall.verdict.diagnose import stopped_on_request
@@ -338,7 +338,11 @@ class Unattended:
         found = fallen(case, state=state, label=workload.label, strategy=strategy, unseen=ended.unseen)
         taken = self._taken(workload) if ended.how == "gone" else self._replaced(ended, workload)
         cause = found.verdict.cause
-        if taken is not None and (cause.confidence != "proven" or cause.slug in WAITS):
+        # What had failed before the deletion remains the cause.
+        known = cause.slug != "unknown" and ended_before_deletion(
+            self._run_dir.path, attempt=number, slot=found.verdict.slot
+        )
+        if taken is not None and not known and (cause.confidence != "proven" or cause.slug in WAITS):
             return diagnose_by(strategy, msgspec.structs.replace(case, cancelled=taken))
         return found
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -21,6 +22,7 @@ from rankfall.model.foreign import FOREIGN
 from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import rfc3339
 from rankfall.rundir import RunDir, SlotFailure, SlotFailureRow
+from rankfall.rundir.cluster.journal import JournalReader, journal_path
 from rankfall.rundir.cluster.pod_facts import PodFact, stamp_ns
 from rankfall.rundir.cluster.workload_state import NativeState
 from rankfall.strategy_registry import diagnose_by
@@ -103,6 +105,20 @@ def why_unrecorded(
         else f"keep rankfall logs -f {foreign.target.label} running while the job runs"
     )
     return f"lines and records of attempt {attempt}: no process recorded it when it failed, and its pods no longer exist; next time {how}"
+
+
+def ended_before_deletion(run: Path, *, attempt: int, slot: int | None) -> bool:
+    """True if a snapshot shows that a slot's container failed by itself before a request to delete its pod."""
+    facts = JournalReader(journal_path(run, attempt)).poll() if slot is not None else ()
+    return any(
+        fact.slot == slot
+        and fact.deleting is None
+        and not fact.gone
+        and fact.main is not None
+        and fact.main.state == "terminated"
+        and fact.main.exit_code not in {None, 0, *_AFTER_STOP}
+        for fact in facts
+    )
 
 
 def of_other_containers(
