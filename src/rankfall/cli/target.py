@@ -287,7 +287,8 @@ def run_of_argument(targets: list[str], where: Where) -> RunDir | None:
 def _unknown_kind(name: str) -> UsageError:
     kinds = ", ".join(FOREIGN_KINDS)
     return UsageError(
-        f"{name[:200]!r} is no file, and of an unknown kind", hint=f"name the job or pod that it made: {kinds}"
+        f"{name[:200]!r} is no file, and of an unknown kind",
+        hint=f"use one of these kinds: {kinds}; of another one, name the job or pod that it made",
     )
 
 
