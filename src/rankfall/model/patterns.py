@@ -106,10 +106,6 @@ class Linear(Generic[AnyStr]):
         """Yields all matches from ``start``."""
         return self._made().finditer(_sound(text), start)  # type: ignore[no-any-return] # as above
 
-    def sub(self, replacement: AnyStr, text: AnyStr) -> AnyStr:
-        """Replaces all matches."""
-        return self._made().sub(replacement, _sound(text))  # type: ignore[no-any-return] # as above
-
     def _made(self) -> Any:
         if self._compiled is None:
             import re2  # noqa: PLC0415

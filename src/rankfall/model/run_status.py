@@ -45,6 +45,11 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     seen: str | None = None
 
 
+def is_unwatched(one: RunSummary | StatusDocument) -> bool:
+    """True for a foreign job that no process watches: its stored state may be old."""
+    return one.foreign is not None and one.seen is not None
+
+
 class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
     """``rankfall ps -o json``; newest first."""
 

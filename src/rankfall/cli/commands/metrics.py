@@ -22,6 +22,7 @@ from rankfall.cli import console
 from rankfall.cli.target import read_home
 from rankfall.model import FINAL_STATES, StatusDocument, StoreError
 from rankfall.model.numbers import address_of
+from rankfall.model.run_status import is_unwatched
 from rankfall.model.timestamps import nanoseconds
 from rankfall.rundir import RunDir, list_runs
 from rankfall.rundir.streams.content import content_size
@@ -86,7 +87,7 @@ class RunMetrics:
             one = self._ended.get(run.id)
             if one is None or one.changed != _changed(run):
                 one = _numbers(run, now)
-            states["unknown" if one.status is not None and _unwatched(one.status) else one.state] += 1
+            states["unknown" if one.status is not None and is_unwatched(one.status) else one.state] += 1
             if one.state in FINAL_STATES:
                 ended[run.id] = one
                 if now - one.ended > _ENDED_NS or len(ended) > _MAX_ENDED:
@@ -126,14 +127,9 @@ def _lines(path: Path) -> int:
         return 0
 
 
-def _unwatched(one: StatusDocument) -> bool:
-    """True for a foreign job that no process watches: its stored state may be old."""
-    return one.foreign is not None and one.seen is not None
-
-
 def _add(metrics: Metrics, one: StatusDocument, lines: int) -> None:
     of = {"run": one.run, "name": one.name}
-    unwatched = _unwatched(one)
+    unwatched = is_unwatched(one)
     metrics.set("run_state", 1, **of, backend=one.backend, state="unknown" if unwatched else one.state)
     for name, text in (("run_start_time_seconds", one.started), ("run_end_time_seconds", one.ended)):
         at = nanoseconds(text) if text else None

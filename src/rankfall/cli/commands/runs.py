@@ -27,6 +27,7 @@ from rankfall.model import (
     StoreError,
     UsageError,
 )
+from rankfall.model.run_status import is_unwatched
 from rankfall.render.escape import Redactor
 from rankfall.render.formatting import Paint, count, size
 from rankfall.render.tables import render_runs, render_status
@@ -60,7 +61,7 @@ def ps(*, everything: bool, output: Output) -> None:
 
 
 def _lives(run: RunSummary) -> bool:
-    return run.state not in FINAL_STATES and (run.foreign is None or run.seen is None)
+    return run.state not in FINAL_STATES and not is_unwatched(run)
 
 
 @click.command("status")

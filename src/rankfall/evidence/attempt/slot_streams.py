@@ -280,8 +280,8 @@ class SlotStreams:
             others = [other for other in beside[stream.slot, stream.local] if other is not stream] if one else []
             owner = owners.of(stream)
             # Buffered output is written at the end, but not by a killed process.
-            flushes = owner is not None and owner.ended_at is not None and owner.signal != signal.SIGKILL
-            until = owner.ended_at - _FLUSH_NS if flushes and owner is not None and owner.ended_at else None
+            ended = None if owner is None or owner.signal == signal.SIGKILL else owner.ended_at
+            until = None if ended is None else ended - _FLUSH_NS
             worked = [at for other in others for at in other.tail.worked_at if until is None or at <= until]
             ordered = one and owner is not None and owner.hook == "loaded"
             survival = stream.tail.survival

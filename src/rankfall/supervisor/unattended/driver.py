@@ -338,13 +338,13 @@ class Unattended:
         found = fallen(case, state=state, label=workload.label, strategy=strategy, unseen=ended.unseen)
         taken = self._taken(workload) if ended.how == "gone" else self._replaced(ended, workload)
         cause = found.verdict.cause
+        if taken is None or (cause.confidence == "proven" and cause.slug not in WAITS):
+            return found
         # What had failed before the deletion remains the cause.
-        known = cause.slug != "unknown" and ended_before_deletion(
-            self._run_dir.path, attempt=number, slot=found.verdict.slot
-        )
-        if taken is not None and not known and (cause.confidence != "proven" or cause.slug in WAITS):
-            return diagnose_by(strategy, msgspec.structs.replace(case, cancelled=taken))
-        return found
+        slot = found.verdict.slot
+        if cause.slug != "unknown" and ended_before_deletion(self._run_dir.path, attempt=number, slot=slot):
+            return found
+        return diagnose_by(strategy, msgspec.structs.replace(case, cancelled=taken))
 
     def _replaced(self, ended: Ended, workload: Workload) -> str | None:
         """Text about a deleted and recreated gang of this start, or None."""
