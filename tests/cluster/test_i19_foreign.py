@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -12,7 +13,10 @@ import pytest
 
 from bench.foreign.fall import LOOK
 from cluster.run_world import PROGRAM, World
+from rankfall.kube.object_fields import COMPLETION_INDEX
+from support.helpers import wait_until
 from testbed import accounts, images, workloads
+from testbed.workloads import PYTHON_IMAGE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -87,3 +91,35 @@ def test_i19_p11_only_torchruns_own_prefixes_prove_ranks(bed, kubectl, namespace
         assert {match[1] == match[2] for match in told if match} == {True}, out
         assert {line[6] for line in ranked if FORGED in line} <= {"0"}, out
         assert name == "hidden" or sum(match is not None for match in told) == 4 * LINES, out
+
+
+def test_a_pod_that_was_deleted_before_the_first_look_is_named_with_its_node(bed, kubectl, namespace, tmp_path):
+    """The job fails with it and ends the other pod: only Events show the first."""
+    home = tmp_path / "home"
+    home.mkdir()
+    path = accounts.create(bed.control, kubectl, "looker", namespace=namespace, rules=LOOK)
+    world = World(home, kubeconfig=path, kubectl=kubectl, namespace=namespace)
+    command = ["python3", "-c", "import time; time.sleep(600)"]
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "containers": [{"name": "main", "image": PYTHON_IMAGE, "imagePullPolicy": "Never", "command": command}],
+    }
+    kubectl.apply(workloads.indexed_job("taken", namespace=namespace, nnodes=2, pod=pod))
+
+    def pods() -> list[dict[str, Any]]:
+        return kubectl.get("pods", "-n", namespace)["items"]
+
+    wait_until(
+        lambda: len(pods()) == 2 and all(one["status"].get("phase") == "Running" for one in pods()),
+        timeout=120,
+        what="two pods",
+    )
+    (first,) = [one for one in pods() if one["metadata"]["annotations"].get(COMPLETION_INDEX) == "0"]
+    node, name = first["spec"]["nodeName"], first["metadata"]["name"]
+    kubectl("delete", "pod", name, "-n", namespace)
+    wait_until(lambda: all(one["metadata"]["name"] != name for one in pods()), timeout=120, what="the deletion")
+    why = world.cli("why", "job/taken", "-n", namespace, "-o", "json")
+    found = json.loads(why.stdout)
+    assert (found["slot"], found["node"], found["pod"]) == (0, node, name), why.stdout
+    assert any(f"pod {name} was deleted while it ran" in proof["line"] for proof in found["evidence"])

@@ -18,7 +18,7 @@ from rankfall.model.verdict import HANG
 from rankfall.render import formatting
 from rankfall.render.escape import one_line
 
-# A consequence names the rank that the others complain of, if it is silent itself.
+# A consequence names the rank or slot that the others complain of, if it is silent itself.
 _WAITED: Final = {
     "peer_lost": "went away without a message",
     "collective_timeout": "never joined the collective",
@@ -199,7 +199,7 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
         happened = f"exited with code {code[1] or code[2]}"
     if slug == "user_code_exception" and (name := _exception(verdict)):
         happened = f"raised {name}"
-    if slug in _WAITED and verdict.rank is not None and all(e.rank != verdict.rank for e in verdict.evidence):
+    if slug in _WAITED and not _complains(verdict):
         happened = _WAITED[slug]
     if slug == "killed_unknown" and verdict.cause.confidence == "suspected" and not _names_signal(verdict):
         happened = "died without a message"
@@ -216,6 +216,14 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
         subject = f"Suspected: {subject[0].lower()}{subject[1:]}"
     at = f" in step {step}" if step is not None and verdict.rank is not None else ""
     return f"{subject} {first} {others}".rstrip() + at + (order.get(confidence, "") if fact else "")
+
+
+def _complains(verdict: Verdict) -> bool:
+    """True if the named rank or slot itself reports the lost peer, or none is named."""
+    if verdict.rank is not None:
+        return any(e.rank == verdict.rank for e in verdict.evidence)
+    found = [e.slot for e in verdict.evidence if e.slug == verdict.cause.slug]
+    return verdict.scope != "slot" or not found or verdict.slot in found
 
 
 def _names_signal(verdict: Verdict) -> bool:

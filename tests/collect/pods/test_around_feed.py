@@ -174,7 +174,7 @@ def test_many_nodes_are_watched_together(scene, monkeypatch):
         await scene.follow((lambda: len(scene.held(NodeFact)) == 5, "nodes"))
         # A pod that comes to one of the others needs no further request.
         scene.pods.append(PodFact(seen_ns=1, name="job-8", uid="u8", slot=8, node="n8"))
-        scene.push._settle()
+        scene.push.settle()
 
     asyncio.run(story())
     assert scene.server.asked.count(("nodes", "")) == 1

@@ -20,6 +20,7 @@ from rankfall.rundir.cluster.context_facts import (
 from rankfall.rundir.cluster.journal import SnapshotWriter
 from rankfall.rundir.cluster.pod_facts import Condition, ContainerFact, PodFact, stamp_ns
 from rankfall.rundir.layout import context_path
+from rankfall.verdict.diagnose.cause_tables import UNSEEN_END
 from rankfall.verdict.signatures.catalogue import default_catalogue
 
 MADE = "2026-11-21T16:00:00Z"
@@ -471,3 +472,60 @@ def test_events_of_more_than_an_hour_ago_are_said_to_be_gone(scene):
     (text,) = scene.view.missing([pod()])
     assert "Kubernetes stores Events for an hour" in text
     assert scene.view.problems == []
+
+
+GONE = {"gone": True, "main": ContainerFact(state="running", started=MADE)}
+
+
+@pytest.mark.parametrize(
+    ("others", "changed", "role"),
+    [
+        ((), {}, "primary"),
+        # Its kubelet stopped it, before the node was silent.
+        ((("Killing", "Stopping container main", MADE),), {}, "context"),
+        # Its node came back, and its kubelet removed it.
+        ((("Killing", "Stopping container main", "2026-11-21T16:09:00Z"),), {}, "primary"),
+        ((), {"main": ContainerFact(state="terminated", exit_code=1, finished=MADE)}, "context"),
+        ((), {"gone": False}, "context"),
+    ],
+)
+def test_the_event_of_a_silent_node_is_the_reason_of_a_pod_that_never_came_back(scene, others, changed, role):
+    silent = event("NodeNotReady", "Node is not ready", by="node-controller")
+    rest = [event(reason, text, uid=f"e-{at}", last=at, by="kubelet") for reason, text, at in others]
+    lost = SlotFacts(slot=1, node="n1", state="lost")
+    pieces = scene.found(silent, *rest, pods=[pod(**(GONE | changed))], slots=[lost])
+    (piece,) = [piece for piece in pieces if piece.line.startswith("NodeNotReady")]
+    assert (piece.slug, piece.role, piece.node) == ("node_lost", role, "n1")
+    # The controller waits before it reports.
+    assert (piece.at < LATER_NS) == (role == "primary")
+
+
+def test_events_of_a_deleted_namesake_are_not_this_jobs(scene):
+    job = {"metadata": {"name": "bert", "uid": "new"}}
+    events = [
+        event("BackoffLimitExceeded", "limit", kind="Job", about=uid, name="bert", warning=True)
+        for uid in ("old", "new")
+    ]
+    other = event("Failed", "of another kind", kind="JobSet", about="s", name="bert", warning=True)
+    pieces = scene.found(*events, other, work_fact(job, kind="Job", seen_ns=1))
+    assert sorted(piece.line for piece in pieces if piece.slug == "controller_verdict") == [
+        "BackoffLimitExceeded: limit",
+        "Failed: of another kind",
+    ]
+
+
+def test_a_pod_that_its_controller_deleted_is_a_consequence_of_the_one_deleted_before(scene):
+    """Both were deleted in one second, so that no time tells them apart."""
+    pods = [pod(1, **GONE, deleting=LATER), pod(2, **GONE, deleting=LATER)]
+    lost = [SlotFacts(slot=number, node=f"n{number}", state="lost") for number in (1, 2)]
+    said = event("SuccessfulDelete", "Deleted pod: job-2", kind="Job", about="j", name="bert")
+    pieces = scene.found(said, pods=pods, slots=lost)
+    found = {piece.slot: (piece.slug, piece.role, piece.line) for piece in pieces if piece.fingerprint == UNSEEN_END}
+    assert found == {
+        1: ("external_signal", "secondary", "pod job-1 was deleted while it ran; its end was not recorded"),
+        2: (
+            "peer_teardown",
+            "secondary",
+            "pod job-2 was deleted while it ran, by its job's controller; its end was not recorded",
+        ),
+    }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from rankfall.model import SlotFacts
+from rankfall.render.summary import first_sentence
 from rankfall.verdict.diagnose import diagnose
-from support.cases import case, died, left, piece, rank, slots
+from support.cases import at, case, died, left, piece, rank, slots
 
 
 def victims(verdict):
@@ -182,3 +184,30 @@ def test_the_receiver_of_a_mismatch_between_two_ranks_is_not_the_odd_one():
     lost = raised("peer_lost", 1, seconds=1.1, role="secondary")
     verdict = diagnose(case(ranks, [received, lost], slots=slots(1))).verdict
     assert (verdict.rank, verdict.scope, verdict.cause.slug) == (None, None, "collective_mismatch")
+
+
+@pytest.mark.parametrize(
+    ("started", "words"),
+    [
+        (at(0), "any line and the end of slot 0: it started, but its log was not readable"),
+        (None, "any rank of slot 0: it never joined"),
+    ],
+)
+def test_a_slot_that_another_one_lost_is_not_said_to_have_lost_its_peer(started, words):
+    """Its log is not readable and its end not reported, as behind a pulled cable."""
+    quiet = SlotFacts(
+        slot=0, node="n0", state="running" if started else "expected", launcher="exec", started_at=started
+    )
+    spoke = SlotFacts(slot=1, node="n1", state="ended", exit_code=1, launcher="exec", started_at=at(0), ended_at=at(9))
+    lost = piece(
+        "peer_lost", None, role="secondary", seconds=8.9, slot=1, node="n1", source="log", line="closed by peer"
+    )
+    verdict = diagnose(case([], [lost], slots=(quiet, spoke), world_size=2)).verdict
+    assert (verdict.slot, verdict.node, verdict.cause.slug, verdict.cause.confidence) == (
+        0,
+        "n0",
+        "peer_lost",
+        "suspected",
+    )
+    assert verdict.missing[0] == words
+    assert first_sentence(verdict) == "Suspected: slot 0 on n0 went away without a message."

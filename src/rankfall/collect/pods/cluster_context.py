@@ -28,6 +28,7 @@ from rankfall.rundir.cluster.context_facts import (
     EventFact,
     NodeFact,
     Unseen,
+    WorkFact,
     event_fact,
     later_node,
     node_fact,
@@ -147,7 +148,11 @@ class ContextCollector:
         else:
             for name in names:
                 await self._once("nodes", NODES, None, {"fields": f"metadata.name={name}"}, self._node)
-        self._settle()
+        self.settle()
+
+    def works(self) -> list[WorkFact]:
+        """Objects that create the pods, as read."""
+        return [fact for fact in self._file.newest.values() if isinstance(fact, WorkFact)]
 
     def statements(self) -> dict[str, EventFact | NodeFact]:
         """File's facts about nodes and their Events, without the times of observation."""
@@ -233,7 +238,7 @@ class ContextCollector:
                     if name not in watched:
                         one = {"fields": f"metadata.name={name}"}
                         watched[name] = group.create_task(self._follow("nodes", NODES, None, one, self._node))
-            self._settle()
+            self.settle()
             await asyncio.sleep(POLL_INTERVAL_S)
 
     def _names(self) -> list[str]:
@@ -269,7 +274,7 @@ class ContextCollector:
             if name
         )
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Stores Events of objects that became known, and watches nodes that a pod moved to."""
         pods = {pod.uid for pod in self._pods()} if self._strange else set()
         for uid, fact in tuple(self._strange.items()):

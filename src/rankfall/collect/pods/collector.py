@@ -18,7 +18,7 @@ import msgspec
 from rankfall.collect.background import CancellableWork, ProblemReporter, error_text
 from rankfall.collect.pods.cluster_context import ContextCollector, LeasePoller, name_only
 from rankfall.collect.pods.instance_folders import Instances
-from rankfall.collect.pods.known_pods import Followed, KnownPods
+from rankfall.collect.pods.known_pods import Followed, KnownPods, deleted_pods
 from rankfall.collect.pods.log_tailer import GATHER_S
 from rankfall.collect.pods.log_tasks import AGAIN_S, LogTasks
 from rankfall.collect.pods.workload_states import WorkloadStates
@@ -68,6 +68,7 @@ class Session:
         self._source = source
         self._troubles = troubles
         self._pods = KnownPods(run_dir, attempt=attempt, source=source, troubles=troubles, stir=stir)
+        self._foreign = run_dir.foreign
         self._named = source.named or attempt
         self._apart = {uid for other in source.apart for uid in JournalReader.read(journal_path(run_dir.path, other))}
         self._stores = StoreWatch(run_dir, attempt=attempt, troubles=troubles)
@@ -161,6 +162,7 @@ class Session:
             for item in sorted(found.items, key=lambda item: str(item["metadata"].get("creationTimestamp"))):
                 await self._saw(item, gone=False, unseen=unseen)
             self._vanished(unseen)
+            await self._see_deleted()
             await self._cluster_context.take()
             while tasks := [task for task in self._logs.tasks() if not task.done()]:
                 await asyncio.wait(tasks)
@@ -201,6 +203,8 @@ class Session:
                     if unseen is not None:
                         self._troubles.over("watch refused")
                         self._vanished(unseen)
+                        if not self._listed:
+                            await self._see_deleted()
                         unseen, self._listed = None, True
                     continue
                 await self._saw(event.object, gone=event.type == "deleted", unseen=unseen)
@@ -238,6 +242,20 @@ class Session:
         for one in pod.logs.values():
             if one.tailer is not None:
                 one.tailer.look()
+
+    async def _see_deleted(self) -> None:
+        """Finds pods of a foreign job that were deleted before the first query, and their Events."""
+        known = self._pods.facts()
+        if self._foreign is None or {fact.slot for fact in known} >= set(range(sum(self._foreign.slots.values()))):
+            return
+        await self._cluster_context.take()
+        try:
+            found = await deleted_pods(self._kube, self._source, works=self._cluster_context.works(), known=known)
+        except KubeError:
+            return  # reported with the pods' Events
+        for fact in found:
+            self._see(fact)
+        self._cluster_context.settle()
 
     async def _refresh(self, pod: Followed) -> bool:
         """Reads a pod now, because the watch may lag or be broken. Returns True if the server still has it."""

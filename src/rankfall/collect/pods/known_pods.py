@@ -1,21 +1,34 @@
 """Pods of one attempt as the collector knows them, resumed from the journal.
 
-Snapshots that cannot be written (full disk) are written later.
+Snapshots that cannot be written (full disk) are written later. Events outlive a pod that
+was deleted before the first query.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
-from typing import Final
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Final
 
 import msgspec
 
 from rankfall.collect.background import ProblemReporter
 from rankfall.collect.pods.log_tailer import End, LogTailer, State
+from rankfall.kube.client import Kube
+from rankfall.kube.object_fields import (
+    COMPLETION_INDEX,
+    JOBSET_JOB,
+    JOBSET_ROLE,
+    TRAINING_INDEX,
+    TRAINING_TYPE,
+)
+from rankfall.kube.resources import EVENTS
+from rankfall.model.patterns import anchored, bounded
 from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.context_facts import EventFact, WorkFact, event_fact
 from rankfall.rundir.cluster.journal import JournalWriter, journal_path
-from rankfall.rundir.cluster.pod_facts import ContainerFact, LogState, PodFact, later
+from rankfall.rundir.cluster.pod_facts import ContainerFact, LogState, PodFact, later, pod_fact
 from rankfall.rundir.cluster.pod_source import PodSource
 
 _CLOSED: Final[dict[LogState, End]] = {"complete": "complete", "lost": "lost"}
@@ -179,3 +192,82 @@ class KnownPods:
         slots = range(sum(marks.sizes.values()))
         free = [slot for slot in slots if slot not in there] or [slot for slot in slots if not there[slot]] or [*slots]
         return msgspec.structs.replace(fact, slot=free[0])
+
+
+# Limits of requests: makers of pods, and deleted pods, of one query.
+_MAX_MAKERS: Final = 32
+_MAX_DELETED: Final = 64
+# Events of a pod's maker and of its scheduler.
+_CREATED: Final = bounded(r"Created pod: (\S{1,253})", limit=2_048)
+_ASSIGNED: Final = bounded(r"Successfully assigned \S{1,512} to (\S{1,253})", limit=2_048)
+# Name that a Job gives to a pod: its index, then five characters.
+_INDEXED: Final = anchored(r"\S{1,247}-(\d{1,9})-[a-z0-9]{5}$", limit=512)
+
+
+async def deleted_pods(
+    kube: Kube, source: PodSource, *, works: Iterable[WorkFact], known: Collection[PodFact]
+) -> list[PodFact]:
+    """Pods of slots without any pod, from the Events of their makers and their own, as deleted.
+
+    Raises:
+        KubeError: The Events cannot be listed.
+    """
+    taken = {fact.slot for fact in known}
+    names = {fact.name for fact in known}
+    found: dict[int, PodFact] = {}
+    for work in [work for work in works if work.uid and not work.gone][:_MAX_MAKERS]:
+        about = await kube.list(EVENTS, namespace=source.namespace, fields=f"involvedObject.uid={work.uid}")
+        for item in about.items:
+            match = _CREATED.search(str(item.get("message") or ""))
+            if match is None or match[1] in names or len(found) >= _MAX_DELETED:
+                continue
+            names.add(match[1])
+            own = await kube.list(EVENTS, namespace=source.namespace, fields=f"involvedObject.name={match[1]}")
+            seen_ns = time.time_ns()
+            events = [event_fact(one, seen_ns=seen_ns) for one in own.items]
+            fact = _deleted(match[1], work, events, source=source, seen_ns=seen_ns)
+            held = found.get(fact.slot) if fact is not None and fact.slot is not None else None
+            if fact is None or fact.slot is None or fact.slot in taken:
+                continue
+            if held is None or (held.created or "") <= (fact.created or ""):
+                found[fact.slot] = fact
+    return list(found.values())
+
+
+def _deleted(
+    name: str, work: WorkFact, events: Iterable[EventFact], *, source: PodSource, seen_ns: int
+) -> PodFact | None:
+    """Facts of a deleted pod; None without an Event of it."""
+    own = [event for event in events if event.kind == "Pod" and event.name == name and event.about]
+    by_reason = {event.reason: event for event in own}
+    assigned = by_reason.get("Scheduled")
+    match = _ASSIGNED.search(assigned.message) if assigned is not None else None
+    first = min((event.first for event in own if event.first), default=None)
+    labels = _labels(name, work, owner=source.object)
+    marks = source.marks
+    role = marks.place(labels, {})[0] if marks is not None else None
+    container = source.container_of(role, "")
+    running = [event for event in own if event.reason == "Started" and event.container in {container, None}]
+    status = {"name": container, "state": {"running": {"startedAt": running[-1].last}}} if running else {}
+    item: dict[str, Any] = (
+        {
+            "metadata": {"name": name, "uid": own[-1].about, "labels": labels, "creationTimestamp": first},
+            "spec": {"nodeName": match[1] if match is not None else None, "containers": [{"name": container}]},
+            "status": {"containerStatuses": [status]},
+        }
+        if own
+        else {}
+    )
+    return pod_fact(item, source=source, seen_ns=seen_ns, gone=True) if own else None
+
+
+def _labels(name: str, work: WorkFact, *, owner: str) -> dict[str, str]:
+    """Labels that a maker gives to a pod of this name, as far as names show them."""
+    if work.kind != "Job":
+        maker, _, number = name.rpartition("-")
+        return {TRAINING_TYPE: maker.removeprefix(f"{work.name}-"), TRAINING_INDEX: number}
+    match = _INDEXED.match(name)
+    if match is None:
+        return {}
+    role, _, number = work.name.removeprefix(f"{owner}-").rpartition("-")
+    return {COMPLETION_INDEX: match[1], JOBSET_JOB: number, JOBSET_ROLE: role}

@@ -83,8 +83,9 @@ UNSEEN_GATHER_S: Final = 0.2
 PATIENCE_S: Final = 60.0
 # Lines before its end from which a log just read is followed.
 _JOIN: Final = 250
-# Openings of a log for a single read.
+# Openings of a log for a single read, and seconds after which none is added: a lost node answers late.
 _TAKES: Final = 4
+_TAKE_S: Final = 8.0
 # Seconds of retries after a 403: a starting API server answers before it has read its roles (1.34).
 DENIED_S: Final = 20.0
 
@@ -187,6 +188,7 @@ class LogTailer:
             OSError: Lines could not be stored.
         """
         self._following = False
+        began = _clock()
         for _ in range(_TAKES):
             state = self._state()
             if state == "waiting":
@@ -195,7 +197,7 @@ class LogTailer:
                 return await self.run()
             before = self._failures
             await self._tried(state)
-            if self._failures == before or self._hopeless:
+            if self._failures == before or self._hopeless or _clock() - began > _TAKE_S:
                 return None
             await self._pause(state)
         return None

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from rankfall.evidence.cluster.node_evidence import silent_since
 from rankfall.evidence.cluster.reasons import Reason, row_of
 from rankfall.model import Evidence, SlotFacts, numbers
 from rankfall.model.evidence import digest
@@ -27,6 +28,9 @@ _STARTING: Final = frozenset({None, "ContainerCreating", "PodInitializing"})
 _MOUNTS: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"})
 # The kubelet ends the container whose hook failed.
 _HOOK: Final = "FailedPostStartHook"
+# The node controller's Event about a pod of a silent node, and its specificity if the pod never came back.
+_SILENT_NODE: Final = "NodeNotReady"
+_LEFT: Final = 81
 # Seconds between the Event and the end of a container, in either order.
 _ENDS_WITHIN_S: Final = 90.0
 # Fatal probe failures, and the kubelet's message when it stops a container without a restart.
@@ -36,6 +40,8 @@ _PROBE: Final = Reason(where="event", reason="Unhealthy", slug="probe_killed", s
 # The training operator's message about a removed pod's exit.
 _EXITED: Final = bounded(r"Pod: \S+?\.(\S{1,253}) exited with code (\d{1,3})\b", limit=4_096)
 _SIGNALS: Final = range(129, 193)
+# A controller's message about a pod that it deleted.
+_DELETED: Final = bounded(r"Deleted pod: (\S{1,253})", limit=2_048)
 # Maximum slots of one Event.
 _MOST_SLOTS: Final = 256
 
@@ -57,7 +63,13 @@ def pod_events(
         for event in sorted(events_of_pod, key=_time):
             row = row_of("event", event.reason, event.message)
             if row is not None and _stands(event, row, pods[uid], events_of_pod, before=before.get(uid, pods[uid])):
-                newest[row.slug, row.role] = _of_pod(event, row, pods[uid], attempt=attempt)
+                piece = _of_pod(event, row, pods[uid], attempt=attempt)
+                if event.reason == _SILENT_NODE and _left_with_node(event, pods[uid], events_of_pod):
+                    at, uncertainty = silent_since(piece.at or event.seen_ns)
+                    piece = msgspec.structs.replace(
+                        piece, role="primary", specificity=_LEFT, at=at, uncertainty=uncertainty
+                    )
+                newest[piece.slug, piece.role] = piece
         killed = _killed_by_probe(events_of_pod, pods[uid])
         if killed is not None:
             piece = _of_pod(killed, _PROBE, pods[uid], attempt=attempt)
@@ -163,9 +175,14 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
 def unseen_ends(
     pods: Iterable[PodFact], events: Iterable[EventFact], works: Iterable[WorkFact], *, attempt: int
 ) -> list[Evidence]:
-    """Evidence of deleted pods without a recorded end; none if their job is deleted too."""
+    """Evidence of deleted pods without a recorded end; none if their job is deleted too.
+
+    A pod that its job's controller deleted is a consequence.
+    """
     if any(work.deleting or work.gone for work in works):
         return []
+    events = list(events)
+    by_maker = {match[1] for one in events if (match := _DELETED.search(one.message)) and one.kind != "Pod"}
     stops = {one.about: one for one in events if one.reason == "Killing" and _STOPPING.match(one.message)}
     found = []
     for pod in pods:
@@ -174,11 +191,12 @@ def unseen_ends(
             continue
         stop = stops.get(pod.uid)
         at = stamp_ns(pod.deleting) or (stamp_ns(stop.last or stop.first) if stop is not None else None)
+        by = ", by its job's controller" if pod.name in by_maker else ""
         found.append(
             Evidence(
                 id=digest("unseen", attempt, pod.uid),
                 source="pod",
-                slug="external_signal",
+                slug="peer_teardown" if pod.name in by_maker else "external_signal",
                 role="secondary",
                 trust="platform",
                 slot=pod.slot,
@@ -187,13 +205,20 @@ def unseen_ends(
                 uncertainty=None if at is None else 1.0,
                 stamped="server",
                 where=f"pod/{pod.name}",
-                line=f"pod {pod.name} was deleted while it ran; its end was not recorded",
+                line=f"pod {pod.name} was deleted while it ran{by}; its end was not recorded",
                 specificity=20,
                 fingerprint=UNSEEN_END,
                 attempt=attempt,
             )
         )
     return found
+
+
+def _left_with_node(event: EventFact, pod: PodFact, events: Iterable[EventFact]) -> bool:
+    """True if a pod was deleted without an end or a stop by its kubelet, after its node had stopped reporting."""
+    ended = pod.reason or (pod.main is not None and pod.main.state == "terminated")
+    stopped = any(one.reason == "Killing" and _time(one) <= _time(event) for one in events)
+    return pod.gone and pod.began and not ended and not stopped
 
 
 def _killed_by_probe(events: Iterable[EventFact], pod: PodFact) -> EventFact | None:

@@ -131,7 +131,7 @@ def unheard_evidence(fall: SlotFailure, *, attempt: int) -> Evidence | None:
         return None
     since = stamp_ns(ready.at)
     begun = since if since is not None else fall.pod.seen_ns
-    at, uncertainty = _silent_since(begun)
+    at, uncertainty = silent_since(begun)
     return Evidence(
         id=digest("unheard", attempt, fall.pod.uid, ready.at),
         source="pod",
@@ -154,7 +154,7 @@ def unheard_evidence(fall: SlotFailure, *, attempt: int) -> Evidence | None:
     )
 
 
-def _silent_since(noticed: int) -> tuple[int, float]:
+def silent_since(noticed: int) -> tuple[int, float]:
     """Returns time and uncertainty in seconds of a node's last report, from the time when the silence was noticed."""
     return noticed - round(NOTICED_S / 2 * _NS), NOTICED_S / 2 + 1.0
 
@@ -195,7 +195,7 @@ def _of_spell(spell: Spell, node: NodeFact, fall: SlotFailure, *, attempt: int) 
     if drained or unreported or (spell.type == "Ready" and fall.silent and begun <= left and still):
         role = "primary"
         if unknown:
-            at, uncertainty = _silent_since(begun)
+            at, uncertainty = silent_since(begun)
     return Evidence(
         id=digest("spell", attempt, fall.slot.slot, node.name, spell.type, spell.status, spell.reason, spell.since),
         source="node",

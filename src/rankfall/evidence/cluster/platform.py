@@ -60,6 +60,7 @@ class ContextView:
         snapshots = list(self._file.newest.values())
         events = [fact for fact in snapshots if isinstance(fact, EventFact)]
         works = [fact for fact in snapshots if isinstance(fact, WorkFact)]
+        events = _without_namesakes(events, works)
         by_uid = {pod.uid: pod for pod in pods if pod.slot is not None}
         by_slot = {facts.slot: facts for facts in slots}
         falls: dict[str, list[SlotFailure]] = {}
@@ -100,6 +101,14 @@ class ContextView:
                 "next time follow the job from its start (rankfall logs -f, rankfall wait)"
             )
         return found
+
+
+def _without_namesakes(events: Iterable[EventFact], works: Iterable[WorkFact]) -> list[EventFact]:
+    """Removes Events of an earlier object with the name of one that exists."""
+    uids: dict[tuple[str, str], set[str]] = {}
+    for work in works:
+        uids.setdefault((work.kind, work.name), set()).add(work.uid)
+    return [one for one in events if one.about in uids.get((one.kind, one.name), {one.about})]
 
 
 def _newest_of_slots(pods: Iterable[PodFact]) -> list[PodFact]:

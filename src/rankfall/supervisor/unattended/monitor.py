@@ -183,7 +183,7 @@ class GangMonitor:
                 began = time.thread_time()
                 delta = self._look()
                 took = time.thread_time() - began
-                if workload.how is not None and self._pods.stored():
+                if workload.how is not None and self._pods.stored(listed=self._collector.following):
                     return self._conclude(workload.how)
                 over = not stay and workload.how is None and self._collector.done
                 if over and lines:

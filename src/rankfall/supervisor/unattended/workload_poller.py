@@ -76,8 +76,11 @@ class StartPods:
         found = self._workload.pods(place.selector, gang=self.gang)
         return {uid: phase for uid, phase in found.items() if uid not in self._apart}
 
-    def stored(self) -> bool:
-        """True if all logs are stored or timed out; call after the end."""
+    def stored(self, *, listed: bool) -> bool:
+        """True if all logs are stored or timed out; call after the end.
+
+        ``listed``: the collector knows all pods, also deleted ones.
+        """
         clock = time.monotonic()
         if clock >= self._listed:
             self._list(clock)
@@ -86,10 +89,12 @@ class StartPods:
             return False
         left = sorted(fact.name for fact in self.seen.values() if not fact.over or fact.log == "open")
         unseen = self._there - self.seen.keys()
-        if not left and not unseen:
+        if not left and not unseen and listed:
             return True
         if clock < self._until:
             return False
+        if not left and not unseen:
+            return True
         words = ", ".join([*left[:_MAX_LISTED], *([f"{len(unseen)} never listed"] if unseen else [])])
         self._run_store.note(
             f"attempt {self._plan.attempt}: the logs of some pods could not be read completely: {words}"

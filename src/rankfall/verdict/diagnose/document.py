@@ -280,8 +280,11 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         missing.insert(
             0, f"a message of the suspected peer{numbered('rank', root.suspects)}: it left no reason for its end"
         )
-    if root.suspect_slots:
-        missing.insert(0, f"any rank of{numbered('slot', root.suspect_slots)}: it never joined")
+    begun = tuple(slot for slot in root.suspect_slots if slot in subjects.slots and subjects.slots[slot].started_at)
+    if begun:
+        missing.insert(0, f"any line and the end of{numbered('slot', begun)}: it started, but its log was not readable")
+    if absent := tuple(slot for slot in root.suspect_slots if slot not in begun):
+        missing.insert(0, f"any rank of{numbered('slot', absent)}: it never joined")
     if root.repeated:
         missing.insert(
             0, "a message of the part that failed first: the existing messages only repeat that something failed"
