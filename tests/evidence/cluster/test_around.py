@@ -529,3 +529,5 @@ def test_a_pod_that_its_controller_deleted_is_a_consequence_of_the_one_deleted_b
             "pod job-2 was deleted while it ran, by its job's controller; its end was not recorded",
         ),
     }
+    stopped = scene.found(pods=pods, slots=lost, stopped=True)
+    assert [piece.slot for piece in stopped if piece.fingerprint == UNSEEN_END] == [2]

@@ -211,3 +211,19 @@ def test_a_slot_that_another_one_lost_is_not_said_to_have_lost_its_peer(started,
     )
     assert verdict.missing[0] == words
     assert first_sentence(verdict) == "Suspected: slot 0 on n0 went away without a message."
+
+
+@pytest.mark.parametrize(
+    ("second", "apart"),
+    [
+        (raised("nan_loss", 0, seconds=1.06), True),
+        (raised("nan_loss", 0, seconds=1.06, lost_peer=True), False),
+        (raised("nan_loss", 0, seconds=1.06, source="log", trust="job"), False),
+    ],
+)
+def test_an_exception_that_no_killed_process_causes_is_a_separate_failure(second, apart):
+    oom = piece("host_oom", 2, seconds=1.0, slot=0, source="wrapper", trust="wrapper")
+    verdict = diagnose(case(ranks_of(KILLED), [oom, second], slots=slots(1))).verdict
+    assert named(verdict) == (2, "host_oom", "proven")
+    assert victims(verdict) == ([1] if apart else [0, 1])
+    assert [one.rank for one in verdict.independent or ()] == ([0] if apart else [])

@@ -173,11 +173,11 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
 
 
 def unseen_ends(
-    pods: Iterable[PodFact], events: Iterable[EventFact], works: Iterable[WorkFact], *, attempt: int
+    pods: Iterable[PodFact], events: Iterable[EventFact], works: Iterable[WorkFact], *, attempt: int, stopped: bool
 ) -> list[Evidence]:
     """Evidence of deleted pods without a recorded end; none if their job is deleted too.
 
-    A pod that its job's controller deleted is a consequence.
+    A pod that its job's controller deleted is a consequence; if the attempt was ``stopped``, only such pods count.
     """
     if any(work.deleting or work.gone for work in works):
         return []
@@ -188,6 +188,8 @@ def unseen_ends(
     for pod in pods:
         ended = pod.main is not None and pod.main.state == "terminated"
         if not pod.gone or not pod.began or ended or pod.reason or pod.condition("DisruptionTarget"):
+            continue
+        if stopped and pod.name not in by_maker:
             continue
         stop = stops.get(pod.uid)
         at = stamp_ns(pod.deleting) or (stamp_ns(stop.last or stop.first) if stop is not None else None)

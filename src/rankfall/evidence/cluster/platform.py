@@ -86,7 +86,7 @@ class ContextView:
                 if (piece := unheard_evidence(fall, attempt=self._attempt)) is not None
             ),
             *work_evidence(works, attempt=self._attempt, ours=stopped),
-            *(() if stopped else unseen_ends(by_uid.values(), events, works, attempt=self._attempt)),
+            *unseen_ends(by_uid.values(), events, works, attempt=self._attempt, stopped=stopped),
         ]
 
     def missing(self, pods: Collection[PodFact]) -> list[str]:

@@ -302,6 +302,21 @@ def _raised_by_itself(candidate: Candidate) -> bool:
     return of_own_code(best) or (recorded and not candidate.weak and _family(candidate) in {"user", "data"})
 
 
+def raised_apart(candidates: list[Candidate], chosen: Candidate) -> list[tuple[Candidate, str]]:
+    """Specific exceptions of ranks that no killed process can cause, beside such a root."""
+    if _family(chosen) != "memory" and chosen.tier != SILENT:
+        return []
+    return [
+        (c, "its rank raised it by itself; it does not follow from a killed process")
+        for c in candidates
+        if c is not chosen
+        and not of_own_code(c.best)
+        and _raised_by_itself(c)
+        and not (c.best and c.best.lost_peer)
+        and not c.subject.complaints
+    ]
+
+
 def _family(candidate: Candidate) -> str:
     return cause_info(candidate.slug).family
 

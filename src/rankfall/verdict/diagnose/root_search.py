@@ -48,6 +48,7 @@ from rankfall.verdict.diagnose.consequences import (
     left_before_joining,
     left_early,
     only_silent_rank,
+    raised_apart,
     without_ends_by_launcher,
     without_stopped_from_outside,
 )
@@ -99,6 +100,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     root.rejected += [(c, "failed at the same time as the root, within the clocks' uncertainty") for c in earliest[1:]]
     root.chosen = chosen
     root.independent += independent_faults((c for c in candidates if c is not chosen), chosen)
+    root.independent += raised_apart(candidates, chosen)
     root.everywhere = _everywhere(case, subjects, chosen) or (disputed and chosen.slug == MISMATCH)
     root.unnamed = (
         (tier == HANG and root.tied)
