@@ -98,6 +98,7 @@ class Facts:
         self.clocks = NodeClocks(self._node_of)
         self._steps: dict[Process, tuple[int, str | None, int | None]] = {}
         self._last_lines: dict[tuple[int | None, int], int] = {}
+        self._worked: dict[tuple[int | None, int], int] = {}
         # By slot and ordinal: streams that state complete work.
         self._finished: dict[tuple[int | None, int], set[str]] = {}
         # Time of Rankfall's stop by this machine's clock, or None.
@@ -164,9 +165,10 @@ class Facts:
         held = self._steps.get(process)
         return held[0] if held else None
 
-    def add_line_time(self, *, slot: int, ordinal: int, at: int) -> None:
-        """Sets the arrival time of the last bytes of a process."""
+    def add_line_time(self, *, slot: int, ordinal: int, at: int, worked_at: int | None = None) -> None:
+        """Sets the arrival times of the last bytes of a process, and of its newest line that shows work."""
         self._last_lines[slot, ordinal] = at
+        self._worked[slot, ordinal] = max(worked_at or 0, self._worked.get((slot, ordinal), 0))
         self._rank_facts = None
 
     def set_finished(self, *, slot: int, ordinal: int, by: str, done: bool) -> None:
@@ -195,7 +197,7 @@ class Facts:
         )
         tables: tuple[dict[Any, Any], ...] = (
             *(self._starts, self._last_starts, self._ends, self._child_ends, self._errors, self._rounds),
-            *(self._reported, self._steps, self._last_lines),
+            *(self._reported, self._steps, self._last_lines, self._worked),
         )
         for table in tables:
             for key in [key for key in table if key[0] == slot]:
@@ -305,6 +307,7 @@ class Facts:
             step_at=step_at,
             finished=bool(self._finished.get((slot, start.ordinal if start.ordinal is not None else -1))),
             last_line_at=self._last_lines.get((slot, start.ordinal if start.ordinal is not None else -1)),
+            worked_at=self._worked.get((slot, start.ordinal if start.ordinal is not None else -1)) or None,
             where=f"records/{end[1] if end else name}",
         )
 

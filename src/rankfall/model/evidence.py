@@ -103,6 +103,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         last_seq: Last collective in torch's flight recorder.
         finished: Its output shows completed work and no later work.
         step_at: Time of ``step``, node's clock.
+        worked_at: Arrival of its newest line that shows work.
         stream: Stream of the launcher's report, if the slot is unknown.
         reported_first: The launcher observed its end before all others.
     """
@@ -129,6 +130,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step_at: int | None = None
     finished: bool = False
     last_line_at: int | None = None
+    worked_at: int | None = None
     last_seq: int | None = None
     stream: str | None = None
     reported_first: bool = False

@@ -227,3 +227,56 @@ def test_an_exception_that_no_killed_process_causes_is_a_separate_failure(second
     assert named(verdict) == (2, "host_oom", "proven")
     assert victims(verdict) == ([1] if apart else [0, 1])
     assert [one.rank for one in verdict.independent or ()] == ([0] if apart else [])
+
+
+def said(slug, number, *, seconds, **fields):
+    return piece(slug, number, role="secondary", seconds=seconds, slot=0, **fields)
+
+
+@pytest.mark.parametrize("stopped", [(), (1,)])
+def test_a_rank_whose_handler_left_with_0_after_a_signal_had_no_less_data(stopped):
+    """Rank 1 may have the same handler and be stopped by Rankfall only after the others complained."""
+    ranks = [
+        left(0, 1, per_node=4, seconds=1.2),
+        left(1, 0 if stopped else 1, per_node=4, seconds=1.5),
+        left(2, 0, per_node=4, seconds=1.0),
+    ]
+    evidence = [said("external_signal", 2, seconds=0.9, source="log", trust="job", stream="2.out", order=9)]
+    evidence += [said("peer_lost", n, seconds=1.1) for n in (0, 1) if n not in stopped]
+    evidence += [said("external_signal", n, seconds=1.4, source="log", trust="job", stream="1.out") for n in stopped]
+    verdict = diagnose(case(ranks, evidence, slots=slots(1))).verdict
+    assert (verdict.rank, verdict.cause.slug, verdict.retry) == (2, "external_signal", "yes")
+
+
+def test_a_handler_that_left_after_another_rank_had_lost_a_peer_was_not_signalled_from_outside():
+    ranks = [left(0, 1, per_node=4, seconds=1.2), left(1, 0, per_node=4, seconds=1.5)]
+    evidence = [
+        said("peer_lost", 0, seconds=1.1),
+        said("external_signal", 1, seconds=1.4, source="log", trust="job"),
+    ]
+    verdict = diagnose(case(ranks, evidence, slots=slots(1))).verdict
+    assert verdict.cause.slug == "peer_lost"
+
+
+@pytest.mark.parametrize(
+    ("worked", "others", "expected"),
+    [
+        (9.9, 1.0, "slow_rank_timeout"),
+        # As long ago as the work of the ranks that then waited.
+        (1.1, 1.0, "rank_stuck"),
+        # Only this rank prints: its progress counts after the time-out alone.
+        (9.9, None, "rank_stuck"),
+        (10.5, None, "slow_rank_timeout"),
+        (None, 1.0, "rank_stuck"),
+    ],
+)
+def test_the_silent_rank_that_printed_progress_while_the_others_waited_was_slow_and_not_stuck(worked, others, expected):
+    def ends(seconds):
+        return None if seconds is None else at(seconds)
+
+    ranks = [left(n, 1, per_node=4, seconds=10.3, worked_at=ends(others)) for n in (0, 1)]
+    ranks.append(died(2, 15, by="wrapper", per_node=4, seconds=12.0, worked_at=ends(worked)))
+    evidence = [said("collective_timeout", n, seconds=10.0) for n in (0, 1)]
+    verdict = diagnose(case(ranks, evidence, slots=slots(1))).verdict
+    assert named(verdict) == (2, expected, "suspected")
+    assert verdict.retry == "once"

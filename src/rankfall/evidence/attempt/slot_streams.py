@@ -176,7 +176,8 @@ class SlotStreams:
             output_at = min(at, now)
             ordinal = owners.ordinal(stream)
             if ordinal is not None and stream.tail.last_at:
-                facts.add_line_time(slot=stream.slot, ordinal=ordinal, at=stream.tail.last_at)
+                worked = max(stream.tail.worked_at, default=None)
+                facts.add_line_time(slot=stream.slot, ordinal=ordinal, at=stream.tail.last_at, worked_at=worked)
             if ordinal is not None:
                 done = stream.tail.survival.finished
                 facts.set_finished(slot=stream.slot, ordinal=ordinal, by=stream.name, done=done)

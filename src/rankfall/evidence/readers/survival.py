@@ -84,7 +84,11 @@ _DONE: Final = (
     r"|\b(?:finished|completed|done with)\b[^\n]{0,20}\b(?:training|fine-?tuning|job|run|all (?:epochs|steps))\b"
 )
 # Completed parts of the work, and plans.
-_NOT_DONE: Final = r"error|exception|fail|abort|epoch[ =:#]*\d|step[ =:#]*\d|iter|batch[ =:#]*\d|stage|phase|warm|valid|eval|\bnot\b|\bun|incomplete|will|until|when|\bif\b|early"
+_NOT_DONE: Final = (
+    # The code of a command that did not succeed, as a script prints it at its end.
+    r"(?:with|code|status|rc|result)\b[ \t:=(]{0,4}-?[1-9]\d{0,2}[ \t)\].;]*$|"
+    r"error|exception|fail|abort|epoch[ =:#]*\d|step[ =:#]*\d|iter|batch[ =:#]*\d|stage|phase|warm|valid|eval|\bnot\b|\bun|incomplete|will|until|when|\bif\b|early"
+)
 _COUNTER: Final = linear(f"(?i){_WORK}|{_LOSS}".encode())
 _SHOWS_WORK: Final = linear(f"(?i){_WORK}|{_LOSS}|{_RATE}".encode())
 _WORKED_AGAIN: Final = linear(f"(?i){_AGAIN}".encode())

@@ -6,10 +6,11 @@ failure".
 
 from __future__ import annotations
 
-from rankfall.model import Case, Diagnosis
-from rankfall.verdict.diagnose.no_failure import no_failure, not_begun, stopped_on_request
+from typing import Literal
+
+from rankfall.model import Case, Cause, Confidence, Decision, Decisive, Diagnosis, RunState, Verdict
 from rankfall.verdict.diagnose.strategies import BUILT_IN, CAUSAL, EARLIEST, FIRST_LISTED, Pick, Strategy, ask
-from rankfall.verdict.diagnose.subjects import Subjects
+from rankfall.verdict.diagnose.subjects import Subjects, state_of
 
 __all__ = [
     "BUILT_IN",
@@ -30,7 +31,64 @@ def diagnose(case: Case, *, strategy: Strategy = CAUSAL) -> Diagnosis:
     ``missing`` names a strategy other than ``causal``.
     """
     if case.cancelled or case.succeeded:
-        return no_failure(case)
+        return _no_failure(case)
     if not case.ended and not case.hung and not Subjects(case).anything_wrong():
-        return no_failure(case)
+        return _no_failure(case)
     return ask(strategy, case)
+
+
+def _no_failure(case: Case) -> Diagnosis:
+    """Diagnosis: succeeded, cancelled, or still running."""
+    state = state_of(case)
+    slug = "cancelled" if case.cancelled else "unknown"
+    confidence: Confidence = "proven" if case.cancelled else "unknown"
+    missing = () if case.cancelled or case.succeeded else ("a failure: nothing has failed so far",)
+    verdict = Verdict(
+        run=case.run,
+        attempt=case.attempt,
+        state=state,
+        exit_origin="rankfall",
+        cause=Cause.of(slug, confidence=confidence),
+        scope="external" if case.cancelled else None,
+        role=case.role,
+        decisive=Decisive(source="event", where="cancel request", line=case.cancelled) if case.cancelled else None,
+        missing=missing,
+        retry="no",
+    )
+    return Diagnosis(verdict=verdict, fingerprint=slug)
+
+
+def stopped_on_request(
+    by: str, *, how: Literal["suspended", "resized"], run: str | None, attempt: int | None, role: str | None
+) -> Diagnosis:
+    """Diagnosis of an attempt stopped for a suspension or resize."""
+    suspended = how == "suspended"
+    verdict = Verdict(
+        run=run,
+        attempt=attempt,
+        state="suspended" if suspended else "restarting",
+        exit_origin="rankfall",
+        cause=Cause.of("cancelled", confidence="proven"),
+        scope="external",
+        role=role,
+        decisive=Decisive(source="event", where="suspend request" if suspended else "resize request", line=by),
+        retry="no",
+    )
+    return Diagnosis(verdict=verdict, fingerprint=how)
+
+
+def not_begun(text: str, *, run: str, state: RunState = "failed") -> Diagnosis:
+    """Diagnosis of a run that ended before its first attempt."""
+    failed = state == "failed"
+    slug = "container_config" if failed else "cancelled"
+    verdict = Verdict(
+        run=run,
+        state=state,
+        exit_origin="rankfall",
+        cause=Cause.of(slug, confidence="proven"),
+        scope="external",
+        decisive=Decisive(source="recorder", where="before attempt 1", line=text),
+        retry="no",
+        decision=Decision(action="stop", rule="not_begun", because="no attempt was started", state="done"),
+    )
+    return Diagnosis(verdict=verdict, fingerprint=f"not_begun:{slug}")

@@ -1,4 +1,4 @@
-"""Removes candidates that are consequences of another failure, or did not fail; finds ranks for which others waited.
+"""Removes candidates that are consequences of another failure, or did not fail.
 
 Lines of ranks that continued are no failure if another rank failed by itself.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankfall.model import Case, Confidence, RankFacts, cause_info
+from rankfall.model import cause_info
 from rankfall.model.timestamps import Moment, order
-from rankfall.verdict.diagnose.candidates import EXPLICIT, HANG, SILENT, Candidate, Root
+from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Root
 from rankfall.verdict.diagnose.cause_tables import (
     ENDS_OF_THE_REST,
     NEVER_CAUSE,
@@ -31,12 +31,8 @@ from rankfall.verdict.diagnose.subjects import (
 _GENERIC_SPECIFICITY = 30
 _SIGTERM, _SIGKILL = 15, 9
 _NS: Final = 1_000_000_000
-# Ranks of one collective time out within a fraction of these seconds.
-SILENT_FOR_S: Final = 0.5
 # Seconds after a traceback in which a process certainly ends if nothing catches the exception.
 _LIVED_S: Final = 5.0
-# Maximum seconds by which a busy wrapper detects a rank's end late.
-_NOTICED_WITHIN_S = 2.0
 
 
 def without_stopped_from_outside(candidates: list[Candidate], subjects: Subjects) -> list[Candidate]:
@@ -352,123 +348,3 @@ def only_text(chosen: Candidate, subjects: Subjects) -> bool:
         return True
     raised = (e for s in subjects.all.values() for e in s.evidence if e.role == "primary" and of_own_code(e))
     return any(not surely_after(best, piece) for piece in raised)
-
-
-def only_silent_rank(case: Case, subjects: Subjects) -> Candidate | None:
-    """Only rank without a complaint when all others timed out in a collective, else None."""
-    words = {
-        subject.rank_number: {(e.slug, e.at) for e in subject.complaints}
-        for subject in subjects.all.values()
-        if subject.rank_number is not None
-    }
-    slugs = {slug for pairs in words.values() for slug, _ in pairs}
-    if not slugs & TIMED_OUT or not slugs <= TIMED_OUT | {"peer_lost", "peer_teardown"}:
-        return None
-    spoke = {rank for rank, pairs in words.items() if {slug for slug, _ in pairs} - {"peer_teardown"}}
-    quiet = [rank for rank in range(case.world_size or 0) if rank not in spoke]
-    if len(quiet) != 1 or len(spoke) < 2:  # noqa: PLR2004 - with two ranks it is unknown which one waited
-        return None
-    facts = subjects.ranks.get(quiet[0])
-    absent = subjects.all.get(("rank", quiet[0]))
-    if facts is None or absent is None or own_failure(facts):
-        return None
-    # One node's clock: between two, half a second is not significant.
-    near = [
-        at
-        for rank, pairs in words.items()
-        if rank in subjects.ranks and subjects.ranks[rank].slot == facts.slot
-        for slug, at in pairs
-        if slug in TIMED_OUT and at is not None
-    ]
-    if facts.state == "ended":
-        if facts.killed_by is None or facts.ended_at is None:
-            return None
-        if near and facts.ended_at - min(near) < SILENT_FOR_S * _NS:
-            return None
-    return Candidate(
-        subject=absent,
-        slug="rank_stuck",
-        tier=HANG,
-        confidence="suspected",
-        at=None,
-        fingerprint="rank_stuck:silent",
-        because="all other ranks timed out in a collective; it alone never complained",
-    )
-
-
-def left_before_joining(candidates: list[Candidate], case: Case, subjects: Subjects) -> Candidate | None:
-    """Rank that exited with 0 before all others failed to reach the rendezvous, or None."""
-    kinds = {c.slug for c in candidates}
-    waited = {c.subject.rank_number for c in candidates}
-    left = [r for r in subjects.ranks.values() if r.rank not in waited]
-    # With two ranks, the second may have failed by itself.
-    if kinds != {"rdzv_unreachable"} or len(left) != 1 or len(subjects.ranks) < max(3, case.world_size or 0):
-        return None
-    facts, subject = left[0], subjects.all["rank", left[0].rank]
-    if facts.state != "ended" or facts.exit_code != 0:
-        return None
-    if not all(order(subject.ended, c.moment) == "before" for c in candidates):
-        return None
-    return _left(subject, "it ended with 0, and all others then waited for the rendezvous", confidence="suspected")
-
-
-def left_early(case: Case, subjects: Subjects) -> Candidate | None:
-    """Rank that exited with 0 while others lost a peer (uneven data), or None."""
-    left = [r for r in subjects.ranks.values() if r.state == "ended" and r.exit_code == 0]
-    failed = [
-        s
-        for s in subjects.all.values()
-        if s.rank is not None and s.rank.state == "ended" and (own_failure(s.rank) or s.rank.killed_by is not None)
-    ]
-    complaints = {e.slug for s in failed for e in s.complaints}
-    if not (complaints & {"peer_lost", "collective_timeout"} or (case.hung and failed)):
-        return None
-    if complaints & {"external_signal"}:
-        return None
-    words = [s.when(e) for s in failed for e in s.evidence if e.role == "secondary" and e.at]
-    # A rank that exited after a complaint did not cause it.
-    ends = {r.rank: subjects.all["rank", r.rank].ended for r in left}
-    late = left
-    left = [r for r in left if not any(order(ends[r.rank], word) == "after" for word in words)]
-    noticed = not left and _missed_by_all(case, late, failed, ends, words)
-    left = late if noticed else left
-    if not left:
-        return None
-    left.sort(key=lambda r: (r.ended_at is None, ends[r.rank].common[0] or 0, r.rank))
-    first = left[0]
-    sure = len(left) == 1 and not noticed
-    return _left(
-        subjects.all["rank", first.rank],
-        "it ended with 0 while the others still waited for it"
-        if len(left) == 1
-        else f"{len(left)} ranks ended with 0 while others still waited; this one was first",
-        confidence="likely" if sure else "suspected",
-    )
-
-
-def _left(subject: Subject, because: str, *, confidence: Confidence) -> Candidate:
-    return Candidate(
-        subject=subject,
-        slug="uneven_data",
-        tier=0,
-        confidence=confidence,
-        at=subject.ended.at,
-        uncertainty=subject.ended.uncertainty,
-        fingerprint="uneven_data",
-        because=because,
-    )
-
-
-def _missed_by_all(
-    case: Case, left: list[RankFacts], failed: list[Subject], ends: dict[int, Moment], words: list[Moment]
-) -> bool:
-    """True if one rank exited with 0 right after all others had lost a peer.
-
-    The rank's end is detected later than its connections close.
-    """
-    complained = {s.rank_number for s in failed if any(e.slug == "peer_lost" for e in s.evidence)}
-    if len(left) != 1 or len(failed) < 2 or complained != set(range(case.world_size or 0)) - {left[0].rank}:  # noqa: PLR2004 - undecidable with two ranks
-        return False
-    ended, _ = ends[left[0].rank].common
-    first = min((at for word in words if (at := word.common[0]) is not None), default=None)
-    return ended is not None and first is not None and ended - first <= _NOTICED_WITHIN_S * _NS

@@ -33,8 +33,7 @@ from rankfall.model.timestamps import Moment, rfc3339
 from rankfall.verdict.diagnose import cause_tables as known
 from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node, text_place
 from rankfall.verdict.diagnose.consequences import ended_without_message, only_text
-from rankfall.verdict.diagnose.no_failure import state_of
-from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, same_line, work_over
+from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, same_line, state_of, work_over
 from rankfall.verdict.signatures.matcher import SLURM
 
 # Slurm's host lists in a document, and their form.

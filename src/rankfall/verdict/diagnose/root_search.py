@@ -6,13 +6,11 @@ If two answers are equally good, no rank is named: a wrong rank is worse than no
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
 from rankfall.model import Case, Evidence, RankFacts, cause_info
-from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import first_of, preceded
 from rankfall.verdict.diagnose.candidates import (
     CONFIRMED,
@@ -45,9 +43,6 @@ from rankfall.verdict.diagnose.consequences import (
     drop_without_message_beside_death,
     ended_without_message,
     is_without_message,
-    left_before_joining,
-    left_early,
-    only_silent_rank,
     raised_apart,
     without_ends_by_launcher,
     without_stopped_from_outside,
@@ -59,8 +54,13 @@ from rankfall.verdict.diagnose.node_faults import (
     without_faults_elsewhere,
 )
 from rankfall.verdict.diagnose.subjects import OWN_CODE, Subject, Subjects, own_failure, same_line, surely_after
-
-MISMATCH: Final = "collective_mismatch"
+from rankfall.verdict.diagnose.waited_for import (
+    MISMATCH,
+    differing_calls,
+    left_before_joining,
+    left_early,
+    only_silent_rank,
+)
 
 
 def find_root(case: Case, subjects: Subjects) -> Root:
@@ -303,78 +303,6 @@ def _ended_alike(facts: RankFacts, chosen: Candidate) -> bool:
     )
 
 
-# NCCL's watchdog names number, kind and size of a call; torch numbers the calls of each process group, so two calls
-# with one number must be the same call.
-_CALL: Final = bounded(r"WorkNCCL\(SeqNum=(\d{1,12}), OpType=(\w{1,40})(?:, NumelIn=(\d{1,15}))?", limit=2_000)
-_GROUP: Final = bounded(r"\[PG (?:ID )?(\w{1,32})", limit=2_000)
-# Calls between two ranks have no common number.
-_POINT_TO_POINT: Final = frozenset({"SEND", "RECV", "COALESCED", "UNKNOWN"})
-# Kinds whose size is equal on all ranks; others may be uneven.
-_EVEN: Final = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE"})
-
-
-# Functions that only some ranks call.
-_PAIRWISE: Final = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "wait"})
-
-# Call of a rank: kind, and size or place.
-_Call = tuple[str, str]
-
-
-def differing_calls(subjects: Subjects) -> list[Candidate]:
-    """Rank whose call differs from that of most others; all ranks if no call has a majority.
-
-    Calls with one number in a watchdog's line, else the calls in which all ranks with a traceback timed out.
-    """
-    calls: dict[tuple[str, str], dict[int, tuple[_Call, Subject, Evidence]]] = {}
-    places: dict[int, tuple[_Call, Subject, Evidence]] = {}
-    for subject in subjects.all.values():
-        if subject.rank_number is None:
-            continue
-        for piece, group, number, call in _watchdog_calls(subject):
-            calls.setdefault((group, number), {}).setdefault(subject.rank_number, (call, subject, piece))
-        for piece in subject.complaints:
-            if piece.slug == "collective_timeout" and piece.collective is not None and piece.place is not None:
-                places[subject.rank_number] = (piece.collective, piece.place), subject, piece
-    if len({collective for (collective, _), _, _ in places.values()} - _PAIRWISE) > 1:
-        calls["", "place"] = {rank: row for rank, row in places.items() if row[0][0] not in _PAIRWISE}
-    for ranks in calls.values():
-        votes = Counter(call for call, _, _ in ranks.values()).most_common()
-        if len(votes) < 2:  # noqa: PLR2004 - all made the same call
-            continue
-        least = [rank for rank, (call, _, _) in ranks.items() if call != votes[0][0]]
-        clear = votes[0][1] > 1 and len(least) == 1
-        return [
-            _differs(*ranks[rank][1:], others=() if clear else tuple(other for other in ranks if other != rank))
-            for rank in (least if clear else sorted(ranks))
-        ]
-    return []
-
-
-def _watchdog_calls(subject: Subject) -> Iterator[tuple[Evidence, str, str, _Call]]:
-    for piece in subject.complaints:
-        found = _CALL.search(piece.line) if piece.slug == "collective_timeout" and piece.source == "log" else None
-        if found is None or found[2] in _POINT_TO_POINT:
-            continue
-        group = _GROUP.search(piece.line)
-        yield piece, group[1] if group else "", found[1], (found[2], (found[3] or "") if found[2] in _EVEN else "")
-
-
-def _differs(subject: Subject, piece: Evidence, *, others: tuple[int, ...]) -> Candidate:
-    return Candidate(
-        subject=subject,
-        slug=MISMATCH,
-        tier=HANG,
-        confidence="likely",
-        best=msgspec.structs.replace(piece, peers=others),
-        at=piece.at,
-        uncertainty=piece.uncertainty or 0.0,
-        stamped=piece.stamped,
-        fingerprint=f"{MISMATCH}:watchdog",
-        because="its call differs from that of the others"
-        + (f": {piece.collective} at {piece.place}" if piece.collective and piece.place else " with the same number"),
-    )
-
-
 def most_named_peer(candidates: list[Candidate], subjects: Subjects) -> tuple[Candidate | None, list[Candidate]]:
     """Peer that most others of a mismatch name, and the reports that name a peer.
 
@@ -415,6 +343,13 @@ def _complains(subjects: Subjects, rank: int) -> bool:
     return any(e.slug not in NEVER_CAUSE for e in subjects.all["rank", rank].complaints)
 
 
+def _follows_lost_peer(signalled: Evidence, subject: Subject, subjects: Subjects) -> bool:
+    """True if a rank printed a signal certainly after another had lost a peer: its stop followed from that."""
+    others = (s for s in subjects.all.values() if s is not subject)
+    lost = (e for s in others for e in s.complaints if e.slug in LOST_PEER_SLUGS)
+    return signalled.source == "log" and any(surely_after(signalled, e) for e in lost)
+
+
 def only_consequences(case: Case, subjects: Subjects) -> Root:
     """Root without a cause: the consequence nearest the origin, and its peers."""
     spoken: list[tuple[int, bool, int, str, Subject, Evidence]] = []
@@ -430,6 +365,8 @@ def only_consequences(case: Case, subjects: Subjects) -> Root:
                 complained.add(subject.rank_number)
             if piece.slug in NEVER_CAUSE:
                 repeated = True
+                continue
+            if piece.slug == "external_signal" and _follows_lost_peer(piece, subject, subjects):
                 continue
             at, _ = subject.when(piece).common
             spoken.append((NEAREST[piece.slug], at is None, at or 0, piece.id, subject, piece))

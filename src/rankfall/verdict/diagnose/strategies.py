@@ -14,9 +14,8 @@ import msgspec
 from rankfall.model import Case, Diagnosis, Evidence
 from rankfall.verdict.diagnose.candidates import EXPLICIT, Candidate, Root
 from rankfall.verdict.diagnose.document import MAX_MISSING, assemble
-from rankfall.verdict.diagnose.no_failure import state_of
 from rankfall.verdict.diagnose.root_search import find_root, with_silent_rank
-from rankfall.verdict.diagnose.subjects import Subject, Subjects
+from rankfall.verdict.diagnose.subjects import Subject, Subjects, state_of
 
 _MAX_WORDS: Final = 200
 

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankfall.model import Case, Evidence, RankFacts, SlotFacts, cause_info
+from rankfall.model import Case, Evidence, RankFacts, RunState, SlotFacts, cause_info
 from rankfall.model.evidence import StampedBy
 from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import EXACT, Bound, Moment
@@ -143,6 +143,18 @@ def work_over(case: Case, subjects: Subjects, failed: Subject) -> bool:
     return complete and all(
         (r.state == "ended" and r.exit_code == 0) or r.finished or r.phase in WORK_DONE for r in others
     )
+
+
+def state_of(case: Case) -> RunState:
+    """State of this case's attempt."""
+    if case.cancelled:
+        return "cancelled"
+    if case.succeeded:
+        return "succeeded"
+    if case.run is None and not case.evidence and not any(one.exit_code or one.signal for one in case.ranks):
+        # Text alone; a job that succeeded prints such text too.
+        return "unknown"
+    return "failed" if case.ended or case.hung else "running"
 
 
 class Subjects:
