@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from rankfall.model import SlotFacts
 from rankfall.render.summary import first_sentence
 from rankfall.verdict.diagnose import diagnose
+from rankfall.verdict.diagnose.cause_tables import UNSEEN_END
 from support.cases import at, case, died, left, piece, rank, slots
 
 
@@ -280,3 +282,32 @@ def test_the_silent_rank_that_printed_progress_while_the_others_waited_was_slow_
     verdict = diagnose(case(ranks, evidence, slots=slots(1))).verdict
     assert named(verdict) == (2, expected, "suspected")
     assert verdict.retry == "once"
+
+
+@pytest.mark.parametrize("others", ["peer_teardown", "external_signal", None])
+def test_the_only_slot_with_an_error_is_named_if_its_lines_may_not_be_read(others):
+    """The job's controller deleted the other slots' pods; without that, their ends may have come first."""
+    gone = [
+        piece("peer_teardown", None, role="secondary", slot=n, source="pod", trust="platform", fingerprint=UNSEEN_END)
+        for n in (0, 2)
+    ]
+    gone = [msgspec.structs.replace(one, slug=others, node=f"node{one.slot}") for one in gone] if others else []
+    places = [SlotFacts(slot=n, node=f"node{n}", state="lost", launcher="exec", started_at=at(0)) for n in (0, 2)]
+    failed = SlotFacts(slot=1, node="node1", state="ended", exit_code=1, launcher="exec", ended_at=at(2))
+    verdict = diagnose(case([], gone, slots=(places[0], failed, places[1]), world_size=None)).verdict
+    assert (verdict.slot == 1) == (others == "peer_teardown")
+    if verdict.slot == 1:
+        assert (verdict.node, verdict.cause.slug, verdict.cause.confidence) == ("node1", "user_exit", "suspected")
+        assert first_sentence(verdict).startswith("Slot 1 on node1 exited with code 1")
+
+
+def test_the_only_slot_with_an_error_that_reports_a_lost_peer_is_not_the_first():
+    gone = piece(
+        "peer_teardown", None, role="secondary", slot=0, source="pod", trust="platform", fingerprint=UNSEEN_END
+    )
+    lost = piece("peer_lost", None, role="secondary", slot=1, source="log", trust="job", line="closed by peer")
+    places = SlotFacts(slot=0, node="node0", state="lost", launcher="exec", started_at=at(0))
+    failed = SlotFacts(slot=1, node="node1", state="ended", exit_code=1, launcher="exec", ended_at=at(2))
+    verdict = diagnose(case([], [gone, lost], slots=(places, failed), world_size=None)).verdict
+    assert (verdict.cause.slug, verdict.cause.confidence) == ("peer_lost", "suspected")
+    assert verdict.slot is None

@@ -59,6 +59,7 @@ from rankfall.verdict.diagnose.waited_for import (
     differing_calls,
     left_before_joining,
     left_early,
+    only_failed_slot,
     only_silent_rank,
 )
 
@@ -136,6 +137,8 @@ def _failures(case: Case, subjects: Subjects, root: Root) -> list[Candidate]:
         candidates = [c for c in (left_early(case, subjects),) if c is not None]
     if not candidates:
         candidates = [c for c in (only_silent_rank(case, subjects),) if c is not None]
+    if not candidates:
+        candidates = [c for c in (only_failed_slot(case, subjects),) if c is not None]
     if candidates:
         root.rejected += [(c, "its rank had finished its work") for c in late]
     return drop_outlived(candidates or late, subjects, root, hung=case.hung)
@@ -339,6 +342,11 @@ def _failed_alone(subjects: Subjects, word: Evidence) -> bool:
     )
 
 
+def _complaints(subjects: Subjects, slot: int) -> tuple[Evidence, ...]:
+    subject = subjects.all.get(("slot", slot))
+    return subject.complaints if subject is not None else ()
+
+
 def _complains(subjects: Subjects, rank: int) -> bool:
     return any(e.slug not in NEVER_CAUSE for e in subjects.all["rank", rank].complaints)
 
@@ -382,7 +390,9 @@ def only_consequences(case: Case, subjects: Subjects) -> Root:
         sorted(
             s.slot
             for s in case.slots
-            if not any(r.slot == s.slot for r in subjects.ranks.values()) and s.state in {"expected", "running", "lost"}
+            if not any(r.slot == s.slot for r in subjects.ranks.values())
+            and s.state in {"expected", "running", "lost"}
+            and not any(e.slug == "peer_teardown" for e in _complaints(subjects, s.slot))
         )
     )
     if not spoken:

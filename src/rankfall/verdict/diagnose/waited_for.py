@@ -11,8 +11,8 @@ import msgspec
 from rankfall.model import Case, Confidence, Evidence, RankFacts
 from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import Moment, order
-from rankfall.verdict.diagnose.candidates import HANG, Candidate
-from rankfall.verdict.diagnose.cause_tables import TIMED_OUT
+from rankfall.verdict.diagnose.candidates import HANG, SILENT, Candidate
+from rankfall.verdict.diagnose.cause_tables import NEVER_CAUSE, TIMED_OUT, UNSEEN_END
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure
 
 MISMATCH: Final = "collective_mismatch"
@@ -225,3 +225,40 @@ def _missed_by_all(
     ended, _ = ends[left[0].rank].common
     first = min((at for word in words if (at := word.common[0]) is not None), default=None)
     return ended is not None and first is not None and ended - first <= _NOTICED_WITHIN_S * _NS
+
+
+def only_failed_slot(case: Case, subjects: Subjects) -> Candidate | None:
+    """Only slot that ended with an error by itself, without a readable line of any rank; None if there is none.
+
+    The others were stopped because of it. Its code alone would also be that of a victim.
+    """
+    places = [s for s in subjects.all.values() if s.rank is None and s.slot is not None]
+    if subjects.ranks or len(places) < max(2, case.nnodes or 0):
+        return None
+    failed = [s for s in places if s.slot is not None and s.slot.exit_code and s.slot.killed_by is None]
+    stopped = [
+        s
+        for s in places
+        if s.slot is not None
+        and (
+            s.slot.killed_by in {"wrapper", "agent"}
+            or any(e.fingerprint == UNSEEN_END and e.slug == "peer_teardown" for e in s.evidence)
+        )
+    ]
+    if len(failed) != 1 or len(failed) + len(stopped) != len(places):
+        return None
+    if any(e.slug not in NEVER_CAUSE for s in places for e in s.complaints):
+        return None
+    first = failed[0]
+    code = first.slot.exit_code if first.slot is not None else None
+    return Candidate(
+        subject=first,
+        slug="user_exit",
+        tier=SILENT,
+        confidence="suspected",
+        best=next((e for e in first.evidence if e.source == "exit"), None),
+        at=first.ended.at,
+        uncertainty=first.ended.uncertainty,
+        fingerprint=f"user_exit:None:{code}",
+        because=f"exit code {code} without a readable line; all other slots were stopped after it",
+    )
