@@ -1,4 +1,4 @@
-"""How steady a verdict is when the same text comes in another form: each log of the corpus again in forty forms.
+"""How steady a verdict is when the same text comes in another form: each log of the corpus again in many forms.
 
 The forms are what happens to a log on its way to a person: prefixes of launchers and collectors, clocks, colors, JSON lines, doubled lines, innocent
 ranks between, progress before and a launcher's end after. Cause and retry must stay; the rank may become known or unknown where a form shows or hides one.
@@ -55,6 +55,11 @@ def _with_innocents(lines: list[str]) -> list[str]:
     return made
 
 
+def _broken(lines: list[str], columns: int) -> list[str]:
+    """As a person copies it from a terminal that breaks long lines at its edge."""
+    return [line[at : at + columns] for line in lines for at in range(0, max(1, len(line.rstrip())), columns)]
+
+
 _STEP_END: Final = [
     f"srun: error: n1: task {SHOWN}: Exited with exit code 1",
     "srun: Terminating StepId=42.0",
@@ -104,6 +109,8 @@ FORMS: Final[dict[str, Form]] = {
     "quoted": _before("> "),
     "numbered": lambda lines: [f"{number:6d}\t{line}" for number, line in enumerate(lines, 1)],
     "trailing blanks": lambda lines: [f"{line}   " for line in lines],
+    "a terminal of 100 columns": lambda lines: _broken(lines, 100),
+    "a quoted terminal of 120": lambda lines: [f"> {line}" for line in _broken(lines, 120)],
     "each line twice": lambda lines: [line for line in lines for _ in range(2)],
     "the text twice": lambda lines: lines + lines,
     "innocent ranks between": _with_innocents,

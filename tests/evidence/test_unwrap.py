@@ -52,6 +52,62 @@ def test_parts_of_any_size_give_the_same_text(size, form):
     assert b"".join((*parts, reader.push(b"", final=True))) == unwrapped(text)
 
 
+LONG = (
+    "[rank3]: step 41 loss 2.5",
+    (
+        "[rank3]:[E1206 19:21:08.635298746 ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=7753, OpType=ALLREDUCE, NumelIn=544997376, NumelOut=68124672, Timeout(ms)=600000) ran for 600061 "
+        "milliseconds before timing out."
+    ),
+    "Traceback (most recent call last):",
+    '  File "/opt/conda/lib/python3.10/site-packages/torch/nn/modules/module_of_a_rather_long_name.py", line 1501, in _call_impl',
+    "    return forward_call(*args, **kwargs)",
+    "RuntimeError: The size of tensor a (1024) must match the size of tensor b (2048) at non-singleton dimension 1, step 41",
+)
+
+
+@pytest.mark.parametrize("form", ["a terminal of 100 columns", "a quoted terminal of 120"])
+@given(size=st.integers(1, 300))
+def test_lines_that_a_terminal_broke_are_whole_again_at_their_numbers(form, size):
+    shown = FORMS[form](list(LONG))
+    text = ("\n".join(shown) + "\n").encode()
+    assert unwrapped(text).decode().splitlines() == list(LONG)
+    reader = Unwrapper()
+    half = 3 * len(text) // 4
+    out = reader.push(text[:half]) + b"".join(reader.push(text[at : at + size]) for at in range(half, len(text), size))
+    out += reader.push(b"", final=True)
+    assert out.decode().splitlines() == list(LONG)
+    first = [next(at for at, one in enumerate(shown, 1) if line.startswith(one.removeprefix("> "))) for line in LONG]
+    assert [reader.number(at) for at in range(1, len(LONG) + 1)] == first
+
+
+def test_the_place_of_a_broken_line_is_that_of_the_file(tmp_path):
+    path = tmp_path / "pasted.log"
+    shown = FORMS["a terminal of 100 columns"](list(LONG))
+    path.write_text("\n".join(shown) + "\n")
+    verdict = explain_files([path]).verdict
+    assert verdict.decisive is not None
+    assert LONG[-1] in verdict.decisive.line
+    at = next(number for number, line in enumerate(shown, 1) if line.startswith(("Traceback", "RuntimeError")))
+    assert int(verdict.decisive.where.rpartition(":")[2]) >= at
+
+
+STEPS = [
+    f"step {step:06d} loss {step % 7}.{step % 97:02d}4 lr 0.000{step % 9} tokens per second {step % 89:05d} memory 7{step % 3}.1 GiB"
+    for step in range(60)
+]
+BOX = ["│ " + f"frame {number}".ljust(96) + " │" for number in range(20)]
+RULES = ["=" * 100, "a table of one width", "-" * 100, "another row", "=" * 100, "more"]
+
+
+@pytest.mark.parametrize(
+    "lines", [STEPS, BOX, RULES, [*STEPS[:3], "KeyError: 'a'", *STEPS[3:9], "Aborted (core dumped)"]]
+)
+def test_entries_of_one_length_are_not_joined(lines):
+    text = ("\n".join(lines) + "\n").encode()
+    assert unwrapped(text) == text
+
+
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=60), max_size=30))
 def test_no_line_is_lost_or_added(lines):
     text = "\n".join(lines).encode()

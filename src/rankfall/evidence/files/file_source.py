@@ -340,9 +340,9 @@ class TextReader:
         try:
             findings, statements = self._scanner.push(data, final=final)
             for finding, byte, line in findings:
-                self._keep(finding, byte=self._base + byte, line=line)
+                self._keep(finding, byte=self._base + byte, line=self._unwrapper.number(line))
             for reported, byte, line in statements:
-                self._report(reported, self._where(self._base + byte, line))
+                self._report(reported, self._where(self._base + byte, self._unwrapper.number(line)))
         except RankfallError:
             raise
         except Exception as error:  # noqa: BLE001

@@ -1,13 +1,15 @@
 r"""Removes from a text what its way to a person put around every line: colors, quotation marks, numbers, an indent, a collector's JSON.
 
-The first bytes of a text show what is around all of its lines; a later line without it stays as it is. One line stays one line, so numbers of lines
-are those of the file.
+The first bytes of a text show what is around all of its lines; a later line without it stays as it is. Lines that a terminal broke at its right
+edge are joined; ``Unwrapper.number`` gives the number that a line has in the file.
 
 Cost: one pass over a text that is wrapped, a search for escapes in others. Memory: the unfinished line, at most ``MAX_HELD`` bytes.
 """
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
@@ -49,6 +51,20 @@ _FRAME: Final = anchored(rb'[ \t]*File "', limit=96)
 _TEXT_KEYS: Final = ("log", "message", "msg", "textPayload", "@message", "MESSAGE", "body", "line", "text")
 _RANK_KEYS: Final = ("rank", "global_rank")
 
+# A terminal's right edge: columns, broken lines that show it, and joined lines of a text.
+_COLUMNS: Final = range(60, 513)
+_LEAST_BROKEN: Final = 2
+_MAX_JOINED: Final = 1 << 16
+# Bytes that show how a line begins, without its digits; and characters of lines of tables.
+_BEGIN: Final = 8
+_RULES: Final = b"|=-*#+_~"
+_DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
+# A line of its own, whatever is before it.
+_ENTRY: Final = anchored(
+    rb"\s*(?:File \"|Traceback |\[rank|\[default|\[\d|\d{4}-\d\d|\d\d:\d\d|[A-Z]{4,8}[: ]|[IWEF]\d{4} |\w{1,60}(?:Error|Exception)\b)",
+    limit=128,
+)
+
 Layer = Callable[[bytes], bytes | None]
 
 
@@ -57,6 +73,7 @@ class Unwrapper:
 
     def __init__(self) -> None:
         self._layers: list[Layer] | None = None
+        self._joins: LineJoiner | None = None
         self._held = b""
         # A search of all bytes costs more than all that a plain text needs.
         self._bare = False
@@ -76,18 +93,123 @@ class Unwrapper:
                 self._held = data
                 return b""
             self._layers = layers_of(data[: cut or _SAMPLE])
+            sample = _inner(without_escapes(data[: cut or _SAMPLE]).split(b"\n"), self._layers)
+            columns = columns_of(sample)
+            self._joins = LineJoiner(sample, columns) if columns else None
             self._bare = _BARE_END in data[:_SAMPLE]
-        if not final and (self._layers or b"\x1b" in data[-_ESCAPE_TAIL:]):
+        if not final and (self._layers or self._joins or b"\x1b" in data[-_ESCAPE_TAIL:]):
             cut = data.rfind(b"\n") + 1
             if cut or len(data) <= MAX_HELD:
                 data, self._held = data[:cut], data[cut:]
         data = without_escapes(data, bare=self._bare)
-        if not self._layers:
-            return data
-        lines = data.split(b"\n")
-        for layer in self._layers:
-            lines = [line if (inner := layer(line)) is None else inner for line in lines]
-        return b"\n".join(lines)
+        if self._layers:
+            data = b"\n".join(_inner(data.split(b"\n"), self._layers))
+        return self._joins.push(data, final=final) if self._joins is not None else data
+
+    def number(self, line: int) -> int:
+        """Number in the file, from 1, of a line of the returned text."""
+        return line if self._joins is None else line + self._joins.before(line)
+
+
+class LineJoiner:
+    """Joins lines that end at the right edge with the lines that continue them.
+
+    ``columns``: the edge. A line that begins like an entry of the sample continues nothing.
+    """
+
+    def __init__(self, sample: list[bytes], columns: int) -> None:
+        self._columns = columns
+        self._begins = begins_of(sample, columns)
+        self._whole: list[bytes] = []
+        # Complete lines so far, and for each joined line the number that its first part has among them.
+        self._lines = 0
+        self._joined = array("L")
+
+    def push(self, data: bytes, *, final: bool) -> bytes:
+        """Returns complete lines; a broken line waits for its end."""
+        out: list[bytes] = []
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            if self._whole and not self._continues(self._whole[-1], line):
+                self._flush(out)
+            self._whole.append(line)
+            if not self._broken(line) or len(self._joined) >= _MAX_JOINED:
+                self._flush(out)
+        if final or rest:
+            # An unfinished line is the last one.
+            if self._whole and not (rest and self._continues(self._whole[-1], rest)):
+                self._flush(out)
+            self._whole.append(rest)
+            out.append(b"".join(self._whole))
+            self._whole = []
+        else:
+            out.append(b"")
+        return b"\n".join(out)
+
+    def before(self, line: int) -> int:
+        """Number of line ends that were removed before this line of the joined text."""
+        return bisect_left(self._joined, line)
+
+    def _flush(self, out: list[bytes]) -> None:
+        self._lines += 1
+        self._joined.extend([self._lines] * (len(self._whole) - 1))
+        out.append(b"".join(self._whole))
+        self._whole = []
+
+    def _broken(self, line: bytes) -> bool:
+        return _width(line) == self._columns and not _ends_in_frame(line)
+
+    def _continues(self, line: bytes, after: bytes) -> bool:
+        return self._broken(line) and _may_continue(after, self._begins)
+
+
+def columns_of(lines: list[bytes]) -> int | None:
+    """Columns of the terminal that broke these lines; None if they do not show it.
+
+    At the edge words are broken: other lines of one length end and begin with whole ones.
+    """
+    widths = [_width(line) for line in lines]
+    edge = max(widths, default=0)
+    full = [at for at, width in enumerate(widths[:-1]) if width == edge]
+    if edge not in _COLUMNS or len(full) < _LEAST_BROKEN:
+        return None
+    begins = begins_of(lines, edge)
+    broken = [at for at in full if not _ends_in_frame(lines[at]) and _may_continue(lines[at + 1], begins)]
+    inside = [at for at in broken if lines[at][-1:].isalnum() and lines[at + 1][:1].isalnum()]
+    # Ranks print one message at one length.
+    different = {lines[at].translate(_DIGITS) for at in inside}
+    return edge if 2 * len(broken) >= len(full) and len(different) >= _LEAST_BROKEN else None
+
+
+def begins_of(lines: list[bytes], columns: int) -> frozenset[bytes]:
+    """Begins of the lines that certainly continue no other one: those after a shorter line, and the first."""
+    return frozenset(
+        _begin(line) for at, line in enumerate(lines) if line and (not at or _width(lines[at - 1]) < columns)
+    )
+
+
+def _begin(line: bytes) -> bytes:
+    return line[:_BEGIN].translate(_DIGITS)
+
+
+def _may_continue(line: bytes, begins: frozenset[bytes]) -> bool:
+    return bool(line) and not _ENTRY.match(line) and _begin(line) not in begins
+
+
+def _ends_in_frame(line: bytes) -> bool:
+    """True for a line of a table or a box, and for one that blanks fill up to the edge."""
+    last = line[-1:]
+    return line.endswith(b"  ") or (last != b" " and (last in _RULES or last >= b"\x80"))
+
+
+def _width(line: bytes) -> int:
+    return len(line) if line.isascii() else len(line.decode(errors="replace"))
+
+
+def _inner(lines: list[bytes], layers: list[Layer]) -> list[bytes]:
+    for layer in layers:
+        lines = [line if (inner := layer(line)) is None else inner for line in lines]
+    return lines
 
 
 def without_escapes(data: bytes, *, bare: bool = True) -> bytes:
