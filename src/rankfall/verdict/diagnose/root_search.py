@@ -31,6 +31,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     NEVER_CAUSE,
     NEVER_STARTED,
     PLAIN_CONNECTIONS,
+    REPORTED_SIGNALS,
     TAKEN_AWAY,
 )
 from rankfall.verdict.diagnose.consequences import (
@@ -355,7 +356,8 @@ def _follows_lost_peer(signalled: Evidence, subject: Subject, subjects: Subjects
     """True if a rank printed a signal certainly after another had lost a peer: its stop followed from that."""
     others = (s for s in subjects.all.values() if s is not subject)
     lost = (e for s in others for e in s.complaints if e.slug in LOST_PEER_SLUGS)
-    return signalled.source == "log" and any(surely_after(signalled, e) for e in lost)
+    printed = signalled.source == "log" and signalled.signature not in REPORTED_SIGNALS
+    return printed and any(surely_after(signalled, e) for e in lost)
 
 
 def only_consequences(case: Case, subjects: Subjects) -> Root:
