@@ -13,6 +13,7 @@ import msgspec
 from rankfall.evidence.readers.classify import Meaning, meaning_of_hit
 from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
 from rankfall.evidence.readers.text import decode, message_of, normalise
+from rankfall.model import numbers
 from rankfall.model.patterns import bounded, linear
 from rankfall.verdict.signatures.catalogue import Catalogue
 from rankfall.verdict.signatures.matcher import Hit, Matcher, best
@@ -90,7 +91,8 @@ class LineMeaning:
         self._text = text
         own = parse_prefix(raw)
         self._prefix = own if own.raw or text is raw else parse_prefix(text)
-        self.kind, self.slug = (hit.signature.id, self._prefix.rank), hit.signature.slug
+        rank = self._prefix.rank if self._prefix.rank is not None else numbers.whole(hit.groups.get("rank"))
+        self.kind, self.slug = (hit.signature.id, rank), hit.signature.slug
 
     @property
     def finding(self) -> Finding:
