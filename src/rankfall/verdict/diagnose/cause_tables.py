@@ -77,6 +77,8 @@ LAST_LINE: Final = "unknown.last_line"
 LAST_ERROR: Final = "unknown:last error"
 # Of the last line of a traceback without its exception.
 CUT_OFF: Final = "unknown.cut_off"
+# Lines without a cause that name the rank that failed.
+NAMES_A_RANK: Final = frozenset({CUT_OFF, "unknown.spawn"})
 # Missing beside a displayed line without a cause; True: the line is such a one.
 LACKS_OF_LINE: Final = MappingProxyType(
     {

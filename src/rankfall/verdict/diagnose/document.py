@@ -300,7 +300,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         s.key for s in subjects.all.values() if at_subject and any(same_line(e, piece) for e in s.evidence)
     }
     rank = root.suspects[0] if not at_subject and len(root.suspects) == 1 else None
-    if rank is None and nearest is not None and nearest.signature == known.CUT_OFF:
+    if rank is None and nearest is not None and nearest.signature in known.NAMES_A_RANK:
         rank = nearest.rank
     suspect = subjects.ranks.get(rank) if rank is not None else None
     if rank is not None:
