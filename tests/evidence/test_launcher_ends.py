@@ -364,7 +364,9 @@ def test_a_rank_that_lost_its_data_worker_is_named_in_a_saved_console(tmp_path):
 
 def test_the_process_whose_traceback_is_cut_off_is_named_beside_ranks_that_only_worked(told):
     cut = 'Traceback (most recent call last):\n  File "/l/torch/multiprocessing/spawn.py", line 59, in _wrap\n    fn(i, *args'
-    spawned = "torch.multiprocessing.spawn.ProcessRaisedException: \n\n-- Process 1 terminated with the following error:\n"
+    spawned = (
+        "torch.multiprocessing.spawn.ProcessRaisedException: \n\n-- Process 1 terminated with the following error:\n"
+    )
     assert told(f"INFO: rank:0, step 40 loss 1.5\n{spawned}{cut}") == ("unknown", 1, None, None)
     whole = cut + ")\nKeyError: 'labels'\n"
     assert told(f"INFO: rank:0, step 40 loss 1.5\n{spawned}{whole}")[:2] == ("user_code_exception", 1)

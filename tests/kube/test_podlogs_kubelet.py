@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.kube.kubelet_messages import MAX_COMPLAINT, complaint, not_started
+from rankfall.kube.pod_logs import MAX_COMPLAINT, complaint, not_started
 
 PATH = "/var/log/pods/ns_pod_5c1e/main/0.log"
 TEXTS = {

@@ -47,7 +47,7 @@ VERBS: Final = {
     "agent": ("agent", "Read a node's kernel log and record faults on its Node."),
     "controller": ("controller", "Watch all nodes; keep the scheduler away from bad ones."),
     "nodes": ("nodes", "Show the health of nodes; check, taint and clear them."),
-    "doctor": ("doctor", "Check what this machine can do for Rankfall."),
+    "doctor": ("doctor", "Check what this machine and its cluster can do for Rankfall."),
     "config": ("config", "Show settings, causes, exit codes, commands and formats."),
 }
 SETTINGS: Final[dict[str, Any]] = {

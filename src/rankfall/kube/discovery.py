@@ -198,6 +198,15 @@ async def discover(kube: Kube, resources: Iterable[Resource], *, cache: Path | N
     return Served(version, index, schemas=schemas)
 
 
+async def discover_kinds(kube: Kube, resources: Iterable[Resource]) -> Served:
+    """Queries version, groups and the kinds of ``resources``, without their fields: a few small answers.
+
+    Raises:
+        KubeError: Refused, or no answer.
+    """
+    return await _plain(kube, await kube.version(), dict.fromkeys(resource.api_version for resource in resources))
+
+
 async def _index(kube: Kube) -> dict[str, str | None]:
     document = await kube.raw(_INDEX, what="the index of schemas")
     paths = document.get("paths")

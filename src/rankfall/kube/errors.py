@@ -3,6 +3,7 @@
     InfrastructureError
     |-- KubeError
         |-- KubeConfigError    kubeconfig missing, broken        exit 69
+        |   |-- NoKubeConfig   no cluster is named anywhere
         |-- CredentialsError   plug-in failed, or 401           exit 77
         |-- Unreachable        no answer; retries are spent      exit 69
         |-- ApiError           error status of the server
@@ -24,6 +25,10 @@ class KubeError(InfrastructureError):
 
 class KubeConfigError(KubeError):
     """The kubeconfig is missing, broken, contradictory or unsupported."""
+
+
+class NoKubeConfig(KubeConfigError):
+    """There is neither a kubeconfig nor a pod's service account."""
 
 
 class CredentialsError(KubeError):

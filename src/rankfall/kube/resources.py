@@ -81,6 +81,12 @@ SECRETS: Final = Resource("", "v1", "secrets", "Secret")
 EVENTS: Final = Resource("", "v1", "events", "Event")
 NODES: Final = Resource("", "v1", "nodes", "Node", namespaced=False)
 PVCS: Final = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
+QUOTAS: Final = Resource("", "v1", "resourcequotas", "ResourceQuota")
+DEPLOYMENTS: Final = Resource("apps", "v1", "deployments", "Deployment")
+ACCESS_REVIEWS: Final = Resource(
+    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False
+)
 JOBS: Final = Resource("batch", "v1", "jobs", "Job")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 JOBSETS: Final = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,7 @@ from rankfall.kube.resources import (
     JOBS,
     JOBSETS,
     LEASES,
+    NODES,
     PODS,
     PVCS,
     SECRETS,
@@ -39,6 +40,7 @@ BACKENDS: Final = ("job", "jobset", "trainjob")
 _WORKLOAD: Final[tuple[Verb, ...]] = VERBS
 _COMPANION: Final[tuple[Verb, ...]] = ("create", "get", "list", "watch", "delete")
 _SEEN: Final[tuple[Verb, ...]] = ("list", "watch")
+_READ: Final[tuple[Verb, ...]] = ("get", "list", "watch")
 
 
 class Right(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +51,7 @@ class Right(msgspec.Struct, frozen=True, kw_only=True):
         subresource: As ``log``, or empty.
         backends: Backends that need it.
         why: Purpose, and effect of its absence; Markdown.
+        without: Effect if the account lacks it, in few words; empty if no job runs then.
     """
 
     on: Resource
@@ -56,6 +59,7 @@ class Right(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     subresource: str = ""
     backends: tuple[str, ...] = BACKENDS
+    without: str = ""
 
     @property
     def name(self) -> str:
@@ -68,13 +72,16 @@ _CHILD: Final = (
     "a removal also waits for the end of these children; without the right it prints a message and does not wait. "
     "The recorder of an `unattended` run needs the right, because it reads them"
 )
+_NO_WAIT: Final = "removals do not wait for children; no unattended runs"
+_NO_COPIES: Final = "no workspaces, no rankfall cp --claim"
+_NO_EXEC: Final = "fewer ranks are matched to pods"
 _COPIES: Final = "the temporary pod that copies files to and from a workspace. Only with `kubernetes.workspace`, or `rankfall cp --claim`"
 
 RIGHTS: Final = (
     Right(on=JOBS, verbs=_WORKLOAD, backends=("job",), why=_OWN),
-    Right(on=JOBS, verbs=_SEEN, backends=("jobset", "trainjob"), why=_CHILD),
+    Right(on=JOBS, verbs=_SEEN, backends=("jobset", "trainjob"), why=_CHILD, without=_NO_WAIT),
     Right(on=JOBSETS, verbs=_WORKLOAD, backends=("jobset",), why=_OWN),
-    Right(on=JOBSETS, verbs=_SEEN, backends=("trainjob",), why=_CHILD),
+    Right(on=JOBSETS, verbs=_SEEN, backends=("trainjob",), why=_CHILD, without=_NO_WAIT),
     Right(on=TRAINJOBS, verbs=_WORKLOAD, backends=("trainjob",), why=_OWN),
     Right(
         on=TRAINING_RUNTIMES,
@@ -94,6 +101,7 @@ RIGHTS: Final = (
         verbs=("create", "delete"),
         why="secret values of the job's variables and arguments: created, owned by the workload and removed with it; `delete` for undoing a refused "
         "launch. Rankfall reads no Secret. Only for jobs with such values; without the right they are refused, and `kubernetes.env_from` remains",
+        without="jobs with secret values are refused",
     ),
     Right(
         on=SERVICES,
@@ -101,7 +109,7 @@ RIGHTS: Final = (
         backends=("job",),
         why="names of the slots: created; the other verbs as for a ConfigMap",
     ),
-    Right(on=SERVICES, verbs=_SEEN, backends=("jobset", "trainjob"), why=_CHILD),
+    Right(on=SERVICES, verbs=_SEEN, backends=("jobset", "trainjob"), why=_CHILD, without=_NO_WAIT),
     Right(
         on=PODS,
         verbs=("get", "list", "watch"),
@@ -119,25 +127,68 @@ RIGHTS: Final = (
         verbs=("get", "create"),
         why="requests stacks from the ranks of a hung job (without the right Rankfall still finds the hang, but no stacks), and copies files to and from "
         "a workspace. Since Kubernetes 1.35 servers also require `create`",
+        without="no Python stacks of hung ranks, no copies",
     ),
-    Right(on=PODS, verbs=("create", "delete"), why=_COPIES),
+    Right(on=PODS, verbs=("create", "delete"), why=_COPIES, without=_NO_COPIES),
     Right(
         on=PVCS,
         verbs=("get",),
         why="the claim of a workspace: its existence, and its other users. Only with `kubernetes.workspace`",
+        without=_NO_COPIES,
     ),
     Right(
         on=EVENTS,
         verbs=_SEEN,
         why="why a slot did not start or was removed (no free node, a volume that does not mount, a probe), and the same for the pod that copies. "
         "Without the right only the pods' states explain it, and the verdict lists the missing evidence",
+        without="fewer reasons why a slot did not start",
     ),
     Right(
         on=EVENTS,
         verbs=("create",),
         why="shows the verdict on the workload, in addition to an annotation. Only with `kubernetes.annotate`; without the right Rankfall prints a message",
+        without="no Events with verdicts",
     ),
 )
+
+
+#: Outside namespaces, hence in no Role.
+OF_NODES: Final = Right(
+    on=NODES,
+    verbs=("get", "list", "watch"),
+    why="verdicts include reboots and absences of nodes, and the faults of devices that `rankfall agent` recorded",
+)
+
+
+class Need(NamedTuple):
+    """One verb on one resource, in the words of a Role."""
+
+    group: str
+    resource: str
+    verb: str
+
+
+def needs_of(backend: str) -> dict[Need, str]:
+    """Returns what one backend needs, each with the effect of its absence (``Right.without``)."""
+    return {
+        Need(row.on.group, row.name, verb): row.without
+        for row in RIGHTS
+        if backend in row.backends
+        for verb in row.verbs
+    }
+
+
+def needs_of_foreign(workloads: Collection[Resource]) -> dict[Need, str]:
+    """Returns what ``why``, ``status`` and ``logs`` need for jobs that Rankfall did not start."""
+    found = {Need(on.group, on.plural, verb): "" for on in workloads for verb in _READ}
+    if any(on == TRAINJOBS for on in workloads):
+        found[Need(JOBSETS.group, JOBSETS.plural, "get")] = ""
+    for row in RIGHTS:
+        if row.subresource == "exec":
+            found |= {Need(row.on.group, row.name, verb): _NO_EXEC for verb in row.verbs}
+        elif row.on in {PODS, EVENTS}:
+            found |= {Need(row.on.group, row.name, verb): row.without for verb in row.verbs if verb in _READ}
+    return found
 
 
 def rules(backends: Collection[str] = BACKENDS) -> list[dict[str, Any]]:
@@ -180,11 +231,12 @@ _TABLE: Final = """```
 | on | verbs | backends | for |
 | --- | --- | --- | --- |
 """
-_TAIL: Final = """
+_TAIL: Final = f"""
 - Rankfall finds the served kinds by discovery, which every authenticated user may use. The service account of the job's image needs no right.
-- Nodes are outside namespaces, so they need a ClusterRole: `get`, `list` and `watch` of `nodes`. With it verdicts include reboots and absences of nodes, and the faults of devices that `rankfall agent` recorded. With
+- Nodes are outside namespaces, so they need a ClusterRole: `get`, `list` and `watch` of `nodes`. With it {OF_NODES.why}. With
   only `get`, a message reports that a pod does not end because its node is not ready. `list` and `watch` of `events` in the namespace `default` adds the kubelets' reports on their nodes. Without them a verdict lists this evidence as missing.
   `get` of `leases` in the namespace `kube-node-lease` bounds the clocks of nodes more closely; without it Rankfall uses the stamps of pods and lines and prints no message.
+- `rankfall doctor` shows which of these rights your account has.
 - Rights to report to a Node that it caused a failure, and to start the next attempt after the taint: [node-health.md](node-health.md#joined-with-jobs).
 
 """

@@ -1,4 +1,4 @@
-"""``doctor``: checks if this machine can run jobs; exits with 69 if not.
+"""``doctor``: checks if this machine, and the cluster of its kubeconfig, can run jobs; exits with 69 if not.
 
 Each check tries the real thing and leaves no traces.
 """
@@ -15,18 +15,21 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import click
 import msgspec
 
 from rankfall.backends.command import Interpreter, find_interpreter
+from rankfall.backends.kubernetes.rights import BACKENDS
 from rankfall.backends.local.processes import Reservation
 from rankfall.backends.payload import unpack
 from rankfall.cli import console
+from rankfall.cli.cluster_checks import Check, State, cluster_checks
 from rankfall.cli.console import Output
-from rankfall.cli.options import output_option
-from rankfall.model import JobSpec, Record, SpecError, StoreError, decoding
+from rankfall.cli.options import cluster_options, output_option
+from rankfall.cli.target import Where
+from rankfall.model import JobSpec, Record, SpecError, StoreError, UsageError, decoding
 from rankfall.render.escape import clean
 from rankfall.render.formatting import Paint
 from rankfall.rundir import default_home, home
@@ -34,24 +37,6 @@ from rankfall.rundir.lease import file_system
 from rankfall_inside import procfs
 
 SCHEMA = "rankfall.doctor/1"
-
-State = Literal["pass", "warn", "fail"]
-
-
-class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one check.
-
-    Attributes:
-        name: Stable name.
-        state: ``fail``: jobs cannot run; ``warn``: jobs run with limits.
-        text: Finding.
-        next: Remedy; None if not needed.
-    """
-
-    name: str
-    state: State
-    text: str
-    next: str | None = None
 
 
 class DoctorDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -391,10 +376,26 @@ _WIDTH: Final = 14
 
 @click.command("doctor")
 @click.option("--python", help="Path of the job's Python; default: the Python that runs Rankfall.")
+@click.option(
+    "--backend",
+    metavar="local|job|jobset|trainjob",
+    type=click.Choice(("local", *BACKENDS)),
+    help="Fail if this backend cannot run jobs; local checks no cluster. Default: check both, report limits.",
+)
+@click.option("-n", "--namespace", metavar="NAME", help="Namespace in the cluster; default: that of the context.")
+@cluster_options
 @output_option()
-def doctor(*, python: str | None, output: Output) -> int:
-    """Check this machine for Rankfall, with remedies."""
+def doctor(*, python: str | None, backend: str | None, namespace: str | None, where: Where, output: Output) -> int:
+    """Check this machine and the cluster of the kubeconfig for Rankfall, with remedies."""
+    place = msgspec.structs.replace(where, namespace=namespace)
+    if backend == "local" and place.given:
+        raise UsageError(
+            "--backend local checks no cluster", hint="leave out --backend, or -n, --context and --kubeconfig"
+        )
     checks = run_checks(python)
+    if backend != "local":
+        with console.told_if_slow("rankfall: still waiting for the API server"):
+            checks += cluster_checks(place, backend=backend)
     found = worst(checks)
     if output is Output.TABLE:
         _print(checks, found)
@@ -425,14 +426,14 @@ def run_checks(python: str | None) -> tuple[Check, ...]:
 
 def _print(checks: tuple[Check, ...], found: State) -> None:
     paint = Paint(color=console.color_on())
-    style = {"pass": paint.good, "warn": paint.warn, "fail": paint.bad}
+    style = {"pass": paint.good, "note": paint.dim, "warn": paint.warn, "fail": paint.bad}
     for check in checks:
         console.out(f"{style[check.state](check.state)}  {check.name:<{_WIDTH}}{clean(check.text)}")
         if check.next and check.state != "pass":
             console.out(f"{'':<{_WIDTH + 6}}{paint.dim(f'next: {clean(check.next)}')}")
     words = {
         "pass": "Everything works here.",
-        "warn": "Jobs run here; each warn limits what Rankfall can find out.",
+        "warn": "Jobs run here, within the limits that each warn names.",
         "fail": "Jobs do not run here until each fail is repaired.",
     }
     console.out()

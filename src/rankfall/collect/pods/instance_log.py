@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from rankfall.collect.pods.chunks import LEAST, SplitChunk, Splitter, marks_of, rank_of
 from rankfall.collect.pods.line_splitter import StampParser
 from rankfall.collect.pods.resume import Cursor
-from rankfall.kube.kubelet_messages import Complaint, complaint
+from rankfall.kube.pod_logs import Complaint, complaint
 from rankfall.rundir import StreamAppender
 from rankfall.rundir.cluster.log_routes import SLOT_STREAM, Routes, records_within
 from rankfall.rundir.streams.writer import Mark

@@ -59,7 +59,7 @@ _MAX_JOINED: Final = 1 << 16
 _BEGIN: Final = 8
 _RULES: Final = b"|=-*#+_~"
 _DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
-# A line of its own, whatever is before it.
+# Begin of an entry, whatever is before it.
 _ENTRY: Final = anchored(
     rb"\s*(?:File \"|Traceback |\[rank|\[default|\[\d|\d{4}-\d\d|\d\d:\d\d|[A-Z]{4,8}[: ]|[IWEF]\d{4} |\w{1,60}(?:Error|Exception)\b)",
     limit=128,

@@ -17,7 +17,7 @@ import yaml
 from rankfall.kube.auth import kubeconfig_entries
 from rankfall.kube.auth.access import IN_CLUSTER, Access, Endpoint, ExecPlugin, Impersonation, Login, Origin
 from rankfall.kube.auth.kubeconfig_entries import Fields
-from rankfall.kube.errors import KubeConfigError
+from rankfall.kube.errors import KubeConfigError, NoKubeConfig
 from rankfall.kube.secret import excerpt
 
 __all__ = [
@@ -258,7 +258,7 @@ def _no_context(merged: Merged, paths: tuple[str, ...]) -> KubeConfigError:
             hint=f"name one with --context: {', '.join(sorted(merged.contexts)[:_MAX_NAMES])}",
         )
     where = ", ".join(paths) or "$KUBECONFIG"
-    return KubeConfigError(
+    return NoKubeConfig(
         f"no cluster to work with: no kubeconfig at {where}, and this is not a pod with a service account",
         hint="set $KUBECONFIG, or kubernetes.kubeconfig in the job file; --backend local needs no cluster",
     )
