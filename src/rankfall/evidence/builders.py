@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Final
 
 import msgspec
@@ -192,6 +193,13 @@ def of_last_error(
     )
 
 
+# Signals that the kernel sends at a limit of the process.
+_LIMITS: Final = {
+    signal.SIGXCPU: ", sent by the kernel at its limit of CPU time",
+    signal.SIGXFSZ: ", sent by the kernel at its limit of file size",
+}
+
+
 def of_rank_end(facts: RankFacts, *, attempt: int | None, unattended: bool = False) -> Evidence | None:
     """Returns the evidence of a rank's end; None for a plain success.
 
@@ -205,7 +213,8 @@ def of_rank_end(facts: RankFacts, *, attempt: int | None, unattended: bool = Fal
     words = f"signal {facts.signal}" if facts.signal is not None else f"exit code {facts.exit_code}"
     sender = "the wrapper in its pod" if unattended else "Rankfall"
     by = {"wrapper": f", sent by {sender}", "agent": ", sent by its own agent", "foreign": ", sender not known"}
-    text = f"rank {facts.rank} (pid {facts.pid}) ended: {words}{by.get(facts.killed_by or '', '')}"
+    reason = _LIMITS.get(facts.signal or 0) or by.get(facts.killed_by or "", "")
+    text = f"rank {facts.rank} (pid {facts.pid}) ended: {words}{reason}"
     return Evidence(
         id=digest("exit", attempt, facts.rank, facts.slot, facts.pid, facts.round),
         source="exit",

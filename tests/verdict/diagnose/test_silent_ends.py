@@ -7,6 +7,10 @@ import pytest
 
 from rankfall.model import SlotFacts
 from rankfall.render.summary import first_sentence
+
+
+from rankfall.evidence.builders import of_rank_end
+from rankfall.render.summary import advice_text, summary
 from rankfall.verdict.diagnose import diagnose
 from rankfall.verdict.diagnose.cause_tables import UNSEEN_END
 from support.cases import at, case, died, left, piece, rank, slots
@@ -311,3 +315,22 @@ def test_the_only_slot_with_an_error_that_reports_a_lost_peer_is_not_the_first()
     verdict = diagnose(case([], [gone, lost], slots=(places, failed), world_size=None)).verdict
     assert (verdict.cause.slug, verdict.cause.confidence) == ("peer_lost", "suspected")
     assert verdict.slot is None
+
+
+@pytest.mark.parametrize(
+    ("number", "slug", "words", "advice"),
+    [
+        (25, "disk_full", "wrote a file larger than its limit", "ulimit -f"),
+        (24, "deadline_exceeded", "reached its limit of CPU time", "ulimit -t"),
+    ],
+)
+def test_a_limit_of_the_process_is_no_signal_from_outside(number, slug, words, advice):
+    """The other ranks lose their peer, one of them with an exception of its own code."""
+    ranks = ranks_of(died(2, number, per_node=4, seconds=1.0))
+    evidence = [end for facts in ranks if (end := of_rank_end(facts, attempt=1)) is not None]
+    evidence += [said("peer_lost", 0, seconds=1.1), raised("user_code_exception", 1, seconds=1.2, lost_peer=True)]
+    verdict = diagnose(case(ranks, evidence, slots=slots(1))).verdict
+    assert (*named(verdict), verdict.retry) == (2, slug, "likely", "no")
+    assert "sender not known" not in verdict.decisive.line
+    assert words in summary(verdict)
+    assert advice in advice_text(verdict)

@@ -67,6 +67,8 @@ SIGNAL_SLUGS: Final = MappingProxyType(
         8: "native_abort",  # SIGFPE
         9: "killed_unknown",
         11: "segfault",
+        24: "deadline_exceeded",  # SIGXCPU: the process's own limit
+        25: "disk_full",  # SIGXFSZ: likewise
         31: "native_abort",  # SIGSYS
     }
 )
@@ -161,7 +163,7 @@ KERNEL_SIGNATURE_IDS: Final = frozenset(
 EXIT_SLUGS: Final = MappingProxyType({126: "permission_denied", 127: "command_not_found", 138: "retryable_exception"})
 
 # A process causes these ends itself: equivalent to a message.
-OWN_FAULT_SIGNALS: Final = frozenset({4, 6, 7, 8, 11, 31})
+OWN_FAULT_SIGNALS: Final = frozenset({4, 6, 7, 8, 11, 24, 25, 31})
 # Those that no exception handler sends: SIGABRT may end a process that printed its exception.
 CRASH_SIGNALS: Final = OWN_FAULT_SIGNALS - {6}
 
