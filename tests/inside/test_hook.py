@@ -51,6 +51,21 @@ def test_errors_s19_every_way_to_leave_is_recorded_with_its_code(slot, text, cod
     assert ([(e.error.types, e.error.exit_code) for e in errors]) == ([(types, exit_code)] if types else [])
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sys.exit('no shard left, token=hunter22x')", "no shard left, token=***"),
+        ("sys.exit(3)", "3"),
+        # Cleanup that leaves again keeps the first reason.
+        ("\ntry:\n    sys.exit('no shard left')\nfinally:\n    import os; sys.stdout.flush()", "no shard left"),
+        ("\ntry:\n    1/0\nexcept Exception:\n    sys.exit('no shard left')", "division by zero"),
+    ],
+)
+def test_the_message_of_an_exit_is_its_records_message(slot, text, message) -> None:
+    assert slot.rank(f"import sys; {text}").returncode in {1, 3}
+    assert slot.one("error").error.message == message
+
+
 def test_a_crash_leaves_its_python_stack_on_stderr(slot) -> None:
     slot.rank("import os\ndef crash_here(): os.abort()\ncrash_here()")
     assert b"in crash_here" in slot.stream("0.err")

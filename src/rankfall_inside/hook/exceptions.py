@@ -103,7 +103,8 @@ def _wrap_exit() -> None:
     sys.exit = leave
 
 
-_pending: list[tuple[Any, BaseException | None]] = []
+# Code, message of ``sys.exit``, and handled exception.
+_pending: list[tuple[int, str | None, BaseException | None]] = []
 
 
 def _remember_exit(status: Any) -> None:
@@ -118,7 +119,7 @@ def _remember_exit(status: Any) -> None:
         return
     del _pending[:]
     if code:
-        _pending.append((code, context))
+        _pending.append((code, status if isinstance(status, str) else None, context))
 
 
 def _main_ident() -> int:
@@ -184,11 +185,11 @@ def _at_exit() -> None:
         _keep_interrupt(last)
         return
     if _pending:
-        code, context = _pending[-1]
+        code, message, context = _pending[-1]
         if context is None or isinstance(context, SystemExit):
             if state.reported:
                 # multiprocessing's exit after a recorded exception
                 return
-            context = SystemExit(code)
+            context = SystemExit(code if message is None else message)
         if not getattr(context, _SEEN, False):
             put(context, thread=None, code=code, handled=not isinstance(context, SystemExit))

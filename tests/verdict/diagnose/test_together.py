@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rankfall.verdict.diagnose import diagnose
 from support.cases import case, died, left, piece, rank, slots
 
@@ -150,3 +152,27 @@ def test_i23_a_proven_fault_without_a_rank_is_kept_beside_the_text_of_a_rank():
     text = piece("disk_full", None, source="log", trust="job", seconds=1)
     verdict = diagnose(case(ranks, [printed, text])).verdict
     assert (verdict.cause.confidence, verdict.rank) == ("likely", 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "apart"),
+    [
+        ({}, True),
+        # Its handler of a lost peer, and text alone.
+        ({"lost_peer": True}, False),
+        ({"source": "log", "trust": "job", "whole": True}, False),
+    ],
+)
+def test_a_full_disk_beside_a_full_gpu_is_a_failure_of_its_own(fields, apart):
+    """Rank 2 loses both of them."""
+    ranks = [left(n, 1, per_node=4, seconds=2.0) for n in range(3)]
+    evidence = [
+        piece("gpu_oom", 1, seconds=1.0, slot=0),
+        piece("disk_full", 0, seconds=1.05, slot=0, **fields),
+        piece("peer_lost", 2, role="secondary", seconds=1.2, slot=0),
+    ]
+    verdict = diagnose(case(ranks, evidence, slots=slots(1))).verdict
+    assert (verdict.rank, verdict.cause.slug) == (1, "gpu_oom")
+    found = [(item.rank, item.slug) for item in verdict.independent or ()]
+    assert found == ([(0, "disk_full")] if apart else [])
+    assert [item.rank for item in verdict.consequences] == ([2] if apart else [0, 2])

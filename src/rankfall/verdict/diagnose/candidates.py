@@ -53,7 +53,11 @@ EXPLICIT: Final = 3
 SILENT: Final = 2
 HANG: Final = 1
 
+HANGS: Final = frozenset({"rank_stuck", "slow_rank_timeout", "collective_mismatch"})
+
 _NS = 1_000_000_000
+# Maximum seconds of work after the exception of a thread on which the rest of its process waits.
+_SILENT_SINCE_S = 5.0
 # Causes of a launcher's line about an end.
 _BARE = frozenset({"killed_unknown", "user_exit", "unknown"})
 _SIGKILL = 9
@@ -142,6 +146,8 @@ def candidate_of(subject: Subject) -> Candidate | None:
     pieces = _without_ends_after_exception(pieces)
     pieces = _without_abort_at_shutdown(subject, pieces)
     pieces = _without_caught_before_crash(subject, pieces)
+    stood = pieces
+    pieces = _without_hang_after_exception(subject, pieces)
     if lost := [e for e in subject.complaints if e.slug in LOST_PEER_SLUGS]:
         pieces = [e for e in pieces if e.signature not in WATCHDOG_ABORTS]
         pieces = [e for e in pieces if e.signature not in ABORTS or not any(surely_after(e, one) for one in lost)]
@@ -153,7 +159,11 @@ def candidate_of(subject: Subject) -> Candidate | None:
         return silent
     if _killed_by_ours(subject) and best.source == "log" and best.slug in WEAK_PRIMARIES:
         return None
-    return _from_piece(subject, best, pieces)
+    found = _from_piece(subject, best, pieces)
+    if len(pieces) < len(stood) and found.confidence == "proven" and best.source == "record":
+        # That the rank waits for the ended thread is an inference.
+        found.confidence = "likely"
+    return found
 
 
 def outlived_traceback(subjects: Subjects) -> Candidate | None:
@@ -224,6 +234,16 @@ def _without_caught_before_crash(subject: Subject, pieces: list[Evidence]) -> li
     return [e for e in pieces if e.source != "log" or not e.whole]
 
 
+def _without_hang_after_exception(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
+    """Removes a hang of a rank that did nothing after a recorded exception, as that of a thread for which it waits."""
+    facts = subject.rank
+    raised = [e.at for e in pieces if e.source == "record" and e.slug not in _BARE and e.at is not None]
+    last = (facts.worked_at or facts.last_line_at) if facts is not None else None
+    if not raised or last is None or last - max(raised) > _SILENT_SINCE_S * _NS:
+        return pieces
+    return [e for e in pieces if e.source != "recorder" or e.slug not in HANGS]
+
+
 def _without_bare_ends(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
     """Removes a launcher's lines about an end, if better facts exist; an end before every complaint remains."""
     facts = subject.rank or subject.slot
@@ -248,7 +268,7 @@ def _from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Can
     trusted = _trusted(best)
     if trusted and cause_info(best.slug).family in {"gpu", "platform", "storage", "network", "memory"}:
         tier = PLATFORM
-    elif best.slug in {"rank_stuck", "slow_rank_timeout", "collective_mismatch"} and best.source == "recorder":
+    elif best.slug in HANGS and best.source == "recorder":
         tier = HANG
     elif best.slug in _BARE and best.signature not in CHILD_DEATHS:
         tier = SILENT

@@ -31,7 +31,7 @@ from rankfall.model.exit_codes import shell_code
 from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import Moment, rfc3339
 from rankfall.verdict.diagnose import cause_tables as known
-from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node, text_place
+from rankfall.verdict.diagnose.candidates import Candidate, Root, of_node, text_place
 from rankfall.verdict.diagnose.consequences import ended_without_message, only_text
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, same_line, state_of, work_over
 from rankfall.verdict.signatures.matcher import SLURM
@@ -128,7 +128,7 @@ def _why_consequence(subject: Subject, chosen: Candidate | None, *, stopper: str
         word = min(words, key=lambda e: (known.NEAREST.get(e.slug, 5), e.at if e.at is not None else 1 << 62, e.line))
         return word.slug, word.line[:200]
     waits = [e for e in subject.evidence if e.role == "context" and e.source == "recorder"]
-    if waits and chosen is not None and chosen.tier == HANG:
+    if waits and chosen is not None:
         return waits[0].slug, waits[0].line[:200]
     if facts is None:
         return None

@@ -25,9 +25,10 @@ from rankfall.verdict.diagnose.candidates import (
 )
 from rankfall.verdict.diagnose.cause_tables import NODE_SOURCES, TAKEN_AWAY
 from rankfall.verdict.diagnose.consequences import is_without_message
-from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, own_failure
+from rankfall.verdict.diagnose.subjects import OWN_CODE, Subject, Subjects, of_own_code, own_failure
 
 _SIGTERM: Final = 15
+_OWN_RESOURCES: Final = frozenset({"user", "data", "memory", "gpu", "storage"})
 _NS: Final = 1_000_000_000
 # Messages of ranks that wait for a hanging rank.
 _WAITED: Final = frozenset({"collective_timeout", "rdzv_closed"})
@@ -84,12 +85,26 @@ def _last_line(subjects: Subjects, slot: int | None) -> int | None:
     return max((at for at in lines if at is not None), default=None)
 
 
+def _raised_apart(candidate: Candidate) -> bool:
+    """True for a recorded exception about the rank's own resources that did not occur while it handled a lost peer."""
+    best = candidate.best
+    if best is None or best.source != "record" or best.lost_peer or candidate.weak or candidate.confidence != "proven":
+        return False
+    return (
+        candidate.tier == EXPLICIT
+        and cause_info(candidate.slug).family in _OWN_RESOURCES
+        and candidate.slug != OWN_CODE
+    )
+
+
 def independent_faults(candidates: Iterable[Candidate], chosen: Candidate) -> list[tuple[Candidate, str]]:
-    """Returns unchosen faults with their own proof: exceptions of the job's code, faults of other nodes."""
+    """Returns unchosen faults with their own proof: recorded exceptions, faults of other nodes."""
     found = []
     for c in candidates:
         if c.confidence == "proven" and of_own_code(c.best):
             found.append((c, "an exception of the job's own code, which no other failure explains"))
+        elif _raised_apart(c) and c.slug != chosen.slug:
+            found.append((c, "an exception that no lost peer explains"))
         elif (
             c.tier == PLATFORM
             and c.subject.node not in {None, chosen.subject.node}
