@@ -460,3 +460,50 @@ def test_errors_s8_records_of_a_newer_writer_are_read_as_far_as_understood_and_s
     assert (verdict.rank, verdict.decisive.line) == (3, "ValueError: bad thing")
     assert any("unknown fields are ignored" in text for text in verdict.missing)
     assert any("newer than this reader, and was not understood" in text for text in verdict.missing)
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "expected"),
+    [
+        (b"step 5 loss 0.2\n", b"ERROR: 3 of 8 shards are damaged\nbye\n", "ERROR: 3 of 8 shards are damaged"),
+        # stderr first, then stdout; without such a line the code alone is shown.
+        (b"FATAL: no shard left\n", b"run.sh: cannot open lock\n", "run.sh: cannot open lock"),
+        (b"FATAL: no shard left\n", b"step 5\n", "FATAL: no shard left"),
+        (b"step 5\n", b"WARNING: failed to read the cache, retry\n", None),
+        (b"x" * 9_000 + b"error: inside a long line\n", b"", None),
+    ],
+)
+def test_the_last_error_of_a_rank_that_ended_with_a_code_is_the_telling_line(scene, out, err, expected):
+    """Other ranks lose it; one of them prints an error as well, and rank 0 ends with success."""
+    scene.lines(1, "1.out", out, at=1)
+    scene.lines(1, "1.err", err, at=1)
+    scene.lines(1, "0.err", b"ERROR: cannot go on\n", at=1.3)
+    scene.end(3, 1.2, code=3)
+    for rank in (1, 2):
+        scene.error(rank, "RuntimeError: Connection closed by peer [1.2.3.4]:5", at=1.3)
+        scene.end(rank, 2, code=1)
+    scene.end(0, 2, code=0)
+    scene.finish(1, 1)
+    verdict = scene.verdict()
+    assert (verdict.rank, verdict.cause.slug) == (3, "user_exit")
+    assert verdict.decisive.line == (expected or "rank 3 (pid 1003) ended: exit code 3")
+    assert any(text.startswith("a message of the program") for text in verdict.missing) is (expected is None)
+
+
+def test_a_last_error_explains_no_rank_with_an_exception_or_success(scene):
+    for rank in range(4):
+        scene.lines(rank // 2, f"{rank % 2}.err", b"ERROR: cannot go on\n", at=1)
+        scene.end(rank, 2, code=int(rank == 3))
+    scene.error(3, "KeyError: 'width'", at=1)
+    scene.finish(0, 1)
+    verdict = scene.verdict()
+    assert (verdict.rank, verdict.decisive.line) == (3, "KeyError: 'width'")
+
+
+def test_the_progress_that_only_one_rank_prints_has_its_time(scene):
+    scene.lines(0, "0.out", b"step 4 loss 0.3\nstep 5 loss 0.2\n", at=3)
+    scene.lines(0, "0.out", b"waiting\n", at=8)
+    observer = scene.observer()
+    observer.poll(NOW)
+    worked = {facts.rank: facts.worked_at for facts in observer.case().ranks}
+    assert worked == {0: NOW + 3_000_000_000, 1: None, 2: None, 3: None}

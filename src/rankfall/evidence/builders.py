@@ -194,10 +194,36 @@ def of_last_error(
 
 
 # Signals that the kernel sends at a limit of the process.
-_LIMITS: Final = {
+_LIMITS: Final[dict[int, str]] = {
     signal.SIGXCPU: ", sent by the kernel at its limit of CPU time",
     signal.SIGXFSZ: ", sent by the kernel at its limit of file size",
 }
+
+
+def of_last_words(
+    facts: RankFacts, line: bytes, *, stream: str, byte: int, where: str, when: When | None, attempt: int
+) -> Evidence:
+    """Context for the end of a rank without other evidence: the last line that resembles an error."""
+    return Evidence(
+        id=digest("last error", stream, byte),
+        source="log",
+        slug="unknown",
+        role="context",
+        trust="job",
+        rank=facts.rank,
+        slot=facts.slot,
+        node=facts.node,
+        local_rank=facts.local_rank,
+        at=None if when is None else (when.earliest + when.latest) // 2,
+        uncertainty=None if when is None else _LINE_S + (when.latest - when.earliest + 1) // 2 / _NS,
+        stream=stream,
+        order=byte,
+        where=where,
+        line=decode(line),
+        fingerprint=LAST_ERROR,
+        attempt=attempt,
+        round=facts.round,
+    )
 
 
 def of_rank_end(facts: RankFacts, *, attempt: int | None, unattended: bool = False) -> Evidence | None:

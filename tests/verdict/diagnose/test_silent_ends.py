@@ -10,7 +10,9 @@ from rankfall.render.summary import first_sentence
 
 
 from rankfall.evidence.builders import of_rank_end
+from rankfall.model import JobSpec
 from rankfall.render.summary import advice_text, summary
+from rankfall.verdict.decide import RootFacts, decide
 from rankfall.verdict.diagnose import diagnose
 from rankfall.verdict.diagnose.cause_tables import UNSEEN_END
 from support.cases import at, case, died, left, piece, rank, slots
@@ -334,3 +336,24 @@ def test_a_limit_of_the_process_is_no_signal_from_outside(number, slug, words, a
     assert "sender not known" not in verdict.decisive.line
     assert words in summary(verdict)
     assert advice in advice_text(verdict)
+
+
+@pytest.mark.parametrize(("code", "slug"), [(126, "permission_denied"), (127, "command_not_found")])
+@pytest.mark.parametrize(("other", "named_rank", "scope"), [(None, None, "all"), (1, 0, "rank")])
+def test_a_command_that_no_rank_can_start_is_no_failure_of_the_first_one(code, slug, other, named_rank, scope):
+    """Another code of one rank shows that this did not happen to all."""
+    ranks = [left(n, code, per_node=4, seconds=1.0 + n / 100, hook="absent") for n in range(2)]
+    ranks.append(left(2, other or code, per_node=4, seconds=1.02, hook="absent"))
+    verdict = diagnose(case(ranks, [], slots=slots(1, launcher="plain"))).verdict
+    assert (verdict.cause.slug, verdict.rank, verdict.scope) == (slug, named_rank, scope)
+
+
+@pytest.mark.parametrize(("code", "retry"), [(143, "yes"), (137, "yes"), (130, "yes"), (3, "no"), (139, "no")])
+def test_the_verdict_advises_what_the_table_of_exit_codes_decides(code, retry):
+    """The others lose that rank and raise."""
+    ranks = ranks_of(left(2, code, per_node=4, seconds=1.0))
+    evidence = [said("peer_lost", 0, seconds=1.1), raised("user_code_exception", 1, seconds=1.2, lost_peer=True)]
+    found = diagnose(case(ranks, evidence, slots=slots(1)))
+    assert (found.verdict.rank, found.verdict.cause.slug, found.verdict.retry) == (2, "user_exit", retry)
+    decided = decide(found, spec=JobSpec(command=("train.py",)), history=(), facts=RootFacts(code=found.exit_code))
+    assert decided.action == ("retry" if retry == "yes" else "stop")

@@ -73,6 +73,8 @@ class _Stream:
         # Findings possibly survived, with prefix and line end.
         self.open: dict[str, tuple[Evidence, Prefix, int]] = {}
         self.finished = False
+        # True if it explains the end of its rank, or was searched for an explanation.
+        self.explained = False
 
     @property
     def of_one_process(self) -> bool:
@@ -137,6 +139,7 @@ class SlotStreams:
                 (waiting if stream.tail.behind and count else again).append(stream)
         self._turns = waiting + again
         found += self._survived(owners)
+        found += self._last_words(owners)
         printed = (one.tail.printed_step for one in self._streams.values())
         return StreamDelta(
             evidence=tuple(found),
@@ -261,6 +264,7 @@ class SlotStreams:
             piece = msgspec.structs.replace(piece, rank=None, local_rank=None)
         if item.finding.last:
             piece = msgspec.structs.replace(piece, id=digest("last", stream.name, *item.finding.kind))
+        stream.explained = stream.explained or piece.role != "context"
         if item.finding.fails:
             stream.open.pop(piece.id, None)
             stream.open[piece.id] = (piece, item.finding.prefix, item.byte + item.finding.end - item.finding.start)
@@ -297,6 +301,21 @@ class SlotStreams:
                     passed = msgspec.structs.replace(piece, passed=True)
                     stream.open[key] = (passed, prefix, end)
                     yield passed
+
+    def _last_words(self, owners: _Owners) -> Iterator[Evidence]:
+        """Yields the last error in each complete stream of a rank that ended with a code, if nothing else is found."""
+        for stream in self._streams.values():
+            owner = owners.of(stream) if stream.finished and not stream.explained and stream.of_one_process else None
+            if owner is None or owner.state != "ended" or stream.slot in self._outside:
+                continue
+            stream.explained = True
+            last = stream.tail.last_error() if owner.exit_code else None
+            if last is not None:
+                byte, number, line, when = last
+                where = f"{stream.name}:{number}"
+                yield make.of_last_words(
+                    owner, line, stream=stream.name, byte=byte, where=where, when=when, attempt=self._attempt
+                )
 
     def _discover(self, facts: Facts) -> None:
         # For every slot at each poll: only new entries become Path objects, which is ten times as fast.

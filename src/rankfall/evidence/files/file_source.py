@@ -22,6 +22,7 @@ from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.scan import ChunkScanner
 from rankfall.evidence.readers.stacks import NewestDump
 from rankfall.evidence.readers.survival import Survival
+from rankfall.evidence.readers.text import MAX_ERROR_LINE, error_lines
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Evidence, RankfallError, numbers
 from rankfall.model.evidence import digest
@@ -69,17 +70,8 @@ _SEVERAL: Final = (
     b"OCAL_RANK",
     b"nproc",
 )
-# A line that resembles an error, in the last bytes of a text; but not of a launcher about its processes.
+# Last bytes of a text, in which an error is searched.
 _TAIL: Final = 64 << 10
-_MAX_ERROR_LINE: Final = 4096
-_ERROR: Final = linear(
-    rb"(?im)^[^\n]*(?:error|exception|fatal|panic|failed|failure|aborted|cannot|could not|unable to|denied|no such|NCCL WARN|timed out|crashed|killed|evicted|\w*BackOff)\b[^\n]*$"
-)
-_NO_ERROR: Final = bounded(
-    rb"(?i)\b0 errors?\b|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Reporting training FAILURE|Root Cause \(first|FAILED$|closing signal|Killing subprocess|return code"
-    rb"|^(?:srun|slurmstepd|mpirun|prterun)\b|\bframe #\d|error_file|exitcode|^(?:During handling|The above exception)|^\s*(?:raise|except|File)\b|^\s{4}",
-    limit=_MAX_ERROR_LINE,
-)
 _RAISING: Final = linear(
     rb'(?m)^[^\n]*File "[^"\n]+", line \d+, in [^\n]*\n([^\n]*?\b(?:raise [A-Za-z_]|assert )[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
 )
@@ -385,11 +377,11 @@ class TextReader:
             return [match.span(group) for match in reversed(found)]
 
         def line(begin: int, stop: int) -> bytes:
-            return self._tail[begin : min(stop, begin + _MAX_ERROR_LINE)].rstrip()
+            return self._tail[begin : min(stop, begin + MAX_ERROR_LINE)].rstrip()
 
         # A traceback that is cut off at its statement names the type; one between its frames has nothing better.
         yield from ((span[0], line(*span), True) for span in spans(_RAISING, 1))
-        yield from ((span[0], text, False) for span in spans(_ERROR) if not _NO_ERROR.search(text := line(*span)))
+        yield from ((begin, text, False) for begin, text in error_lines(self._tail, since=cut))
         yield from ((span[0], line(*span), True) for span in spans(_CUT_OFF, 1))
 
     def _where(self, byte: int, line: int) -> str:

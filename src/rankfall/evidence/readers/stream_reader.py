@@ -20,6 +20,7 @@ import msgspec
 from rankfall.evidence.readers.findings import Finding
 from rankfall.evidence.readers.scan import ChunkScanner
 from rankfall.evidence.readers.survival import Survival
+from rankfall.evidence.readers.text import error_lines
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import RankfallError
 from rankfall.model.numbers import whole
@@ -41,6 +42,8 @@ _HEAD: Final = b"RFIDX1\0\0"
 _ROW: Final = struct.Struct("<QQqqB7x")
 # Stored times of work, and nanoseconds between them.
 _WORK_TIMES: Final = 8
+# Last bytes of a stream in which an error without a signature is searched.
+_LAST: Final = 8 << 10
 _APART_NS: Final = 100_000_000
 # Last bytes of a chunk that are searched for a step.
 _STEP_BYTES: Final = 2048
@@ -179,6 +182,22 @@ class StreamTail:
             return max(0, content_size(self.path) - self.offset)
         except OSError:
             return 0
+
+    def last_error(self) -> tuple[int, int, bytes, When | None] | None:
+        """Byte, line number, text and time of the last line that resembles an error, in the last bytes read."""
+        first = max(0, self.offset - _LAST)
+        try:
+            with open_content(self.path) as content:
+                tail = content.read(first, self.offset - first)
+        except OSError:
+            return None
+        found = next(error_lines(tail, since=tail.find(b"\n") + 1 if first else 0), None)
+        if found is None:
+            return None
+        begin, line = found
+        index = Index(index_path(self.path))
+        index.grow()
+        return first + begin, self._scanner.lines - tail.count(b"\n", begin) + 1, line, index.when(first + begin)
 
     def give_up(self) -> None:
         """Skips all unread bytes: they stay in the file but are not classified."""

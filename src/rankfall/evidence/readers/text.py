@@ -5,9 +5,10 @@ Cost: linear in the given bytes; a decoded line has at most ``MAX_LINE``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
-from rankfall.model.patterns import bounded
+from rankfall.model.patterns import bounded, linear
 
 MAX_LINE: Final = 2000
 # Bytes compared in one step.
@@ -95,3 +96,24 @@ def normalise(text: str) -> str:
     for pattern, replacement in _NORMAL:
         text = pattern.sub(replacement, text)
     return text[:300]
+
+
+# Lines that resemble an error, but are not of a launcher about its processes.
+MAX_ERROR_LINE: Final = 4096
+_ERROR: Final = linear(
+    rb"(?im)^[^\n]*(?:error|exception|fatal|panic|failed|failure|aborted|cannot|could not|unable to|denied|no such|NCCL WARN|timed out|crashed|killed|evicted|\w*BackOff)\b[^\n]*$"
+)
+_NO_ERROR: Final = bounded(
+    rb"(?i)\b0 errors?\b|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Reporting training FAILURE|Root Cause \(first|FAILED$|closing signal|Killing subprocess|return code"
+    rb"|^(?:srun|slurmstepd|mpirun|prterun)\b|\bframe #\d|error_file|exitcode|^(?:During handling|The above exception)|^\s*(?:raise|except|File)\b|^\s{4}",
+    limit=MAX_ERROR_LINE,
+)
+
+
+def error_lines(text: bytes, *, since: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines from byte ``since`` on that resemble an error, with their first byte, the last one first."""
+    spans = [match.span() for match in _ERROR.finditer(text) if match.start() >= since]
+    for begin, stop in reversed(spans):
+        line = text[begin : min(stop, begin + MAX_ERROR_LINE)].rstrip()
+        if not _NO_ERROR.search(line):
+            yield begin, line

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankfall.model import cause_info
+from rankfall.model import Evidence, cause_info
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Root
 from rankfall.verdict.diagnose.cause_tables import (
     ENDS_OF_THE_REST,
+    LAST_ERROR,
     NEVER_CAUSE,
     STEP_ENDS,
     STEP_TAKEN,
@@ -203,6 +204,32 @@ def ended_without_message(candidate: Candidate) -> bool:
     if facts is not None and facts.exit_code is not None:
         return facts.stream is not None and facts.exit_code == 1
     return best is not None and best.slot is None and best.exit_code == 1
+
+
+def _gave_no_reason(candidate: Candidate) -> bool:
+    """True if nothing but a rank's exit code, by its end or by its SystemExit, states its failure."""
+    best = candidate.best
+    if candidate.tier != SILENT or best is None or best.signal is not None:
+        return False
+    return best.source == "exit" or (best.source == "record" and best.line == f"SystemExit: {best.exit_code}")
+
+
+def last_error(subjects: Subjects, chosen: Candidate) -> Evidence | None:
+    """Last error of a text in which a launcher reports nothing but an exit code, or of a rank that gave no reason."""
+    if ended_without_message(chosen):
+        nearest = nearest_line(subjects)
+        return nearest if nearest is not None and nearest.fingerprint == LAST_ERROR else None
+    words = [e for e in chosen.subject.evidence if e.fingerprint == LAST_ERROR]
+    if chosen.subject.rank is None or not _gave_no_reason(chosen):
+        return None
+    # Programs print their reasons on stderr.
+    return max(words, key=lambda e: (".err" in (e.stream or ""), e.at or 0, e.id), default=None)
+
+
+def nearest_line(subjects: Subjects) -> Evidence | None:
+    """Line to show without a cause: the last error of a text, else the last report of a launcher."""
+    found = [e for s in subjects.all.values() for e in s.evidence if e.source == "log" and e.slug == "unknown"]
+    return max(found, key=lambda e: (e.role == "context", e.stream or "", e.order or 0, e.id), default=None)
 
 
 def _perhaps_stopped_by_torchrun(candidate: Candidate, silent: list[Candidate]) -> bool:

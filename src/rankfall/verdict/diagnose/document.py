@@ -27,12 +27,12 @@ from rankfall.model import (
     Verdict,
     cause_info,
 )
-from rankfall.model.exit_codes import shell_code
+from rankfall.model.exit_codes import MAX_CODE, code_row, shell_code
 from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import Moment, rfc3339
 from rankfall.verdict.diagnose import cause_tables as known
 from rankfall.verdict.diagnose.candidates import Candidate, Root, of_node, text_place
-from rankfall.verdict.diagnose.consequences import ended_without_message, only_text
+from rankfall.verdict.diagnose.consequences import last_error, nearest_line, only_text
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, same_line, state_of, work_over
 from rankfall.verdict.signatures.matcher import SLURM
 
@@ -174,7 +174,7 @@ def missing_of(case: Case, subjects: Subjects, chosen: Candidate | None) -> tupl
     found = list(case.missing)
     if chosen is not None and chosen.slug in {"killed_unknown", "external_signal"}:
         found.append("the sender of the signal: the kernel does not record it, and Rankfall did not send it")
-    if chosen is not None and chosen.slug == "user_exit":
+    if chosen is not None and chosen.slug == "user_exit" and last_error(subjects, chosen) is None:
         found.append("a message of the program: it ended with a code and without an exception")
     if case.world_size is not None:
         unseen = [n for n in range(case.world_size) if n not in subjects.ranks]
@@ -242,7 +242,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         node=subject.node if len(hosts) < 2 and (not everywhere or one_slot) else None,  # noqa: PLR2004 - none of several is named
         gpu=chosen.gpu,
         time=_time(chosen.moment),
-        decisive=_decisive(_last_error(subjects, chosen)) or decisive_of(chosen),
+        decisive=_decisive(last_error(subjects, chosen)) or decisive_of(chosen),
         evidence=proof_of(subjects, chosen),
         consequences=consequences_of(
             subjects,
@@ -288,7 +288,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         missing.insert(
             0, "a message of the part that failed first: the existing messages only repeat that something failed"
         )
-    nearest = _nearest_line(subjects) if root.nearest is None else None
+    nearest = nearest_line(subjects) if root.nearest is None else None
     if nearest is not None:
         missing.insert(0, known.LACKS_OF_LINE[nearest.signature == known.CUT_OFF])
     # The signal was sent to this subject, and a data worker is its child.
@@ -351,18 +351,6 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
     return Diagnosis(verdict=verdict, fingerprint=fingerprint, exit_code=code)
 
 
-def _last_error(subjects: Subjects, chosen: Candidate) -> Evidence | None:
-    """Last error of a text in which a launcher reports nothing but an exit code."""
-    nearest = _nearest_line(subjects) if ended_without_message(chosen) else None
-    return nearest if nearest is not None and nearest.fingerprint == known.LAST_ERROR else None
-
-
-def _nearest_line(subjects: Subjects) -> Evidence | None:
-    """Line to show without a cause: the last error of a text, else the last report of a launcher."""
-    found = [e for s in subjects.all.values() for e in s.evidence if e.source == "log" and e.slug == "unknown"]
-    return max(found, key=lambda e: (e.role == "context", e.stream or "", e.order or 0, e.id), default=None)
-
-
 def _role(case: Case, subjects: Subjects, named: Sequence[Subject]) -> str | None:
     """Common role of these subjects; without one the case's, which may be None."""
     found = set()
@@ -393,9 +381,13 @@ def _local_rank(chosen: Candidate) -> int | None:
     return chosen.best.local_rank if chosen.best else None
 
 
-def _code(subjects: Subjects, subject: Subject) -> int | None:
+def _code_of(subject: Subject) -> int | None:
     facts = subject.rank or subject.slot
-    code = shell_code(code=facts.exit_code, signal=facts.signal) if facts else None
+    return shell_code(code=facts.exit_code, signal=facts.signal) if facts else None
+
+
+def _code(subjects: Subjects, subject: Subject) -> int | None:
+    code = _code_of(subject)
     slot = subject.slot
     if code is None and subject.rank is not None and slot is not None and slot.launcher == "plain":
         # The slot's code is its first failing rank's: certain only with one rank.
@@ -426,6 +418,9 @@ def _retry_of(default: Retry, chosen: Candidate, case: Case, *, one_node: bool) 
         return "yes" if mark == "retryable" else "no"
     if chosen.best is not None and chosen.best.retry is not None:
         return chosen.best.retry
+    code = _code_of(chosen.subject) if chosen.slug == "user_exit" else None
+    if code is not None and code <= MAX_CODE and code_row(code).action == "restart":
+        return "yes"
     if _same_everywhere(chosen, case):
         return "no"
     if one_node and chosen.slug in known.NODE_FAULT_WHEN_SINGLE:

@@ -26,6 +26,7 @@ from rankfall.verdict.diagnose.candidates import (
 )
 from rankfall.verdict.diagnose.cause_tables import (
     BETWEEN_TWO,
+    EXIT_SLUGS,
     LOST_PEER_SLUGS,
     NEAREST,
     NEVER_CAUSE,
@@ -236,15 +237,15 @@ def _without_repeated(candidates: list[Candidate]) -> list[Candidate]:
     return [c for c in candidates if c.subject.rank is not None or not repeated(c)]
 
 
+# Causes of an exit code.
+_CODES: Final = frozenset({"user_exit", *EXIT_SLUGS.values()})
+
+
 def _merge(candidates: list[Candidate]) -> list[Candidate]:
     """Merges candidates by fingerprint: the same fault on many ranks is one."""
     groups: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
-        mergeable = (
-            candidate.tier in {EXPLICIT, HANG}
-            or candidate.slug == "user_exit"
-            or candidate.slug in NEVER_STARTED | TAKEN_AWAY
-        )
+        mergeable = candidate.tier in {EXPLICIT, HANG} or candidate.slug in _CODES | NEVER_STARTED | TAKEN_AWAY
         key = candidate.fingerprint if mergeable else f"{candidate.fingerprint}\0{candidate.subject.key}"
         groups[key].append(candidate)
     merged = []
