@@ -8,6 +8,7 @@ import pytest
 
 from rankfall.evidence.builders import of_error
 from rankfall.evidence.files.log_files import case_of_stream
+from rankfall.evidence.readers.classify import exception_meaning
 from rankfall.model import ErrorInfo, Record
 from rankfall.verdict.signatures.catalogue import default_catalogue
 
@@ -56,3 +57,53 @@ OSError: [Errno 28] No space left on device
         e for e in case_of_stream(io.BytesIO(alone.encode()), name="rank-0.log").evidence if e.slug == "disk_full"
     ]
     assert not piece.lost_peer
+
+
+_TRACE = '\nOriginal Traceback (most recent call last):\n  File "x.py", line 3, in f\n    raise ValueError("bad")\n'
+_WORKER = "Caught {} in DataLoader worker process 0."
+
+
+@pytest.mark.parametrize(
+    ("chain", "slug", "lines"),
+    [
+        # The cause is that of a chained exception.
+        ([("RuntimeError", "no checkpoint"), ("OSError", "[Errno 28] No space left on device")], "disk_full", [0, 1]),
+        # The raised one of the job's own code needs no other.
+        ([("KeyError", "'a'"), ("ValueError", "bad")], "user_code_exception", [0]),
+        ([("RuntimeError", "bad configuration"), ("KeyError", "'a'")], "user_code_exception", [0]),
+        # A group tells nothing; its most specific member counts.
+        ([("ExceptionGroup", "unhandled errors (2)"), ("E", "odd"), ("E", "even")], "user_code_exception", [0, 1]),
+        (
+            [
+                ("BaseExceptionGroup", "unhandled errors (2)"),
+                ("E", "odd"),
+                ("OSError", "[Errno 28] No space left on device"),
+            ],
+            "disk_full",
+            [0, 2],
+        ),
+        ([("ExceptionGroup", "alone")], "user_code_exception", [0]),
+    ],
+)
+def test_the_text_of_a_chain_has_the_exception_that_decides(chain, slug, lines):
+    found = exception_meaning(default_catalogue(), chain)
+    assert found.slug == slug
+    assert found.text.split("\n") == [f"{chain[i][0]}: {chain[i][1]}" for i in lines]
+
+
+@pytest.mark.parametrize(
+    ("last", "slug"),
+    [
+        ("ValueError: sample 41: expected 3 channels", "user_code_exception"),
+        ("OSError: [Errno 28] No space left on device", "disk_full"),
+    ],
+)
+def test_the_exception_that_a_data_worker_quotes_is_in_the_text(last, slug):
+    kind = last.partition(":")[0]
+    found = exception_meaning(default_catalogue(), [(kind, _WORKER.format(kind) + _TRACE + last + "\n")])
+    assert (found.slug, found.text) == (slug, f"{kind}: {_WORKER.format(kind)}\n{last}")
+
+
+def test_a_data_workers_message_without_its_traceback_stays():
+    for text in (_WORKER.format("ValueError"), _WORKER.format("ValueError") + _TRACE, _TRACE):
+        assert exception_meaning(default_catalogue(), [("ValueError", text)]).text == f"ValueError: {text}"

@@ -111,7 +111,7 @@ def test_scanning_never_raises_and_never_points_outside(lines, at):
 @given(st.integers(1, 2000))
 def test_a_traceback_is_found_once_however_the_text_is_cut(size):
     text = b"step 1\n" + TRACE + b"step 2\n" + TRACE.replace(b"step failed", b"again")
-    found = [one.meaning.text for one, _, _ in in_chunks(text, size)]
+    found = [one.meaning.text.partition("\n")[0] for one, _, _ in in_chunks(text, size)]
     assert found == ["RuntimeError: step failed", "RuntimeError: again"]
 
 

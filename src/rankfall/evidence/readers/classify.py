@@ -45,6 +45,11 @@ def own_process_holds_most(text: str) -> bool:
 GENERIC = 20
 # Types of exceptions about a child process.
 _CHILD_ERRORS = ("ProcessExitedException",)
+_GROUPS = ("ExceptionGroup",)
+# An exception that only repeats another one, with its traceback in the message.
+_WRAPPERS = frozenset({"user_code_exception.dataloader"})
+_RAISED: Final = bounded(r"\A([A-Za-z_][\w.]{0,200})(?:: (.*))?\Z", limit=_MOST)
+_QUOTED = "\nOriginal Traceback (most recent call last):\n"
 _EXTERNAL = frozenset(
     {"KeyboardInterrupt", "torch.distributed.elastic.multiprocessing.api.SignalException", "SignalException"}
 )
@@ -87,8 +92,10 @@ def exception_meaning(
     """Classifies an exception by its types and messages.
 
     The raised one has precedence, then the most specific of its chain: an error while handling a lost connection is
-    its consequence. ``launcher``: a launcher raised it about a process.
+    its consequence. If another one gives the cause, the text has it as well. ``launcher``: a launcher raised it about
+    a process.
     """
+    chain = _unwrapped(chain)
     head_type, head_text = chain[0] if chain else ("", "")
     print_of = f"{_short(head_type)}:{normalise(head_text.split(chr(10), 1)[0])}:{frame}"
     spoken = f"{_short(head_type)}: {head_text}" if head_text else _short(head_type)
@@ -123,17 +130,23 @@ def exception_meaning(
     plain = False
     hits = [best(catalogue.match_line(_one_line(kind, message), where="exception")) for kind, message in chain]
     lost_peer = any(hit is not None and hit.signature.slug == "peer_lost" for hit in hits[1:])
+    repeats = [kind.endswith(_GROUPS) or _is_wrapper(hit) for (kind, _), hit in zip(chain, hits, strict=True)]
+    # The exception of the chain that tells most.
+    shown = repeats.index(False) if repeats[:1] == [True] and False in repeats else 0
     for place, hit in enumerate(hits):
         if hit is None or hit.signature.specificity <= GENERIC:
             continue
         better = found is None or hit.signature.specificity > found.signature.specificity
         # A raised exception of the job's own code yields only to the lost peer that it handled.
         if hit.signature.slug == "peer_lost" if plain else better:
-            found = hit
-        if place == 0:
+            found, shown = hit, shown if repeats[place] else place
+        if place == 0 and not repeats[0]:
             plain = hit.signature.slug == "user_code_exception"
             if not plain:
                 break
+    if shown and (repeats[0] or (found is not None and found.signature.slug != "user_code_exception")):
+        kind, message = chain[shown]
+        spoken = f"{spoken}\n{_short(kind)}: {message}" if message else f"{spoken}\n{_short(kind)}"
     if mark == "retryable":
         return Meaning(
             slug="retryable_exception", role="primary", specificity=90, text=spoken, fingerprint=f"retryable:{print_of}"
@@ -149,6 +162,22 @@ def exception_meaning(
         )
     made = meaning_of_hit(found, text=spoken, fingerprint=f"{found.signature.slug}:{print_of}")
     return msgspec.structs.replace(made, lost_peer=lost_peer)
+
+
+def _is_wrapper(hit: Hit | None) -> bool:
+    return hit is not None and hit.signature.id in _WRAPPERS
+
+
+def _unwrapped(chain: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Chain with the exception that torch's workers quote in the message of the raised one."""
+    found: list[tuple[str, str]] = []
+    for kind, message in chain:
+        head, quoted, trace = message.partition(_QUOTED)
+        last = _RAISED.match(trace.rstrip().rpartition("\n")[2]) if quoted else None
+        found.append((kind, head.rstrip() if last else message))
+        if last:
+            found.append((last[1], last[2] or ""))
+    return found
 
 
 def of_missing_command(meaning: Meaning) -> Meaning:
