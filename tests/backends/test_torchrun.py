@@ -79,10 +79,10 @@ def test_what_is_missing_is_filled_in_before_the_users_words() -> None:
         (("--nproc_per_node=gpu",), "--nproc-per-node gpu contradicts --nproc-per-node 4"),
         (("--max-restarts=3",), "--max-restarts 3 contradicts --max-restarts 0"),
         (("--node_rank", "0"), "--node-rank 0 contradicts --node-rank 1"),
-        (("--master-port=1234",), "--master-port 1234 contradicts --master-port 29999"),
+        (("--master-port=1234",), "--master-port 1234 contradicts the free port of each attempt"),
         (("--standalone",), "--standalone contradicts --rdzv-backend static"),
         (("--rdzv-endpoint", "host:1"), "--rdzv-endpoint host:1 contradicts --rdzv-backend static"),
-        (("--rdzv_id=abc",), "--rdzv-id abc contradicts --rdzv-id job-1-a1"),
+        (("--rdzv_id=abc",), "--rdzv-id abc contradicts the new id of each attempt"),
         (("--rdzv-backend", "etcd"), "--rdzv-backend etcd contradicts --rdzv-backend static"),
     ],
 )

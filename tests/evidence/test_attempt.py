@@ -17,6 +17,7 @@ import pytest
 from rankfall.evidence.attempt.observer import AttemptObserver
 from rankfall.evidence.readers.kernel_log import read_kernel
 from rankfall.model import JobSpec
+from rankfall.render.summary import summary
 from rankfall.rundir import RunDir
 from rankfall.rundir.streams.content import lock_is_free
 from rankfall.verdict.diagnose import diagnose
@@ -507,3 +508,21 @@ def test_the_progress_that_only_one_rank_prints_has_its_time(scene):
     observer.poll(NOW)
     worked = {facts.rank: facts.worked_at for facts in observer.case().ranks}
     assert worked == {0: NOW + 3_000_000_000, 1: None, 2: None, 3: None}
+
+
+def test_a_success_says_which_ranks_had_raised(scene):
+    """As a pipe to tee hides it; a rank that ended with a code of its own, and the text of an error, are none."""
+    scene.error(1, "RuntimeError: Connection closed by peer [1.2.3.4]:5", at=0.9)
+    scene.error(3, "KeyError: 'width'", at=1)
+    scene.error(0, "SystemExit: 0", at=1)
+    scene.lines(1, "0.err", b"ValueError: caught\n", at=1)
+    for rank in range(4):
+        scene.end(rank, 2, code=0)
+    scene.finish(0, 0)
+    verdict = scene.verdict()
+    assert (verdict.state, verdict.cause.slug, verdict.rank) == ("succeeded", "unknown", None)
+    assert [(proof.rank, proof.line.partition(":")[0]) for proof in verdict.evidence] == [
+        (3, "KeyError"),
+        (1, "RuntimeError"),
+    ]
+    assert summary(verdict).endswith(" succeeded, although rank 3 raised KeyError and 1 other rank raised one too.")

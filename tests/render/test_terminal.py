@@ -85,7 +85,10 @@ def test_errors_s10_the_first_lines_answer() -> None:
         ({"decision": Decision(action="retry", rule="r", because="", left=1)}, "because of it. Restarting (1 restart left)."),
         ({"decision": Decision(action="retry_elsewhere", rule="r", because="", state="done")},
          "because of it. Restarted on another node."),
-        ({"state": "succeeded", "cause": Cause.of("unknown", confidence="unknown")}, "Run job-abc123 succeeded."),
+        ({"state": "succeeded", "cause": Cause.of("unknown", confidence="unknown"), "evidence": ()},
+         "Run job-abc123 succeeded."),
+        ({"state": "succeeded", "cause": Cause.of("unknown", confidence="unknown"), "evidence": (proof("KeyError: 3"),)},
+         "Run job-abc123 succeeded, although rank 1 raised KeyError."),
     ],
 )  # fmt: skip
 def test_the_first_sentence_is_one_that_a_colleague_would_say(fields: dict[str, object], text: str) -> None:

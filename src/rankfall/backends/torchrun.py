@@ -71,6 +71,12 @@ _HINTS: Final[Mapping[str, str]] = {
     "master-port": "leave it out: each attempt gets a free port",
     "standalone": "leave it out: Rankfall sets up the rendezvous of all nodes",
 }
+# Values that Rankfall chooses.
+_CHOSEN: Final[Mapping[str, str]] = {
+    "rdzv-id": "the new id of each attempt",
+    "rdzv-endpoint": "the free port of each attempt",
+    "master-port": "the free port of each attempt",
+}
 
 
 class TorchrunCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,7 +218,7 @@ def _contradicted(name: str, value: str, flags: Mapping[str, str]) -> str | None
         on = value.lower() not in {"0", "false", "no"}
         return f"--rdzv-backend {flags['rdzv-backend']}" if on else None
     if name in flags:
-        return None if _same(name, value, flags[name]) else f"--{name} {flags[name]}"
+        return None if _same(name, value, flags[name]) else _CHOSEN.get(name, f"--{name} {flags[name]}")
     other_kind = ("rdzv-endpoint",) if flags["rdzv-backend"] == "static" else ("master-addr", "master-port")
     if name in other_kind and value:
         return f"--rdzv-backend {flags['rdzv-backend']}"

@@ -135,8 +135,20 @@ def first_sentence(verdict: Verdict, *, step: int | None = None) -> str:
     """Returns what failed first and what followed, without the reaction; arguments as for :func:`summary`."""
     if is_no_failure(verdict):
         run = f"Run {verdict.run}" if verdict.run else "The job"
-        return f"{run} succeeded." if verdict.state == "succeeded" else f"{run} is running; no failure so far."
+        if verdict.state == "succeeded":
+            return f"{run} succeeded{_although(verdict)}."
+        return f"{run} is running; no failure so far."
     return _failure(verdict, step=step) + _followed(verdict.consequences)
+
+
+def _although(verdict: Verdict) -> str:
+    """Clause about exceptions that the exit code of the job hides; empty if there is none."""
+    first = next((proof for proof in verdict.evidence if proof.rank is not None), None)
+    if first is None:
+        return ""
+    others = len({proof.rank for proof in verdict.evidence if proof.rank is not None} - {first.rank})
+    more = f" and {formatting.count(others, 'other rank')} raised one too" if others else ""
+    return f", although rank {first.rank} raised {_exception(first.line) or 'an exception'}{more}"
 
 
 def is_no_failure(verdict: Verdict) -> bool:
@@ -197,7 +209,7 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
     happened = known.happened if known is not None else f"failed: {verdict.cause.title}"
     if slug == "user_exit" and (code := _EXIT_CODE.search(_lines(verdict))):
         happened = f"exited with code {code[1] or code[2]}"
-    if slug == "user_code_exception" and (name := _exception(verdict)):
+    if slug == "user_code_exception" and (name := _exception(verdict.decisive.line if verdict.decisive else "")):
         happened = f"raised {name}"
     if slug in _WAITED and not _complains(verdict):
         happened = _WAITED[slug]
@@ -251,9 +263,9 @@ def _subject(verdict: Verdict) -> str:
     return "the job" if verdict.scope == "external" else "an unknown rank"
 
 
-def _exception(verdict: Verdict) -> str:
-    """Class name of the exception in the decisive line; empty if there is none."""
-    lines = verdict.decisive.line.strip().split("\n") if verdict.decisive else [""]
+def _exception(line: str) -> str:
+    """Class name of the exception in a line of evidence; empty if there is none."""
+    lines = line.strip().split("\n")
     # A message may have several lines.
     found = next((match for line in reversed(lines) if (match := _EXCEPTION.match(line))), None)
     return found[1] if found else ""

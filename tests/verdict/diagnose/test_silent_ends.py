@@ -5,13 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rankfall.model import SlotFacts
-from rankfall.render.summary import first_sentence
-
-
 from rankfall.evidence.builders import of_rank_end
-from rankfall.model import JobSpec
-from rankfall.render.summary import advice_text, summary
+from rankfall.model import JobSpec, SlotFacts
+from rankfall.render.summary import advice_text, first_sentence, summary
 from rankfall.verdict.decide import RootFacts, decide
 from rankfall.verdict.diagnose import diagnose
 from rankfall.verdict.diagnose.cause_tables import UNSEEN_END

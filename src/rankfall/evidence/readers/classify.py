@@ -131,7 +131,7 @@ def exception_meaning(
     hits = [best(catalogue.match_line(_one_line(kind, message), where="exception")) for kind, message in chain]
     lost_peer = any(hit is not None and hit.signature.slug == "peer_lost" for hit in hits[1:])
     repeats = [kind.endswith(_GROUPS) or _is_wrapper(hit) for (kind, _), hit in zip(chain, hits, strict=True)]
-    # The exception of the chain that tells most.
+    # A wrapper or group gives way to the first exception that is none.
     shown = repeats.index(False) if repeats[:1] == [True] and False in repeats else 0
     for place, hit in enumerate(hits):
         if hit is None or hit.signature.specificity <= GENERIC:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rankfall.model import Case, Cause, Confidence, Decision, Decisive, Diagnosis, RunState, Verdict
+from rankfall.model import Case, Cause, Confidence, Decision, Decisive, Diagnosis, Proof, RunState, Verdict
+from rankfall.verdict.diagnose.document import MAX_PROOF, as_proof
 from rankfall.verdict.diagnose.strategies import BUILT_IN, CAUSAL, EARLIEST, FIRST_LISTED, Pick, Strategy, ask
 from rankfall.verdict.diagnose.subjects import Subjects, state_of
 
@@ -52,10 +53,23 @@ def _no_failure(case: Case) -> Diagnosis:
         scope="external" if case.cancelled else None,
         role=case.role,
         decisive=Decisive(source="event", where="cancel request", line=case.cancelled) if case.cancelled else None,
+        evidence=_raised(case) if state == "succeeded" else (),
         missing=missing,
         retry="no",
     )
     return Diagnosis(verdict=verdict, fingerprint=slug)
+
+
+def _raised(case: Case) -> tuple[Proof, ...]:
+    """Recorded exceptions of a job whose command nevertheless exited with 0, such as a pipe to ``tee``; bounded."""
+    raised = [
+        (s, e)
+        for s in Subjects(case).all.values()
+        for e in s.evidence
+        if e.source == "record" and e.role != "context" and e.slug != "user_exit"
+    ]
+    raised.sort(key=lambda row: (row[1].role == "secondary", row[1].at or 0, row[1].id))
+    return tuple(as_proof(s, e) for s, e in raised[:MAX_PROOF])
 
 
 def stopped_on_request(

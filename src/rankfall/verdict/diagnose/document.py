@@ -81,10 +81,11 @@ def proof_of(subjects: Subjects, chosen: Candidate | None) -> tuple[Proof, ...]:
         return (1, kind, known.NEAREST.get(e.slug, 5), 0, at, *place, e.id)
 
     rows = [(s, e) for s in subjects.all.values() for e in s.evidence]
-    return tuple(_as_proof(s, e) for s, e in heapq.nsmallest(MAX_PROOF, rows, key=order))
+    return tuple(as_proof(s, e) for s, e in heapq.nsmallest(MAX_PROOF, rows, key=order))
 
 
-def _as_proof(subject: Subject, e: Evidence) -> Proof:
+def as_proof(subject: Subject, e: Evidence) -> Proof:
+    """Piece of evidence as a part of the document."""
     at, uncertainty = subject.when(e).common
     return Proof(
         id=e.id,
