@@ -311,6 +311,7 @@ def test_a_workload_that_is_gone_was_deleted(home, ttl):
     outcome = bench.record()
     assert (outcome.state, outcome.code) == ("deleted", 130)
     assert ("time to live of 60 s after its end has passed" in (bench.state()[1] or "")) == (ttl is not None)
+    assert "while this process recorded it" in (bench.state()[1] or "")
 
 
 def test_a_failure_before_the_deletion_remains_the_cause(home):

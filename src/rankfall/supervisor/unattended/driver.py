@@ -354,10 +354,11 @@ class Unattended:
 
     def _taken(self, workload: Workload) -> str:
         ttl = self._spec.ttl_s
+        seen = "while this process recorded it" if self._stay else "and no process recorded its end"
         if self._run_dir.foreign is not None:
-            return f"{workload.label} no longer exists: it was deleted, and no process recorded its end"
+            return f"{workload.label} no longer exists: it was deleted, {seen}"
         own = f", or its time to live of {ttl} s after its end has passed" if ttl is not None else ""
-        return f"{workload.label} no longer exists: it was deleted{own}; no process recorded its end"
+        return f"{workload.label} no longer exists: it was deleted{own}, {seen}"
 
     def _close_attempt(self, number: int, found: Diagnosis) -> str:
         verdict = found.verdict
