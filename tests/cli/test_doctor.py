@@ -75,6 +75,9 @@ class Answers(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         found = self.server.answers.get(self.path.partition("?")[0])
+        if found is not None and "code" in found:
+            self._send(found["code"], found)
+            return
         self._send(404 if found is None else 200, found or {"kind": "Status", "code": 404})
 
     def do_POST(self) -> None:
@@ -214,6 +217,17 @@ def test_i32_p4_controllers_and_a_namespace_that_may_not_be_read_are_unknown(rea
     assert checks["namespace"]["text"].endswith("enforces the pod security level restricted")
 
 
+def test_i32_p4_a_server_that_fails_in_between_leaves_what_was_found(reached, capsys):
+    forbidden = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "no"}
+    reached.answers[SPACE] = forbidden
+    reached.answers[f"{SPACE}/resourcequotas"] = forbidden
+    assert asked(capsys)["namespace"]["text"] == "the account may not read the namespace here"
+    reached.answers[f"{SPACE}/resourcequotas"] = forbidden | {"code": 503, "reason": "", "message": "busy"}
+    checks = asked(capsys)
+    assert list(checks) == ["here", "cluster", "kubernetes", "jobset", "trainer"]
+    assert "cannot list resourcequotas in here: busy (503)" in checks["cluster"]["text"]
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -229,7 +243,7 @@ def test_i32_p4_an_address_that_is_no_api_server_costs_one_line(reached, capsys,
     assert app.run(["doctor"]) == 0
     out, err = capsys.readouterr()
     (line,) = re.findall(r"^warn  .*\n +next: .*$", out, re.MULTILINE)
-    assert line.startswith("warn  cluster       context lab was not checked to the end: cannot get")
+    assert line.startswith("warn  cluster       context lab: cannot get")
     assert words in line
     assert out.startswith("pass  here ")
     assert len(out) < 2_000

@@ -143,7 +143,7 @@ def cluster_checks(where: Where, *, backend: str | None) -> tuple[Check, ...]:
     try:
         asyncio.run(_check(access, found, backend=backend))
     except (RankfallError, TimeoutError) as error:
-        return (_refused(error, state=lost, text=f"context {access.context} was not checked to the end"), *found)
+        return (_refused(error, state=lost, text=f"context {access.context}"), *found)
     return (Check(name="cluster", state="pass", text=f"context {access.context}: {access.server} answers"), *found)
 
 
@@ -173,7 +173,7 @@ async def _check(access: Access, found: list[Check], *, backend: str | None) -> 
 
 
 async def _product(kube: Kube, served: Served, product: _Product, *, backend: str | None) -> Check:
-    from rankfall.kube.errors import KubeError  # noqa: PLC0415
+    from rankfall.kube.errors import Forbidden, ObjectNotFound  # noqa: PLC0415
     from rankfall.kube.resources import DEPLOYMENTS  # noqa: PLC0415
 
     group, _, needed = product.api_version.partition("/")
@@ -189,7 +189,7 @@ async def _product(kube: Kube, served: Served, product: _Product, *, backend: st
     try:
         found = await kube.get(DEPLOYMENTS, product.deployment, namespace=product.namespace)
         version = _tag(found)
-    except KubeError:
+    except (Forbidden, ObjectNotFound):
         version = None
     text = f"{product.title} {version or 'of unknown version'}, API {', '.join(versions)}"
     if version is not None:
@@ -216,7 +216,7 @@ def _tag(deployment: Mapping[str, Any]) -> str | None:
 
 
 async def _namespace(kube: Kube, *, wanted: bool) -> Check:
-    from rankfall.kube.errors import KubeError, ObjectNotFound  # noqa: PLC0415
+    from rankfall.kube.errors import Forbidden, ObjectNotFound  # noqa: PLC0415
     from rankfall.kube.resources import NAMESPACES, QUOTAS  # noqa: PLC0415
 
     name = kube.namespace
@@ -230,11 +230,11 @@ async def _namespace(kube: Kube, *, wanted: bool) -> Check:
             text=f"the namespace {name} does not exist",
             next=hint,
         )
-    except KubeError:
+    except Forbidden:
         found = {}
     try:
         quotas = (await kube.list(QUOTAS)).items
-    except KubeError:
+    except Forbidden:
         quotas = []
     labels = _part(_part(found, "metadata"), "labels")
     level = labels.get("pod-security.kubernetes.io/enforce", "privileged")
