@@ -42,6 +42,7 @@ COVERING = {
     ),
     "a job that Rankfall did not start": (
         "test_i19_p11_only_torchruns_own_prefixes_prove_ranks[manifest-without-tee]",
+        "test_a_pod_that_was_deleted_before_the_first_look_is_named_with_its_node",
     ),
     "what a platform takes": ("test_errors_s41_a_fault_on_the_cluster[job-kueue-preempts]",),
     "two faults at once": (
