@@ -77,6 +77,7 @@ def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | Non
         round=record.round,
         teardown=record.phase in WORK_DONE,
         lost_peer=meaning.lost_peer,
+        thread=error is not None and error.thread is not None,
     )
 
 

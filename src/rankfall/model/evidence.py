@@ -47,6 +47,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         place: Traceback: ``FILE:LINE in FUNCTION`` of the user's innermost frame.
         collective: Traceback: collective that the user's code called.
         lost_peer: Exception: its chain contains that of a lost peer.
+        thread: Record: the exception ended a thread other than the main one.
     """
 
     id: str
@@ -88,6 +89,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     place: str | None = None
     collective: str | None = None
     lost_peer: bool = False
+    thread: bool = False
     detail: str | None = None
 
 

@@ -247,7 +247,8 @@ def test_a_rank_whose_handler_left_with_0_after_a_signal_had_no_less_data(stoppe
     ]
     evidence = [said("external_signal", 2, seconds=0.9, source="log", trust="job", stream="2.out", order=9)]
     evidence += [said("peer_lost", n, seconds=1.1) for n in (0, 1) if n not in stopped]
-    evidence += [said("external_signal", n, seconds=1.4, source="log", trust="job", stream="1.out") for n in stopped]
+    printed = {"source": "log", "trust": "job", "signature": "external_signal.text"}
+    evidence += [said("external_signal", n, seconds=1.4, stream="1.out", **printed) for n in stopped]
     verdict = diagnose(case(ranks, evidence, slots=slots(1))).verdict
     assert (verdict.rank, verdict.cause.slug, verdict.retry) == (2, "external_signal", "yes")
 
@@ -256,7 +257,7 @@ def test_a_handler_that_left_after_another_rank_had_lost_a_peer_was_not_signalle
     ranks = [left(0, 1, per_node=4, seconds=1.2), left(1, 0, per_node=4, seconds=1.5)]
     evidence = [
         said("peer_lost", 0, seconds=1.1),
-        said("external_signal", 1, seconds=1.4, source="log", trust="job"),
+        said("external_signal", 1, seconds=1.4, source="log", trust="job", signature="external_signal.text"),
     ]
     verdict = diagnose(case(ranks, evidence, slots=slots(1))).verdict
     assert verdict.cause.slug == "peer_lost"
@@ -353,3 +354,39 @@ def test_the_verdict_advises_what_the_table_of_exit_codes_decides(code, retry):
     assert (found.verdict.rank, found.verdict.cause.slug, found.verdict.retry) == (2, "user_exit", retry)
     decided = decide(found, spec=JobSpec(command=("train.py",)), history=(), facts=RootFacts(code=found.exit_code))
     assert decided.action == ("retry" if retry == "yes" else "stop")
+
+
+def test_emergency_saves_of_ranks_that_lost_their_peer_are_not_the_failure_of_all():
+    """The rank that failed by itself fails in its own emergency save, on the same full disk."""
+    ranks = [left(n, 1, per_node=4, seconds=1.3) for n in range(3)]
+    evidence = [
+        raised("disk_full", n, seconds=1.03 - n / 100, lost_peer=n != 2, fingerprint="disk_full") for n in range(3)
+    ]
+    verdict = diagnose(case(ranks, evidence, slots=slots(1))).verdict
+    assert named(verdict) == (2, "disk_full", "proven")
+    assert victims(verdict) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        # It worked on without that thread until it was killed.
+        ({"worked_at": at(30.0)}, "killed_unknown"),
+        # The last work before the exception; a step that it reported later.
+        ({"worked_at": at(5.5)}, "user_code_exception"),
+        ({"worked_at": at(5.5), "step_at": at(29.0), "step": 8}, "killed_unknown"),
+    ],
+)
+def test_an_exception_of_a_thread_that_its_rank_outlived_is_no_cause(fields, expected):
+    ranks = ranks_of(died(2, 9, per_node=4, seconds=30.1, **fields), seconds=30.3)
+    evidence = [raised("user_code_exception", 2, seconds=5.0, thread=True), said("peer_lost", 0, seconds=30.2)]
+    verdict = diagnose(case(ranks, evidence, slots=slots(1))).verdict
+    assert named(verdict)[:2] == (2, expected)
+
+
+@pytest.mark.parametrize(("worked", "expected"), [(30.0, "user_code_exception"), (29.0, "user_exit")])
+def test_buffered_lines_that_arrive_at_an_exit_show_no_work_after_the_exception_of_a_thread(worked, expected):
+    ranks = ranks_of(left(2, 3, per_node=4, seconds=30.1, worked_at=at(worked)), seconds=30.3)
+    evidence = [raised("user_code_exception", 2, seconds=5.0, thread=True), said("peer_lost", 0, seconds=30.2)]
+    verdict = diagnose(case(ranks, evidence, slots=slots(1))).verdict
+    assert named(verdict)[:2] == (2, expected)

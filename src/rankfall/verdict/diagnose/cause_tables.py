@@ -117,11 +117,6 @@ ABORTS: Final = frozenset({"native_abort.handler", "native_abort.faulthandler", 
 # Mismatches that a receiver reports about one sender: either may be the odd one.
 BETWEEN_TWO: Final = frozenset({"collective_mismatch.gloo", "collective_mismatch.nccl_truncated"})
 
-# Launchers' reports of ends by a signal; they may come late.
-REPORTED_SIGNALS: Final = frozenset(
-    f"external_signal.{name}" for name in ("exit", "first_end", "srun_task", "terminated_line", "torchrun_death")
-) | {"peer_teardown.srun_task"}
-
 # How a user or the batch system ends what an exception left: no cause after it.
 ENDS_OF_THE_REST: Final = frozenset({"cancelled", "external_signal", "walltime_or_requeue"})
 

@@ -105,6 +105,19 @@ def drop_raised_after_silent_end(candidates: list[Candidate], root: Root) -> lis
     return kept
 
 
+def drop_raised_after_recorded_failure(candidates: list[Candidate], root: Root) -> list[Candidate]:
+    """Drops exceptions that ranks raised while they handled a lost peer, if another rank failed by itself not later."""
+    recorded = [c for c in candidates if c.tier == EXPLICIT and c.best is not None and c.best.source == "record"]
+    own = [c for c in recorded if c.best and not c.best.lost_peer and not c.weak]
+
+    def handled(c: Candidate) -> bool:
+        return c.best is not None and c.best.lost_peer and any(order(o.moment, c.moment) != "after" for o in own)
+
+    after = [c for c in recorded if handled(c)]
+    root.rejected += [(c, "raised while its rank handled a lost peer; another rank failed by itself") for c in after]
+    return [c for c in candidates if all(c is not one for one in after)]
+
+
 def drop_ends_after_stop(candidates: list[Candidate], root: Root) -> list[Candidate]:
     """Drops ends that ranks chose after the signal of their launcher, if a rank failed before."""
     ended = [c for c in candidates if c.slug == "user_exit" and after_stop(c.subject, c.moment)]
@@ -323,21 +336,6 @@ def _raised_by_itself(candidate: Candidate) -> bool:
     best = candidate.best
     recorded = best is not None and best.source == "record" and candidate.slug not in {OWN_CODE, "user_exit"}
     return of_own_code(best) or (recorded and not candidate.weak and _family(candidate) in {"user", "data"})
-
-
-def raised_apart(candidates: list[Candidate], chosen: Candidate) -> list[tuple[Candidate, str]]:
-    """Specific exceptions of ranks that no killed process can cause, beside such a root."""
-    if _family(chosen) != "memory" and chosen.tier != SILENT:
-        return []
-    return [
-        (c, "its rank raised it by itself; it does not follow from a killed process")
-        for c in candidates
-        if c is not chosen
-        and not of_own_code(c.best)
-        and _raised_by_itself(c)
-        and not (c.best and c.best.lost_peer)
-        and not c.subject.complaints
-    ]
 
 
 def _family(candidate: Candidate) -> str:

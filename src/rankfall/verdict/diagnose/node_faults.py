@@ -90,11 +90,8 @@ def _raised_apart(candidate: Candidate) -> bool:
     best = candidate.best
     if best is None or best.source != "record" or best.lost_peer or candidate.weak or candidate.confidence != "proven":
         return False
-    return (
-        candidate.tier == EXPLICIT
-        and cause_info(candidate.slug).family in _OWN_RESOURCES
-        and candidate.slug != OWN_CODE
-    )
+    own = cause_info(candidate.slug).family in _OWN_RESOURCES and candidate.slug not in {OWN_CODE, "hub_unreachable"}
+    return own and candidate.tier == EXPLICIT
 
 
 def independent_faults(candidates: Iterable[Candidate], chosen: Candidate) -> list[tuple[Candidate, str]]:

@@ -32,7 +32,6 @@ from rankfall.verdict.diagnose.cause_tables import (
     NEVER_CAUSE,
     NEVER_STARTED,
     PLAIN_CONNECTIONS,
-    REPORTED_SIGNALS,
     TAKEN_AWAY,
 )
 from rankfall.verdict.diagnose.consequences import (
@@ -41,11 +40,11 @@ from rankfall.verdict.diagnose.consequences import (
     drop_ends_of_the_rest,
     drop_generic_after_death,
     drop_outlived,
+    drop_raised_after_recorded_failure,
     drop_raised_after_silent_end,
     drop_without_message_beside_death,
     ended_without_message,
     is_without_message,
-    raised_apart,
     without_ends_by_launcher,
     without_stopped_from_outside,
 )
@@ -80,6 +79,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
         candidates = strong
     candidates = without_faults_elsewhere(candidates, subjects, root, case=case)
     candidates, disputed, doubtful = _settle_mismatch(candidates, subjects, root)
+    candidates = drop_raised_after_recorded_failure(candidates, root)
     candidates = _merge(_without_repeated(candidates))
     candidates = drop_generic_after_death(candidates, root)
     candidates = drop_raised_after_silent_end(candidates, root)
@@ -103,7 +103,6 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     root.rejected += [(c, "failed at the same time as the root, within the clocks' uncertainty") for c in earliest[1:]]
     root.chosen = chosen
     root.independent += independent_faults((c for c in candidates if c is not chosen), chosen)
-    root.independent += raised_apart(candidates, chosen)
     root.everywhere = _everywhere(case, subjects, chosen) or (disputed and chosen.slug == MISMATCH)
     root.unnamed = (
         (tier == HANG and root.tied)
@@ -357,8 +356,7 @@ def _follows_lost_peer(signalled: Evidence, subject: Subject, subjects: Subjects
     """True if a rank printed a signal certainly after another had lost a peer: its stop followed from that."""
     others = (s for s in subjects.all.values() if s is not subject)
     lost = (e for s in others for e in s.complaints if e.slug in LOST_PEER_SLUGS)
-    printed = signalled.source == "log" and signalled.signature not in REPORTED_SIGNALS
-    return printed and any(surely_after(signalled, e) for e in lost)
+    return signalled.signature == "external_signal.text" and any(surely_after(signalled, e) for e in lost)
 
 
 def only_consequences(case: Case, subjects: Subjects) -> Root:

@@ -37,6 +37,7 @@ _NS: Final = 1_000_000_000
 # Seconds from a line to a later completed step that proves that the rank continued.
 _STEP_AFTER_S: Final = 0.1
 _STEP_AFTER_TRACEBACK_S: Final = 1.0
+_FLUSHED_NS: Final = 200_000_000
 
 SubjectKey = tuple[Literal["rank", "slot", "stream", "job"], int | str]
 
@@ -357,8 +358,14 @@ def _in_scope(piece: Evidence, case: Case) -> bool:
 
 
 def _weighed(subject: Subject, piece: Evidence) -> Evidence:
-    """Marks text before a completed step as context, after the work as teardown."""
+    """Marks text before a completed step, or a thread's exception before work, as context; after it as teardown."""
     facts = subject.rank
+    if piece.thread and facts is not None and piece.at is not None:
+        # Buffered lines arrive at an exit; a signal loses them.
+        until = None if facts.ended_at is None or facts.signal is not None else facts.ended_at - _FLUSHED_NS
+        worked = [at for at in (facts.worked_at, facts.step_at) if at is not None and (until is None or at < until)]
+        outlived = max(worked, default=0) > piece.at + round(_STEP_AFTER_TRACEBACK_S * _NS)
+        return msgspec.structs.replace(piece, role="context", outlived=True) if outlived else piece
     if piece.source != "log" or piece.at is None or facts is None or facts.step_at is None:
         return piece
     if facts.phase in WORK_DONE:
