@@ -491,6 +491,24 @@ def test_the_last_error_of_a_rank_that_ended_with_a_code_is_the_telling_line(sce
     assert any(text.startswith("a message of the program") for text in verdict.missing) is (expected is None)
 
 
+@pytest.mark.parametrize(("ended", "worked", "quoted"), [(9, 1, True), (9, 6, False), (9, 8.9, True), (60, 1, False)])
+def test_an_error_long_before_the_end_or_before_further_work_is_not_quoted(scene, ended, worked, quoted):
+    """Lines of work at the very end were in a buffer."""
+    scene.lines(1, "1.err", b"ERROR: metrics server is away\n", at=3)
+    scene.lines(1, "1.err", b"using a file\n", at=3.1)
+    scene.lines(1, "1.out", b"step 4 loss 0.3\n", at=0.5)
+    scene.lines(1, "1.out", b"step 5 loss 0.2\n", at=worked)
+    scene.lines(1, "1.out", b"evaluation\n", at=worked + 0.01)
+    scene.end(3, ended, code=3)
+    for rank in range(3):
+        scene.end(rank, ended + 2, code=0)
+    scene.record("slot_end", 0, at=ended + 3, exit={"code": 0})
+    scene.record("slot_end", 1, at=ended + 3, exit={"code": 1})
+    verdict = scene.verdict()
+    assert (verdict.rank, verdict.cause.slug) == (3, "user_exit")
+    assert ("metrics server" in verdict.decisive.line) is quoted
+
+
 def test_a_last_error_explains_no_rank_with_an_exception_or_success(scene):
     for rank in range(4):
         scene.lines(rank // 2, f"{rank % 2}.err", b"ERROR: cannot go on\n", at=1)

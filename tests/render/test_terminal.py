@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rankfall.model import Alternative, Cause, Consequence, Decision, Decisive, Proof, Time, Verdict, catalogue
 from rankfall.model.verdict import HANG
-from rankfall.render.summary import action_text, advice, summary
+from rankfall.render.summary import action_text, advice, advice_text, summary
 from rankfall.render.verdict import Details, next_commands, render_brief, render_verdict
 from rankfall.verdict.diagnose import diagnose
 from support.cases import case, died, left, piece
@@ -412,3 +412,29 @@ def test_lines_before_the_decisive_one_are_shown_above_it() -> None:
 def test_a_place_that_does_not_fit_has_its_own_line() -> None:
     text = render_verdict(fallen(evidence=(proof("boom", where="records/" + "x" * 40),)), width=60)
     assert "  time unknown  log  rank 1\n    records/xxx" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "happened", "words"),
+    [
+        ("ValueError: No valid checkpoint found in output directory (out)", "a checkpoint or a model", "without one"),
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: 'out/last.ckpt'",
+            "a checkpoint or a model",
+            "mounted",
+        ),
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: 'conf/train.yaml'",
+            "configuration",
+            "relative paths",
+        ),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/yaml/a.bin'", "training data", "data path"),
+    ],
+)
+def test_the_words_about_a_missing_file_follow_its_path(line: str, happened: str, words: str) -> None:
+    found = fallen(
+        cause=Cause.of("dataset_missing", confidence="proven"),
+        decisive=Decisive(source="record", where="r.json", line=line),
+    )
+    assert f"did not find {'' if 'checkpoint' in happened else 'its '}{happened}" in summary(found)
+    assert words in advice_text(found)

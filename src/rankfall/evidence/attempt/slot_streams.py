@@ -17,7 +17,7 @@ from rankfall.evidence import builders as make
 from rankfall.evidence.attempt.record_sources import Starts
 from rankfall.evidence.facts import Facts
 from rankfall.evidence.readers.prefixes import Prefix
-from rankfall.evidence.readers.stream_reader import CHUNK, Placed, StreamTail
+from rankfall.evidence.readers.stream_reader import CHUNK, Placed, StreamTail, When
 from rankfall.model import Evidence, RankFacts, numbers
 from rankfall.model.evidence import digest
 from rankfall.rundir import NO_RANK, RunDir, StreamRow
@@ -27,6 +27,7 @@ from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.rundir.reading_time import AFTERWARDS, END_S, LIVE, POLL_BYTES, POLL_S, TAILS_S, Budget
 from rankfall.rundir.streams.content import PACKED_SUFFIX
 from rankfall.rundir.streams.files import Standing
+from rankfall.verdict.diagnose.cause_tables import TERMINAL_WINDOW_S
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 # Maximum findings of one stream that are evaluated again.
@@ -139,7 +140,7 @@ class SlotStreams:
                 (waiting if stream.tail.behind and count else again).append(stream)
         self._turns = waiting + again
         found += self._survived(owners)
-        found += self._last_words(owners)
+        found += self._last_words(facts)
         printed = (one.tail.printed_step for one in self._streams.values())
         return StreamDelta(
             evidence=tuple(found),
@@ -302,15 +303,17 @@ class SlotStreams:
                     stream.open[key] = (passed, prefix, end)
                     yield passed
 
-    def _last_words(self, owners: _Owners) -> Iterator[Evidence]:
+    def _last_words(self, facts: Facts) -> Iterator[Evidence]:
         """Yields the last error in each complete stream of a rank that ended with a code, if nothing else is found."""
-        for stream in self._streams.values():
-            owner = owners.of(stream) if stream.finished and not stream.explained and stream.of_one_process else None
+        complete = [s for s in self._streams.values() if s.finished and not s.explained and s.of_one_process]
+        owners = _Owners(facts) if complete else None
+        for stream in complete:
+            owner = owners.of(stream) if owners is not None else None
             if owner is None or owner.state != "ended" or stream.slot in self._outside:
                 continue
             stream.explained = True
             last = stream.tail.last_error() if owner.exit_code else None
-            if last is not None:
+            if last is not None and _near_end(last[3], owner):
                 byte, number, line, when = last
                 where = f"{stream.name}:{number}"
                 yield make.of_last_words(
@@ -398,6 +401,15 @@ class _RankMaps:
         if held is None or held[0] != changed:
             held = self._held[folder] = (changed, read_rank_map(folder))
         return held[1]
+
+
+def _near_end(when: When | None, owner: RankFacts) -> bool:
+    """True if a line may state the reason of its rank's end: it came shortly before, and no work followed."""
+    if when is None or owner.ended_at is None:
+        return True
+    # Buffered lines arrive at the end.
+    worked = owner.worked_at if owner.worked_at is not None and owner.worked_at < owner.ended_at - _FLUSH_NS else 0
+    return owner.ended_at - when.latest <= round(TERMINAL_WINDOW_S * _NS) and worked <= when.latest + _NS
 
 
 def _readable(name: str) -> bool:
