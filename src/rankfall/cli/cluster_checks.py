@@ -269,10 +269,10 @@ async def _rights(kube: Kube, served: Served, *, backend: str | None) -> list[Ch
     from rankfall.kube.resources import WORKLOADS  # noqa: PLC0415
     from rankfall.nodes.manifests import cluster, controller  # noqa: PLC0415
 
-    shown = {name: on for name, on in WORKLOADS.items() if served.serves(on)}
-    backends = [name for name in rights.BACKENDS if name in shown and backend in {None, name}]
+    kinds = {name: on for name, on in WORKLOADS.items() if served.serves(on)}
+    backends = [name for name in rights.BACKENDS if name in kinds and backend in {None, name}]
     runs = {name: rights.needs_of(name) for name in backends}
-    foreign = rights.needs_of_foreign(tuple(shown.values()))
+    foreign = rights.needs_of_foreign(tuple(kinds.values()))
     nodes = {
         "read them for verdicts": {
             rights.Need(rights.OF_NODES.on.group, rights.OF_NODES.name, verb) for verb in rights.OF_NODES.verbs
@@ -300,7 +300,7 @@ async def _rights(kube: Kube, served: Served, *, backend: str | None) -> list[Ch
     checks.append(
         _right(
             "foreign",
-            f"why, status and logs of {', '.join(shown)}",
+            f"why, status and logs of {', '.join(kinds)}",
             {need: without for need, without in foreign.items() if need not in ours},
             state="warn",
             hint="request these rights from an administrator; the role view of Kubernetes has most of them",
