@@ -353,3 +353,23 @@ slurmstepd: error: pyxis: couldn't start container
 def test_i23_p3_a_message_of_a_library_names_the_cause(tmp_path, slug, text):
     (tmp_path / "job.log").write_text(text)
     assert explain_files([tmp_path / "job.log"]).verdict.cause.slug == slug
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        # Of a library that no signature knows: the first line with a reason, and what follows from it.
+        (["E fabric: endpoint 3 failed: unreachable", "E fabric: group failed", "E runtime: cannot go on"], 0),
+        (["step 3 failed", "E store: cannot open shard 7", "E loader: failed"], 1),
+        # The last line has a reason of its own.
+        (["E fabric: endpoint 3 failed", "E runtime: failed: quota exceeded"], 1),
+        (["E fabric: group failed", "E runtime: cannot go on"], 1),
+    ],
+)
+def test_the_line_that_states_a_reason_is_shown_before_what_follows_from_it(tmp_path, lines, shown):
+    path = tmp_path / "job.log"
+    path.write_text("\n".join(["step 1 loss 2.0", *lines]) + "\n")
+    verdict = explain_files([path]).verdict
+    assert verdict.cause.slug == "unknown"
+    assert verdict.decisive.line == lines[shown]
+    assert verdict.decisive.where == f"{path}:{shown + 2}"

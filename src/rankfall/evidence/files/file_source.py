@@ -22,7 +22,7 @@ from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.scan import ChunkScanner
 from rankfall.evidence.readers.stacks import NewestDump
 from rankfall.evidence.readers.survival import Survival
-from rankfall.evidence.readers.text import MAX_ERROR_LINE, error_lines
+from rankfall.evidence.readers.text import MAX_ERROR_LINE, error_lines, states_reason
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Evidence, RankfallError, numbers
 from rankfall.model.evidence import digest
@@ -70,7 +70,8 @@ _SEVERAL: Final = (
     b"OCAL_RANK",
     b"nproc",
 )
-# Last bytes of a text, in which an error is searched.
+# Lines among which, and last bytes of a text in which, an error is searched.
+_MAX_ERRORS: Final = 32
 _TAIL: Final = 64 << 10
 _RAISING: Final = linear(
     rb'(?m)^[^\n]*File "[^"\n]+", line \d+, in [^\n]*\n([^\n]*?\b(?:raise [A-Za-z_]|assert )[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
@@ -350,21 +351,26 @@ class TextReader:
         pieces = (*self._source.found, *self._source.last.values())
         if any(piece.role != "context" and piece.signature not in BARE_ENDS for piece in pieces):
             return
-        chosen = next(self._last_errors(), None)
-        if chosen is None:
+        lines = list(islice(self._last_errors(), _MAX_ERRORS))
+        if not lines:
             return
-        begin, line, cut_off = chosen
+        found = self._of_last_error(*lines[0])
+        reasons = [one for one in lines if states_reason(one[1]) and not one[2]]
+        if found.role == "context" and reasons and not states_reason(lines[0][1]):
+            # What follows the first reason may be consequences.
+            found = self._of_last_error(*reasons[-1])
+        self._source.found.append(found)
+
+    def _of_last_error(self, begin: int, line: bytes, cut_off: bool) -> Evidence:  # noqa: FBT001 - as listed
         byte = self._next - len(self._tail) + begin
         number = self._scanner.lines - self._tail.count(b"\n", begin) + 1
-        self._source.found.append(
-            make.of_last_error(
-                line,
-                stream=self._source.group,
-                byte=byte,
-                where=self._where(byte, number),
-                catalogue=self._catalogue,
-                cut_off=cut_off,
-            )
+        return make.of_last_error(
+            line,
+            stream=self._source.group,
+            byte=byte,
+            where=self._where(byte, self._unwrapper.number(number)),
+            catalogue=self._catalogue,
+            cut_off=cut_off,
         )
 
     def _last_errors(self) -> Iterator[tuple[int, bytes, bool]]:

@@ -108,6 +108,18 @@ _NO_ERROR: Final = bounded(
     rb"|^(?:srun|slurmstepd|mpirun|prterun)\b|\bframe #\d|error_file|exitcode|^(?:During handling|The above exception)|^\s*(?:raise|except|File)\b|^\s{4}",
     limit=MAX_ERROR_LINE,
 )
+# Words that state a reason in errors of any program; they are too few for a cause.
+_REASON: Final = linear(
+    rb"(?i)out of (?:\w+ )?memory|cannot allocate|resource.exhausted|no space left|quota exceeded|too many requests|rate limit|unauthori[sz]ed|forbidden"
+    rb"|\b40[13]\b|not permitted|\bdenied\b|in use\b|\bbusy\b|(?:not|could not|cannot|failed to|unable to) (?:resolve|connect|reach|find|open|load)|no route|unreachable"
+    rb"|timed out|time-?out|\breset\b|refused|broken pipe|(?:closed|lost|dead|died|killed|missing)\b|no such|not found|does not exist|undefined symbol|corrupt|checksum"
+    rb"|divisible|too old|incompatible|mismatch|\bnan\b|invalid|unrecognized|unsupported|SIG[A-Z]{3,4}\b|segmentation|core dumped|heartbeat|shared memory"
+)
+
+
+def states_reason(line: bytes) -> bool:
+    """True if an error line states a reason, in words of any program."""
+    return _REASON.search(line) is not None
 
 
 def error_lines(text: bytes, *, since: int = 0) -> Iterator[tuple[int, bytes]]:
