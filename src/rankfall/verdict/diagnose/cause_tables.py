@@ -99,6 +99,7 @@ BARE_ENDS: Final = frozenset({"user_exit.exit", "unknown.child_failed"})
 SUSPECT_ONLY: Final = frozenset(
     {
         LAST_LINE,
+        "gpu_nvlink.xid5",
         "killed_unknown.ray_worker",
         "shm_exhausted.signal",
         "shm_exhausted.faulthandler",
@@ -146,6 +147,7 @@ KERNEL_SIGNATURE_IDS: Final = frozenset(
         "gpu_ecc.xid",
         "gpu_ecc_contained.xid",
         "gpu_nvlink.xid",
+        "gpu_nvlink.xid5",
         "gpu_nvlink.xid5_fatal",
         "gpu_nvlink.sxid",
         "gpu_gsp_timeout.xid",
