@@ -28,7 +28,7 @@ from rankfall.model import Evidence, RankfallError, numbers
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import Linear, bounded, linear
 from rankfall.rundir.reader_guard import ReaderGuard
-from rankfall.verdict.diagnose.cause_tables import BARE_ENDS
+from rankfall.verdict.diagnose.cause_tables import BARE_ENDS, SEEN_FROM_OUTSIDE
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 # Bytes for the evidence of all files.
@@ -185,6 +185,14 @@ class Source(msgspec.Struct, kw_only=True):
 
         ``alone``: the whole file is from one process.
         """
+        pieces = [*self._weighed(alone=alone)]
+        told = {self.pids.get(e.id) for e in pieces if e.role != "context" and e.signature not in SEEN_FROM_OUTSIDE}
+        for piece in pieces:
+            # The process itself printed why it ended.
+            repeats = piece.signature in SEEN_FROM_OUTSIDE and piece.pid is not None and piece.pid in told
+            yield msgspec.structs.replace(piece, role="context") if repeats else piece
+
+    def _weighed(self, *, alone: bool) -> Iterator[Evidence]:
         agents = any(one.rank is not None and one.local_rank is not None for one, _ in self.reported.values())
         # Where one rank alone speaks, a line without a rank belongs to its unfinished traceback.
         speaker = self.cut_off if self.cut_off and self.prefixed <= {self.cut_off.rank} and not self.reported else None

@@ -44,7 +44,13 @@ def own_process_holds_most(text: str) -> bool:
 # Specificity of an exception without a signature.
 GENERIC = 20
 # Types of exceptions about a child process.
-_CHILD_ERRORS = ("ProcessExitedException",)
+_CHILD_ERRORS = ("ProcessExitedException", "CalledProcessError")
+# Commands that run the training, in such an exception; what only installs or builds is the program's own child.
+_RUNS_TRAINING: Final = bounded(
+    r"""\ACommand '\[?['"]?(?:[^\s'"]{0,512}/)?(?:python[\d.]*|torchrun|accelerate|deepspeed|colossalai|mpi(?:run|exec)[\w.]*|orterun|prterun|horovodrun|srun|ssh|(?:ba)?sh)['" ]|\A(?:mpirun|jsrun|horovodrun) failed with exit code """,
+    limit=2048,
+)
+_BUILDS: Final = bounded(r"\bpip\b|\bsetup\.py\b|\bninja\b|\bcmake\b|\bnvcc\b", limit=2048)
 _GROUPS = ("ExceptionGroup",)
 # An exception that only repeats another one, with its traceback in the message.
 _WRAPPERS = frozenset({"user_code_exception.dataloader"})
@@ -113,6 +119,7 @@ def exception_meaning(
             text=spoken,
             fingerprint=f"external_signal:{head_type}",
         )
+    launcher = launcher or _ran_training(head_type, head_text)
     ended = _end_of_child(catalogue, head_type, head_text, launcher=launcher)
     if ended is not None and mark is None:
         made = meaning_of_hit(ended, text=spoken, fingerprint=f"{ended.signature.slug}:{print_of}")
@@ -219,6 +226,12 @@ def _end_of_child(catalogue: Catalogue, kind: str, message: str, *, launcher: bo
     hits = catalogue.match_line(_one_line(kind, message), where="line")
     hit = best([one for one in hits if "exit" in one.groups or "signal" in one.groups])
     return hit if launcher or (hit is not None and hit.signature.slug != "user_exit") else None
+
+
+def _ran_training(kind: str, message: str) -> bool:
+    """True for the exception of a script that started the training as a command."""
+    called = kind.endswith(("CalledProcessError", "RuntimeError")) and _RUNS_TRAINING.match(message) is not None
+    return called and _BUILDS.search(message) is None
 
 
 def listed_numbers(text: str) -> tuple[int, ...]:

@@ -44,6 +44,7 @@ _REPORT: Final = frozenset({b"__post_init__", b"_get_error_data"})
 _ORIGINS: Final = (
     (b"elastic/multiprocessing/errors/__init__.py", _REPORT, "damaged_report"),
     (b"torch/utils/data/dataloader.py", _LOADER, "data_loader"),
+    (b"dataloader/dataloader_iter.py", _LOADER, "data_loader"),
     (b"/subprocess.py", frozenset({b"_execute_child"}), "command"),
     (b"torch/multiprocessing/spawn.py", frozenset({b"join"}), "launcher"),
     (b"torch/distributed/launch.py", frozenset({b"main"}), "launcher"),

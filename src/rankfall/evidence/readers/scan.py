@@ -288,6 +288,9 @@ class ChunkScanner:
         elif meaning.slug == "peer_lost" and "data_loader" in item.origins:
             # The lost peer is this rank's data worker.
             meaning = msgspec.structs.replace(meaning, slug="dataloader_died", role="primary")
+        elif "data_loader" in item.origins and item.chain[0][0].endswith("queue.Empty"):
+            # Its workers deliver nothing: not an error of the loader.
+            meaning = msgspec.structs.replace(meaning, slug="dataloader_died", role="secondary")
         elif meaning.slug == "dataset_missing" and "removal" in item.origins:
             # Another process was faster.
             meaning = msgspec.structs.replace(meaning, slug="file_race")

@@ -129,6 +129,9 @@ IMAGES: Final = frozenset({"driver_too_old"})
 # A child's death, reported by the process that needed it.
 CHILD_DEATHS: Final = frozenset({"killed_unknown.dataloader", "killed_unknown.pool", "killed_unknown.ray_worker"})
 
+# Of these, a report by a supervisor with the process id and no reason: the process's messages come first.
+SEEN_FROM_OUTSIDE: Final = frozenset({"killed_unknown.ray_worker"})
+
 # Likewise by a shell, which stops no other process: no launcher's end of the rest.
 DEATHS: Final = CHILD_DEATHS | {"killed_unknown.shell"}
 
