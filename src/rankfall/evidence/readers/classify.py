@@ -44,8 +44,8 @@ def own_process_holds_most(text: str) -> bool:
 # Specificity of an exception without a signature.
 GENERIC = 20
 # Types of exceptions about a child process.
-_CHILD_ERRORS = ("ProcessExitedException", "CalledProcessError")
-# Commands that run the training, in such an exception; what only installs or builds is the program's own child.
+_CHILD_ERRORS = ("ProcessExitedException",)
+# Commands that run the training, in an exception about one; what only installs or builds is the program's own child.
 _RUNS_TRAINING: Final = bounded(
     r"""\ACommand '\[?['"]?(?:[^\s'"]{0,512}/)?(?:python[\d.]*|torchrun|accelerate|deepspeed|colossalai|mpi(?:run|exec)[\w.]*|orterun|prterun|horovodrun|srun|ssh|(?:ba)?sh)['" ]|\A(?:mpirun|jsrun|horovodrun) failed with exit code """,
     limit=2048,
