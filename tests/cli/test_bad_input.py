@@ -33,6 +33,8 @@ FLAGS = [
     (["run", "--hang-timeout", "soon", "train.py"], ["--hang-timeout", "10m"]),
     (["run", "--budget", "nonsense=1", "train.py"], ["--budget", "nonsense"]),
     (["run", "--retryable", "a.B", "--final", "a.B", "train.py"], ["$.policies.retryable", "a.B"]),
+    (["run", "--retryable", "a b", "train.py"], ["$.policies.retryable", "'a b' is no name of a class", "as: OSError"]),
+    (["run", "--", "python", "x\udcff.py"], ["$.command", "not UTF-8", "rename"]),
     (["run", "--nnodes", "1:2", "--launcher", "plain", "train.py"], ["$.launcher", "auto, torchrun"]),
     (["run", "-m"], ["-m names no module"]),
     (["run", "--all", "--rank", "0", "train.py"], ["--all", "--rank"]),

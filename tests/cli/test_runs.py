@@ -271,6 +271,8 @@ def test_errors_s40_a_cancelled_run_is_cancelled_and_130(rankfall: Runner, folde
     again = rankfall("cancel", name)
     assert again.returncode == 0
     assert "has already ended: cancelled" in again.stderr
+    again = rankfall("cancel", name, "-o", "json")
+    assert (again.returncode, json.loads(again.stdout)["state"]) == (0, "cancelled")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -109,6 +109,11 @@ def test_marks_are_found_through_wrappers_and_by_listed_names(monkeypatch: pytes
     assert record.error.types[-1] == "OSError"
     monkeypatch.setenv("RANKFALL_FINAL", f"some.Other, {__name__}.OwnError")
     assert describe(OwnError("x"))[0].error.mark == "final"
+    # As a person writes it: without the module, which is __main__ in a script.
+    monkeypatch.setenv("RANKFALL_FINAL", "other.OwnError,  OwnError")
+    assert describe(OwnError("x"))[0].error.mark == "final"
+    monkeypatch.setenv("RANKFALL_FINAL", "other.OwnError")
+    assert describe(OwnError("x"))[0].error.mark is None
     monkeypatch.setenv("RANKFALL_RETRYABLE", "OSError")
     record, _ = describe(FileNotFoundError("x"))
     assert (record.error.mark, record.error.marked_by) == ("retryable", "OSError")

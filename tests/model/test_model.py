@@ -78,6 +78,8 @@ def test_a_record_of_a_newer_writer_is_still_read():
         ({"command": ["t"], "policies": {"max_restart": 1}}, "$.policies.max_restart", "max_restarts"),
         ({"command": ["t"], "policies": {"settle_quiet_s": 9, "settle_max_s": 1}}, "$.policies.settle_max_s", "less"),
         ({"command": ["t"], "policies": {"retryable": ["A"], "final": ["A"]}}, "$.policies.retryable", "both"),
+        ({"command": ["t"], "policies": {"final": ["A", "b."]}}, "$.policies.final", "name"),
+        ({"command": ["t", "\udcff"]}, "$.command", "UTF-8"),
         ({"command": ["t\0"]}, "$.command", "NUL"),
         ({"command": ["t"], "policies": {"start_timeout_s": 5}}, "$.policies.start_timeout_s", "deadlines.startup_s"),
     ],

@@ -56,6 +56,10 @@ def test_a_replicas_lines_are_narrowed_as_torchx_does(tmp_path: Path) -> None:
         "[rank 0] 3 step 1",
         "[rank 1] 5 step 1",
     ]
+    with pytest.raises(UsageError, match="streams is 'both'"):
+        run.log_iter("ps", 0, streams="both")
+    with pytest.raises(UsageError, match="lines is -1"):
+        run.fetch_logs(lines=-1)
     assert list(run.log_iter("ps", 0, since=2, until=2)) == ["[slot 0] 0 step 1"]
     later = datetime.fromtimestamp(3, UTC)
     assert list(run.log_iter("ps", 0, since=later)) == ["[slot 0] 0 step 2"]

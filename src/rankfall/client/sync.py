@@ -34,6 +34,9 @@ When = datetime | float | None
 Pick = Callable[[Iterable[Line]], Iterator[Line]]
 
 
+_STREAMS: Final[dict[str, Literal["all", "out", "err"]]] = {"stdout": "out", "stderr": "err", "combined": "all"}
+
+
 def log_iter(
     directory: RunDir,
     role: str,
@@ -46,9 +49,11 @@ def log_iter(
     streams: Literal["stdout", "stderr", "combined"] | None,
 ) -> Iterator[str]:
     """Implements :meth:`rankfall.client.SyncRun.log_iter`."""
+    if streams not in {None, *_STREAMS}:
+        raise UsageError(f"streams is {streams!r}", hint=f"give one of: {', '.join(_STREAMS)}")
     query = LineQuery(
         slots=frozenset({_slot_of(directory, role, k)}),
-        streams={"stdout": "out", "stderr": "err"}.get(streams or "combined", "all"),  # type: ignore[arg-type] # one of the three
+        streams=_STREAMS[streams or "combined"],
         since=_stamp(since),
         grep=regex,
     )
@@ -60,6 +65,8 @@ def log_iter(
 
 def fetch_logs(directory: RunDir, *, stream: bool, lines: int | None) -> Iterator[str]:
     """Implements :meth:`rankfall.client.SyncRun.fetch_logs`."""
+    if lines is not None and lines < 0:
+        raise UsageError(f"lines is {lines}", hint="give a number from 0, or None for all lines")
     tail = LineTail(directory, LineQuery())
     usual = FirstOrLastRank(directory)
     late = LateRankFilter(tail, usual)

@@ -120,9 +120,10 @@ def find_retry_mark(chain: list[BaseException]) -> tuple[str | None, str | None]
         if mark in ("retryable", "final"):
             return str(mark), type_name(type(one))
         for kind in type(one).__mro__:
-            full = f"{kind.__module__}.{kind.__qualname__}"
+            # A name without its module is that of a class in any module.
+            known = {f"{kind.__module__}.{kind.__qualname__}", kind.__qualname__, kind.__name__}
             for wanted, names in named.items():
-                if full in names or (kind.__module__ == "builtins" and kind.__qualname__ in names):
+                if known & names:
                     return wanted, type_name(kind)
     return None, None
 

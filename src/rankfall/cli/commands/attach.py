@@ -128,6 +128,9 @@ def cancel(*, runs: tuple[str, ...], everything: bool, reason: str, yes: bool, o
             state = reader.run().state
         if state in FINAL_STATES:
             console.say(f"rankfall: {directory.id} has already ended: {state}")
+            ended = _wait(directory, limit=None) if output is not Output.TABLE else None
+            if ended is not None:
+                _tell(ended, output)
         else:
             live.append(directory)
     if live and not runs and not yes:

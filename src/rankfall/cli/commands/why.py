@@ -304,7 +304,7 @@ _FORMATS: Final = (".html", ".md", ".json")
     "--output",
     "file",
     metavar="FILE",
-    help="New file: .html, .md or .json; default: RUN.html here. - prints Markdown.",
+    help="File, replaced if it exists: .html, .md or .json; default: RUN.html here. - prints Markdown.",
 )
 @click.option(
     "--bundle", is_flag=True, help="Write an archive of the run with its report; open it with rankfall why FILE."

@@ -168,6 +168,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
             "foreign is only for jobs that Rankfall did not start",
             hint="allowed values of $.backend: local, job, jobset, trainjob",
         )
+    _check_text(spec)
     _check_names(spec)
     _check_masked(spec)
     _check_members(spec)
@@ -179,6 +180,10 @@ def check_spec(spec: JobSpec) -> JobSpec:
         raise SpecError("$.policies.settle_max_s", "is less than settle_quiet_s")
     if policies.settle_max_s < policies.settle_min_s:
         raise SpecError("$.policies.settle_max_s", "is less than settle_min_s")
+    for field in ("retryable", "final"):
+        for name in getattr(policies, field):
+            if not all(part.isidentifier() for part in name.split(".")):
+                raise SpecError(f"$.policies.{field}", f"{name!r} is no name of a class", hint="as: OSError, or my.Error")
     both = set(policies.retryable) & set(policies.final)
     if both:
         raise SpecError("$.policies.retryable", f"{min(both)!r} is also in policies.final; choose one")
@@ -305,6 +310,16 @@ def _check_members(spec: JobSpec) -> None:
         raise SpecError(
             "$.launcher", f"{spec.launcher} cannot change its members; allowed with MIN:MAX nodes: auto, torchrun"
         )
+
+
+def _check_text(spec: JobSpec) -> None:
+    for name in spec.__struct_fields__:
+        try:
+            msgspec.json.encode(getattr(spec, name))
+        except UnicodeEncodeError:
+            raise SpecError(
+                f"$.{name}", "holds bytes that are not UTF-8", hint="rename the file or folder, or write the text in UTF-8"
+            ) from None
 
 
 def _check_env(spec: JobSpec) -> None:

@@ -86,7 +86,7 @@ class Policies(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         max_restarts: Restarts over all causes, of gang and single slots; 0 = none, also after an eviction.
         budgets: New attempts by cause slug, family or rule's budget, as ``{"network": 5, "host_oom": 0}``; the tightest
             counts.
-        retryable, final: Exception types, by qualified name.
+        retryable, final: Exception types: ``package.Name``, or ``Name`` of any module.
         hang_timeout_s: Least seconds without progress (step records, output, CPU time) before a hang, at least five
             step times; null = never.
         settle_quiet_s: Quiet seconds after a first failure before the verdict, unless proven and final.
