@@ -231,3 +231,21 @@ def test_i32_p6_tasks_that_a_line_names_together_contradict_a_smaller_world_size
     assert (verdict(text).cause.slug, verdict(text).rank) == ("rank_stuck", 2)
     found = verdict(text + "srun: error: gpu-1: tasks 6-7: Exited with exit code 1\n")
     assert (found.cause.slug == "rank_stuck", found.rank == 2) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("killed", "expected"),
+    [
+        ("srun: error: gpu-17: task 6: Killed\n", (6, "gpu-17")),
+        # Two were killed: the memory limit of either.
+        ("srun: error: gpu-17: task 6: Killed\nsrun: error: gpu-18: task 9: Killed\n", (None, None)),
+    ],
+)
+def test_the_only_killed_task_is_that_of_the_step_that_ran_out_of_memory(verdict, killed, expected):
+    """Another task lost its peer meanwhile."""
+    lost = "7: RuntimeError: [../gloo/transport/tcp/pair.cc:545] Connection closed by peer [10.0.0.2]:4242\n"
+    found = verdict(f"{lost}{killed}{OOM}{end()}srun: error: gpu-11: tasks 0-3: Terminated\n")
+    assert found.cause.slug == "host_oom"
+    assert (found.rank, found.node) == expected
+    if found.rank is not None:
+        assert "killed_unknown" not in {one.slug for one in found.alternatives}

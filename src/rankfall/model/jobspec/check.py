@@ -183,7 +183,9 @@ def check_spec(spec: JobSpec) -> JobSpec:
     for field in ("retryable", "final"):
         for name in getattr(policies, field):
             if not all(part.isidentifier() for part in name.split(".")):
-                raise SpecError(f"$.policies.{field}", f"{name!r} is no name of a class", hint="as: OSError, or my.Error")
+                raise SpecError(
+                    f"$.policies.{field}", f"{name!r} is no name of a class", hint="as: OSError, or my.Error"
+                )
     both = set(policies.retryable) & set(policies.final)
     if both:
         raise SpecError("$.policies.retryable", f"{min(both)!r} is also in policies.final; choose one")
@@ -318,7 +320,9 @@ def _check_text(spec: JobSpec) -> None:
             msgspec.json.encode(getattr(spec, name))
         except UnicodeEncodeError:
             raise SpecError(
-                f"$.{name}", "holds bytes that are not UTF-8", hint="rename the file or folder, or write the text in UTF-8"
+                f"$.{name}",
+                "holds bytes that are not UTF-8",
+                hint="rename the file or folder, or write the text in UTF-8",
             ) from None
 
 

@@ -159,6 +159,12 @@ def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:
     best = chosen.best
     if best is None or best.source != "log" or chosen.subject.rank is not None or best.local_rank is not None:
         return root
+    killed = [c for c, _ in root.rejected if c.slug == "killed_unknown" and c.subject.rank is not None and c.bare]
+    if chosen.slug == "host_oom" and len(killed) == 1:
+        # One event: the launcher names the task, the batch system the reason.
+        named = msgspec.structs.replace(chosen, subject=killed[0].subject, because="the only rank that was killed")
+        rejected = [row for row in root.rejected if row[0] is not killed[0]]
+        return msgspec.structs.replace(root, chosen=named, rejected=rejected)
     waited = [e for s in subjects.all.values() for e in s.complaints if e.slug in LOST_PEER_SLUGS]
     if cause_info(chosen.slug).family not in _OF_A_RANK or not all(surely_after(e, best) for e in waited):
         return root
