@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rankfall.evidence.readers.classify import exception_meaning
 from rankfall.explain import explain_files
+from rankfall.verdict.signatures.catalogue import default_catalogue
 
 TIMEOUT = (
     "(WorkerDict pid={pid}, ip=10.0.0.4) [rank3]:[E809 16:10:44.7 ProcessGroupNCCL.cpp:629] [Rank 3] Watchdog caught collective operation timeout: "
@@ -151,3 +153,13 @@ I0320 07:08:40.420897480    4914 subchannel.cc:484]          Retry in 998 millis
 def test_notices_of_a_job_that_then_works_are_no_cause(cause: Callable[[str], str], library: str) -> None:
     steps = "".join(f"step {number}/100 loss 2.{number}\n" for number in range(20))
     assert cause(HEALTHY[library] + steps) == "unknown"
+
+
+def test_a_rank_whose_own_command_failed_raised_the_exception(cause: Callable[[str], str]) -> None:
+    """Its line has a rank, or its hook recorded it; another rank lost its peer."""
+    failed = CALLED.format(command="['/usr/bin/python3', 'prepare.py']", end="returned non-zero exit status 3")
+    lost = "[rank0]: RuntimeError: [../gloo/transport/tcp/pair.cc:545] Connection closed by peer [10.0.0.2]:4242\n"
+    ranked = "".join(f"[rank1]: {line}\n" for line in failed.splitlines())
+    assert cause(ranked + lost) == "user_code_exception"
+    chain = [("subprocess.CalledProcessError", "Command '['python3', 'prepare.py']' returned non-zero exit status 3.")]
+    assert exception_meaning(default_catalogue(), chain, frame="train.py:main").slug == "user_code_exception"

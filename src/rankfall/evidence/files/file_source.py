@@ -280,7 +280,7 @@ class TextReader:
         self._failures = 0
         self._base = self._next = 0
         self._lines = True
-        self._scanner = ChunkScanner(catalogue, survival=source.survival)
+        self._scanner = ChunkScanner(catalogue, survival=source.survival, of_a_job=True)
         self._flooded: str | None = None
         self._searched = 0
         self._tail = b""
@@ -322,7 +322,7 @@ class TextReader:
     def _begin(self, at: int) -> None:
         """Continues with a new scanner at a byte of the file; the number of its line is unknown."""
         self._flooded = self.flooded
-        self._scanner = ChunkScanner(self._catalogue, survival=self._source.survival)
+        self._scanner = ChunkScanner(self._catalogue, survival=self._source.survival, of_a_job=True)
         self._source.survival.begin(at)
         self._base = self._next = at
         self._lines = False

@@ -119,7 +119,6 @@ def exception_meaning(
             text=spoken,
             fingerprint=f"external_signal:{head_type}",
         )
-    launcher = launcher or _ran_training(head_type, head_text)
     ended = _end_of_child(catalogue, head_type, head_text, launcher=launcher)
     if ended is not None and mark is None:
         made = meaning_of_hit(ended, text=spoken, fingerprint=f"{ended.signature.slug}:{print_of}")
@@ -228,8 +227,9 @@ def _end_of_child(catalogue: Catalogue, kind: str, message: str, *, launcher: bo
     return hit if launcher or (hit is not None and hit.signature.slug != "user_exit") else None
 
 
-def _ran_training(kind: str, message: str) -> bool:
+def ran_training(chain: Sequence[tuple[str, str]]) -> bool:
     """True for the exception of a script that started the training as a command."""
+    kind, message = chain[0] if chain else ("", "")
     called = kind.endswith(("CalledProcessError", "RuntimeError")) and _RUNS_TRAINING.match(message) is not None
     return called and _BUILDS.search(message) is None
 

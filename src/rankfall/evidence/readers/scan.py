@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.evidence.readers.classify import Meaning, exception_meaning, of_missing_command
+from rankfall.evidence.readers.classify import Meaning, exception_meaning, of_missing_command, ran_training
 from rankfall.evidence.readers.findings import Finding, LineMeaning, line_meanings
 from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.survival import Survival
@@ -86,14 +86,16 @@ class _Event(msgspec.Struct):
 class ChunkScanner:
     """Scans a stream in chunks; findings do not depend on chunk borders, except for lines longer than ``MAX_PARTIAL``.
 
-    ``survival`` learns which speakers continued.
+    ``survival`` learns which speakers continued. ``of_a_job``: the text may be that of a script that starts the ranks,
+    not of one rank.
 
     Attributes:
         consumed: No finding will start before this byte.
     """
 
-    def __init__(self, catalogue: Catalogue, *, survival: Survival | None = None) -> None:
+    def __init__(self, catalogue: Catalogue, *, survival: Survival | None = None, of_a_job: bool = False) -> None:
         self._catalogue = catalogue
+        self._of_a_job = of_a_job
         self._survival = survival
         self._meanings = line_meanings(catalogue)
         self._tracebacks = TracebackReader()
@@ -314,10 +316,12 @@ class ChunkScanner:
         )
 
     def _meaning_of_chain(self, item: TracebackText) -> Meaning:
-        key = (*item.chain, item.frame, "launcher" in item.origins)
+        launcher = "launcher" in item.origins
+        if self._of_a_job and item.prefix.rank is None:
+            launcher = launcher or ran_training(item.chain)
+        key = (*item.chain, item.frame, launcher)
         known = self._chains.get(key)
         if known is None:
-            launcher = "launcher" in item.origins
             known = exception_meaning(self._catalogue, item.chain, frame=item.frame, launcher=launcher)
             if sum(len(kind) + len(message) for kind, message in item.chain) <= _MAX_CHAIN_TEXT:
                 if len(self._chains) >= _MAX_CHAINS:
