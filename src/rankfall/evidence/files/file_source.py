@@ -186,10 +186,12 @@ class Source(msgspec.Struct, kw_only=True):
         ``alone``: the whole file is from one process.
         """
         pieces = [*self._weighed(alone=alone)]
-        told = {self.pids.get(e.id) for e in pieces if e.role != "context" and e.signature not in SEEN_FROM_OUTSIDE}
+        explained = {
+            self.pids.get(e.id) for e in pieces if e.role != "context" and e.signature not in SEEN_FROM_OUTSIDE
+        }
         for piece in pieces:
             # The process itself printed why it ended.
-            repeats = piece.signature in SEEN_FROM_OUTSIDE and piece.pid is not None and piece.pid in told
+            repeats = piece.signature in SEEN_FROM_OUTSIDE and piece.pid is not None and piece.pid in explained
             yield msgspec.structs.replace(piece, role="context") if repeats else piece
 
     def _weighed(self, *, alone: bool) -> Iterator[Evidence]:

@@ -138,20 +138,20 @@ def exception_meaning(
     lost_peer = any(hit is not None and hit.signature.slug == "peer_lost" for hit in hits[1:])
     repeats = [kind.endswith(_GROUPS) or _is_wrapper(hit) for (kind, _), hit in zip(chain, hits, strict=True)]
     # A wrapper or group gives way to the first exception that is none.
-    shown = repeats.index(False) if repeats[:1] == [True] and False in repeats else 0
+    displayed = repeats.index(False) if repeats[:1] == [True] and False in repeats else 0
     for place, hit in enumerate(hits):
         if hit is None or hit.signature.specificity <= GENERIC:
             continue
         better = found is None or hit.signature.specificity > found.signature.specificity
         # A raised exception of the job's own code yields only to the lost peer that it handled.
         if hit.signature.slug == "peer_lost" if plain else better:
-            found, shown = hit, shown if repeats[place] else place
+            found, displayed = hit, displayed if repeats[place] else place
         if place == 0 and not repeats[0]:
             plain = hit.signature.slug == "user_code_exception"
             if not plain:
                 break
-    if shown and (repeats[0] or (found is not None and found.signature.slug != "user_code_exception")):
-        kind, message = chain[shown]
+    if displayed and (repeats[0] or (found is not None and found.signature.slug != "user_code_exception")):
+        kind, message = chain[displayed]
         spoken = f"{spoken}\n{_short(kind)}: {message}" if message else f"{spoken}\n{_short(kind)}"
     if mark == "retryable":
         return Meaning(
