@@ -315,15 +315,15 @@ def _check_members(spec: JobSpec) -> None:
 
 
 def _check_text(spec: JobSpec) -> None:
-    for name in spec.__struct_fields__:
+    texts = {f"env.{key}": key + value for key, value in spec.env.items()}
+    for name, value in (
+        {field: getattr(spec, field) for field in spec.__struct_fields__ if field != "env"} | texts
+    ).items():
         try:
-            msgspec.json.encode(getattr(spec, name))
+            msgspec.json.encode(value)
         except UnicodeEncodeError:
-            raise SpecError(
-                f"$.{name}",
-                "holds bytes that are not UTF-8",
-                hint="rename the file or folder, or write the text in UTF-8",
-            ) from None
+            hint = "rename the file or folder, or write the text in UTF-8"
+            raise SpecError(f"$.{ascii(name)[1:-1]}", "holds bytes that are not UTF-8", hint=hint) from None
 
 
 def _check_env(spec: JobSpec) -> None:
