@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from rankfall.kube.object_fields import mapping, mappings
 from rankfall.model import InfrastructureError, RankfallError
 from rankfall.model.patterns import anchored
 
@@ -204,12 +205,9 @@ async def _product(kube: Kube, served: Served, product: _Product, *, backend: st
 
 def _tag(deployment: Mapping[str, Any]) -> str | None:
     """Returns the first image tag that is a version."""
-    spec = deployment.get("spec")
-    for step in ("template", "spec", "containers"):
-        spec = spec.get(step) if isinstance(spec, dict) else None
-    for container in spec if isinstance(spec, list) else ():
-        image = container.get("image") if isinstance(container, dict) else None
-        tag = str(image).partition("@")[0].rpartition(":")[2]
+    pod = mapping(mapping(mapping(deployment, "spec"), "template"), "spec")
+    for container in mappings(pod, "containers"):
+        tag = str(container.get("image")).partition("@")[0].rpartition(":")[2]
         if _VERSION.fullmatch(tag):
             return _word(tag).removeprefix("v")
     return None
@@ -236,7 +234,7 @@ async def _namespace(kube: Kube, *, wanted: bool) -> Check:
         quotas = (await kube.list(QUOTAS)).items
     except Forbidden:
         quotas = []
-    labels = _part(_part(found, "metadata"), "labels")
+    labels = mapping(mapping(found, "metadata"), "labels")
     level = labels.get("pod-security.kubernetes.io/enforce", "privileged")
     spent = sorted({one for quota in quotas for one in _spent(quota)})
     text = f"the namespace {name} exists" if found else f"the account may not read the namespace {name}"
@@ -259,8 +257,8 @@ async def _namespace(kube: Kube, *, wanted: bool) -> Check:
 
 def _spent(quota: Mapping[str, Any]) -> Iterable[str]:
     """Yields resources whose use has reached the limit; unequal spellings of one quantity count as room."""
-    status = _part(quota, "status")
-    hard, used = _part(status, "hard"), _part(status, "used")
+    status = mapping(quota, "status")
+    hard, used = mapping(status, "hard"), mapping(status, "used")
     return (_word(name) for name, limit in hard.items() if limit == used.get(name))
 
 
@@ -373,16 +371,11 @@ async def _allowed(kube: Kube, needs: set[Need], *, namespace: str | None) -> se
             "kind": ACCESS_REVIEWS.kind,
             "spec": {"resourceAttributes": wanted},
         }
-        return _part(await kube.create(ACCESS_REVIEWS, body), "status").get("allowed") is True
+        return mapping(await kube.create(ACCESS_REVIEWS, body), "status").get("allowed") is True
 
     ordered = sorted(needs)
     answers = await asyncio.gather(*map(one, ordered))
     return {need for need, allowed in zip(ordered, answers, strict=True) if allowed}
-
-
-def _part(item: Any, name: str) -> dict[str, Any]:
-    found = item.get(name) if isinstance(item, dict) else None
-    return found if isinstance(found, dict) else {}
 
 
 def _word(value: object) -> str:

@@ -102,6 +102,7 @@ def of_finding(
     claimed = prefix.rank if prefix.rank is not None else numbers.whole(finding.groups.get("rank"))
     # The command in an end by DeepSpeed or torch.distributed.launch is always that of the last local rank.
     local = finding.groups.get("local_rank") or finding.groups.get("process")
+    at, uncertainty = _time_of(when)
     return Evidence(
         id=digest("log", stream, byte, meaning.slug),
         source="log",
@@ -113,8 +114,8 @@ def of_finding(
         node=node,
         local_rank=prefix.local_rank if prefix.local_rank is not None else numbers.whole(local),
         pid=meaning.pid,
-        at=None if when is None else (when.earliest + when.latest) // 2,
-        uncertainty=None if when is None else _LINE_S + (when.latest - when.earliest + 1) // 2 / _NS,
+        at=at,
+        uncertainty=uncertainty,
         stream=stream,
         order=byte,
         where=where,
@@ -161,20 +162,11 @@ def of_last_error(
     prefix = parse_prefix(line)
     text = line[prefix.length :].strip()
     raised = exception_of(text) or _raising(text)
-    tail = Evidence(
-        id=digest("last error", stream, byte),
-        source="log",
-        slug="unknown",
-        role="context",
-        trust="job",
+    tail = msgspec.structs.replace(
+        _like_an_error(line, stream=stream, byte=byte, where=where),
         rank=prefix.rank,
         local_rank=prefix.local_rank,
-        stream=stream,
-        order=byte,
-        where=where,
-        line=decode(line),
         signature=CUT_OFF if cut_off else None,
-        fingerprint=LAST_ERROR,
     )
     if raised is None or not raised[0].endswith(_RAISED):
         return tail
@@ -205,26 +197,40 @@ def of_last_words(
     facts: RankFacts, line: bytes, *, stream: str, byte: int, where: str, when: When | None, attempt: int
 ) -> Evidence:
     """Context for the end of a rank without other evidence: the last line that resembles an error."""
+    at, uncertainty = _time_of(when)
+    return msgspec.structs.replace(
+        _like_an_error(line, stream=stream, byte=byte, where=where),
+        rank=facts.rank,
+        slot=facts.slot,
+        node=facts.node,
+        local_rank=facts.local_rank,
+        at=at,
+        uncertainty=uncertainty,
+        attempt=attempt,
+        round=facts.round,
+    )
+
+
+def _like_an_error(line: bytes, *, stream: str, byte: int, where: str) -> Evidence:
     return Evidence(
         id=digest("last error", stream, byte),
         source="log",
         slug="unknown",
         role="context",
         trust="job",
-        rank=facts.rank,
-        slot=facts.slot,
-        node=facts.node,
-        local_rank=facts.local_rank,
-        at=None if when is None else (when.earliest + when.latest) // 2,
-        uncertainty=None if when is None else _LINE_S + (when.latest - when.earliest + 1) // 2 / _NS,
         stream=stream,
         order=byte,
         where=where,
         line=decode(line),
         fingerprint=LAST_ERROR,
-        attempt=attempt,
-        round=facts.round,
     )
+
+
+def _time_of(when: When | None) -> tuple[int | None, float | None]:
+    """Returns the middle and the uncertainty, in seconds, of the time of a line."""
+    if when is None:
+        return None, None
+    return (when.earliest + when.latest) // 2, _LINE_S + (when.latest - when.earliest + 1) // 2 / _NS
 
 
 def of_rank_end(facts: RankFacts, *, attempt: int | None, unattended: bool = False) -> Evidence | None:

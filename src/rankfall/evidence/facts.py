@@ -284,6 +284,7 @@ class Facts:
             step, step_at = error.step, error.step_ns
         phase = (error.phase if error else None) or (end[0].phase if end else None) or phase
         how = exit_info.how if exit_info else None
+        process = slot, start.ordinal if start.ordinal is not None else -1
         return RankFacts(
             rank=rank,
             slot=slot,
@@ -305,9 +306,9 @@ class Facts:
             phase=phase,
             step=step,
             step_at=step_at,
-            finished=bool(self._finished.get((slot, start.ordinal if start.ordinal is not None else -1))),
-            last_line_at=self._last_lines.get((slot, start.ordinal if start.ordinal is not None else -1)),
-            worked_at=self._worked.get((slot, start.ordinal if start.ordinal is not None else -1)) or None,
+            finished=bool(self._finished.get(process)),
+            last_line_at=self._last_lines.get(process),
+            worked_at=self._worked.get(process) or None,
             where=f"records/{end[1] if end else name}",
         )
 

@@ -1,7 +1,7 @@
 """Pods of one attempt as the collector knows them, resumed from the journal.
 
-Snapshots that cannot be written (full disk) are written later. Events outlive a pod that
-was deleted before the first query.
+Snapshots that cannot be written (full disk) are written later. Events outlive a pod that was deleted before the first
+query.
 """
 
 from __future__ import annotations
@@ -226,9 +226,9 @@ async def deleted_pods(
             seen_ns = time.time_ns()
             events = [event_fact(one, seen_ns=seen_ns) for one in own.items]
             fact = _deleted(match[1], work, events, source=source, seen_ns=seen_ns)
-            held = found.get(fact.slot) if fact is not None and fact.slot is not None else None
             if fact is None or fact.slot is None or fact.slot in taken:
                 continue
+            held = found.get(fact.slot)
             if held is None or (held.created or "") <= (fact.created or ""):
                 found[fact.slot] = fact
     return list(found.values())
@@ -239,26 +239,21 @@ def _deleted(
 ) -> PodFact | None:
     """Facts of a deleted pod; None without an Event of it."""
     own = [event for event in events if event.kind == "Pod" and event.name == name and event.about]
-    by_reason = {event.reason: event for event in own}
-    assigned = by_reason.get("Scheduled")
-    match = _ASSIGNED.search(assigned.message) if assigned is not None else None
+    if not own:
+        return None
+    nodes = [match[1] for event in own if event.reason == "Scheduled" and (match := _ASSIGNED.search(event.message))]
     first = min((event.first for event in own if event.first), default=None)
     labels = _labels(name, work, owner=source.object)
-    marks = source.marks
-    role = marks.place(labels, {})[0] if marks is not None else None
+    role = source.marks.place(labels, {})[0] if source.marks is not None else None
     container = source.container_of(role, "")
     running = [event for event in own if event.reason == "Started" and event.container in {container, None}]
     status = {"name": container, "state": {"running": {"startedAt": running[-1].last}}} if running else {}
-    item: dict[str, Any] = (
-        {
-            "metadata": {"name": name, "uid": own[-1].about, "labels": labels, "creationTimestamp": first},
-            "spec": {"nodeName": match[1] if match is not None else None, "containers": [{"name": container}]},
-            "status": {"containerStatuses": [status]},
-        }
-        if own
-        else {}
-    )
-    return pod_fact(item, source=source, seen_ns=seen_ns, gone=True) if own else None
+    item: dict[str, Any] = {
+        "metadata": {"name": name, "uid": own[-1].about, "labels": labels, "creationTimestamp": first},
+        "spec": {"nodeName": nodes[-1] if nodes else None, "containers": [{"name": container}]},
+        "status": {"containerStatuses": [status]},
+    }
+    return pod_fact(item, source=source, seen_ns=seen_ns, gone=True)
 
 
 def _labels(name: str, work: WorkFact, *, owner: str) -> dict[str, str]:

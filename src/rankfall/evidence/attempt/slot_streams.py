@@ -305,11 +305,15 @@ class SlotStreams:
 
     def _last_words(self, facts: Facts) -> Iterator[Evidence]:
         """Yields the last error in each complete stream of a rank that ended with a code, if nothing else is found."""
-        complete = [s for s in self._streams.values() if s.finished and not s.explained and s.of_one_process]
+        complete = [
+            s
+            for s in self._streams.values()
+            if s.finished and not s.explained and s.of_one_process and s.slot not in self._outside
+        ]
         owners = _Owners(facts) if complete else None
         for stream in complete:
             owner = owners.of(stream) if owners is not None else None
-            if owner is None or owner.state != "ended" or stream.slot in self._outside:
+            if owner is None or owner.state != "ended":
                 continue
             stream.explained = True
             last = stream.tail.last_error() if owner.exit_code else None

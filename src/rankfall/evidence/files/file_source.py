@@ -365,10 +365,10 @@ class TextReader:
         if not lines:
             return
         found = self._of_last_error(*lines[0])
-        reasons = [one for one in lines if states_reason(one[1]) and not one[2]]
-        if found.role == "context" and reasons and not states_reason(lines[0][1]):
+        if found.role == "context" and not states_reason(lines[0][1]):
             # What follows the first reason may be consequences.
-            found = self._of_last_error(*reasons[-1])
+            first = next((one for one in reversed(lines) if states_reason(one[1]) and not one[2]), None)
+            found = found if first is None else self._of_last_error(*first)
         self._source.found.append(found)
 
     def _of_last_error(self, begin: int, line: bytes, cut_off: bool) -> Evidence:  # noqa: FBT001 - as listed

@@ -120,6 +120,7 @@ class LineJoiner:
     def __init__(self, sample: list[bytes], columns: int) -> None:
         self._columns = columns
         self._begins = begins_of(sample, columns)
+        # Broken lines that wait for their end.
         self._whole: list[bytes] = []
         # Complete lines so far, and for each joined line the number that its first part has among them.
         self._lines = 0
@@ -130,14 +131,14 @@ class LineJoiner:
         out: list[bytes] = []
         *lines, rest = data.split(b"\n")
         for line in lines:
-            if self._whole and not self._continues(self._whole[-1], line):
+            if self._whole and not _may_continue(line, self._begins):
                 self._flush(out)
             self._whole.append(line)
             if not self._broken(line) or len(self._joined) >= _MAX_JOINED:
                 self._flush(out)
         if final or rest:
             # An unfinished line is the last one.
-            if self._whole and not (rest and self._continues(self._whole[-1], rest)):
+            if self._whole and not _may_continue(rest, self._begins):
                 self._flush(out)
             self._whole.append(rest)
             out.append(b"".join(self._whole))
@@ -158,9 +159,6 @@ class LineJoiner:
 
     def _broken(self, line: bytes) -> bool:
         return _width(line) == self._columns and not _ends_in_frame(line)
-
-    def _continues(self, line: bytes, after: bytes) -> bool:
-        return self._broken(line) and _may_continue(after, self._begins)
 
 
 def columns_of(lines: list[bytes]) -> int | None:
@@ -199,7 +197,7 @@ def _may_continue(line: bytes, begins: frozenset[bytes]) -> bool:
 def _ends_in_frame(line: bytes) -> bool:
     """True for a line of a table or a box, and for one that blanks fill up to the edge."""
     last = line[-1:]
-    return line.endswith(b"  ") or (last != b" " and (last in _RULES or last >= b"\x80"))
+    return line.endswith(b"  ") or last in _RULES or last >= b"\x80"
 
 
 def _width(line: bytes) -> int:

@@ -306,7 +306,7 @@ def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
     if facts.state == "lost":
         if any(e.fingerprint == UNSEEN_END for e in subject.evidence):
             return None
-        return _fact(subject, "killed_unknown", SILENT, "likely", "its wrapper vanished without a record")
+        return of_fact(subject, "killed_unknown", SILENT, "likely", "its wrapper vanished without a record")
     if facts.state != "ended":
         return None
     plain = subject.rank is None and subject.slot is not None and subject.slot.launcher == "plain"
@@ -323,7 +323,7 @@ def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
         alone = not perhaps_victim
     if facts.exit_code and not explained and not victim and alone:
         slug = exit_slug(facts.exit_code)
-        return _fact(subject, slug, SILENT, "likely", f"exit code {facts.exit_code} without an error message")
+        return of_fact(subject, slug, SILENT, "likely", f"exit code {facts.exit_code} without an error message")
     return None
 
 
@@ -331,18 +331,19 @@ def _killed(subject: Subject, signal: int, *, victim: bool) -> Candidate | None:
     if signal == _SIGKILL:
         oom = [e for e in subject.evidence if e.slug in {"host_oom", "node_oom"} and e.trust in TRUSTED]
         if oom:
-            return _fact(subject, oom[0].slug, CONFIRMED, "proven", "killed while the OOM counter rose", piece=oom[0])
+            return of_fact(subject, oom[0].slug, CONFIRMED, "proven", "killed while the OOM counter rose", piece=oom[0])
     slug = signal_slug(signal)
     own = signal in OWN_FAULT_SIGNALS
     if victim and own:
         return None  # a watchdog's abort or a crash: its messages give the reason
     confidence: Confidence = "suspected" if victim or signal == _SIGBUS else "likely"
-    return _fact(subject, slug, EXPLICIT if own else SILENT, confidence, f"ended by signal {signal}")
+    return of_fact(subject, slug, EXPLICIT if own else SILENT, confidence, f"ended by signal {signal}")
 
 
-def _fact(
+def of_fact(
     subject: Subject, slug: str, tier: int, confidence: Confidence, because: str, *, piece: Evidence | None = None
 ) -> Candidate:
+    """Candidate that only the facts of a rank's or slot's end explain; ``piece`` default: the evidence of that end."""
     facts = subject.rank or subject.slot
     piece = piece or next((e for e in subject.evidence if e.source == "exit"), None)
     return Candidate(

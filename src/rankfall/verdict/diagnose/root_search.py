@@ -134,12 +134,9 @@ def _failures(case: Case, subjects: Subjects, root: Root) -> list[Candidate]:
     candidates = [c for c in candidates if not c.after_work]
     if not candidates:
         candidates = differing_calls(subjects)
-    if not candidates:
-        candidates = [c for c in (left_early(case, subjects),) if c is not None]
-    if not candidates:
-        candidates = [c for c in (only_silent_rank(case, subjects),) if c is not None]
-    if not candidates:
-        candidates = [c for c in (only_failed_slot(case, subjects),) if c is not None]
+    for waited_for in (left_early, only_silent_rank, only_failed_slot):
+        if not candidates and (found := waited_for(case, subjects)) is not None:
+            candidates = [found]
     if candidates:
         root.rejected += [(c, "its rank had finished its work") for c in late]
     return drop_outlived(candidates or late, subjects, root, hung=case.hung)

@@ -11,7 +11,7 @@ import msgspec
 from rankfall.model import Case, Confidence, Evidence, RankFacts
 from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import Moment, order
-from rankfall.verdict.diagnose.candidates import HANG, SILENT, Candidate
+from rankfall.verdict.diagnose.candidates import HANG, SILENT, Candidate, of_fact
 from rankfall.verdict.diagnose.cause_tables import NEVER_CAUSE, TIMED_OUT, UNSEEN_END
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure
 
@@ -249,16 +249,6 @@ def only_failed_slot(case: Case, subjects: Subjects) -> Candidate | None:
         return None
     if any(e.slug not in NEVER_CAUSE for s in places for e in s.complaints):
         return None
-    first = failed[0]
-    code = first.slot.exit_code if first.slot is not None else None
-    return Candidate(
-        subject=first,
-        slug="user_exit",
-        tier=SILENT,
-        confidence="suspected",
-        best=next((e for e in first.evidence if e.source == "exit"), None),
-        at=first.ended.at,
-        uncertainty=first.ended.uncertainty,
-        fingerprint=f"user_exit:None:{code}",
-        because=f"exit code {code} without a readable line; all other slots were stopped after it",
-    )
+    code = failed[0].slot.exit_code if failed[0].slot is not None else None
+    because = f"exit code {code} without a readable line; all other slots were stopped after it"
+    return of_fact(failed[0], "user_exit", SILENT, "suspected", because)
