@@ -24,8 +24,8 @@ test: setup ## Lint, unit tests, tests with processes, a covering part of torchr
 test-cluster: setup ## Build and start a real Kubernetes on this machine and run a covering part of its tests (root, Linux); STAGE=bed runs one
 	@$(PY) scripts/check.py test-cluster $(if $(STAGE),--stage $(STAGE))
 
-test-all: setup ## Every test there is, coverage and new random examples; writes docs/results/faults.md (root, hours); STAGE=bed-all runs one
-	@$(PY) scripts/check.py test-all $(if $(STAGE),--stage $(STAGE))
+test-all: setup ## Every test there is, coverage and new random examples; writes docs/results/faults.md (root, hours); STAGE=bed-all runs one; VERSIONS=all or 1.37: other versions
+	@$(PY) scripts/check.py $(if $(VERSIONS),versions $(if $(filter all,$(VERSIONS)),,--stage versions-$(VERSIONS)),test-all $(if $(STAGE),--stage $(STAGE)))
 
 coverage: setup ## Run unit tests and tests with processes under a tracer; fails below the floor of pyproject.toml
 	@$(PY) scripts/check.py coverage

@@ -14,7 +14,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -55,7 +55,7 @@ def run_commands(stage: Commands) -> Result:
 
 
 @contextlib.contextmanager
-def beds() -> Iterator[None]:
+def beds(env: Mapping[str, str]) -> Iterator[None]:
     """Test beds that are up while their tests run; one that is up before stays up.
 
     They are started and stopped here and not by pytest, so that a second try meets the same beds.
@@ -68,20 +68,21 @@ def beds() -> Iterator[None]:
     mine = [str(base + n) for n in range(stages.BEDS) if not bed.is_up(Layout(base + n))]
     with (REPORTS / "beds.log").open("wb") as log:
         try:
-            starting = [_testbed(log, number, "up") for number in mine]
+            starting = [_testbed(log, number, "up", env) for number in mine]
             codes = [process.wait() for process in starting]
             if any(codes):
                 raise RuntimeError(f"a test bed did not come up: {REPORTS / 'beds.log'}")
             yield
         finally:
-            for process in [_testbed(log, number, "down") for number in mine]:
+            for process in [_testbed(log, number, "down", env) for number in mine]:
                 process.wait()
 
 
-def _testbed(log: BinaryIO, number: str, command: str) -> subprocess.Popen[bytes]:
+def _testbed(log: BinaryIO, number: str, command: str, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         (sys.executable, "-m", "testbed", "--bed", number, command),
         cwd=ROOT,
+        env=os.environ | env,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -92,7 +93,7 @@ def run_stage(stage: Stage, *, seed: int, unsteady_before: int) -> Result:
     """Run one stage of either kind."""
     if isinstance(stage, Commands):
         return run_commands(stage)
-    needed = beds() if stage.beds else contextlib.nullcontext()
+    needed = beds(stage.env) if stage.beds else contextlib.nullcontext()
     try:
         with needed:
             return trial.run(stage, root=ROOT, reports=REPORTS, seed=seed, unsteady_before=unsteady_before)

@@ -1,4 +1,7 @@
-"""``python -m testbed``: up, down, status, kubeconfig, logs, build, prune."""
+"""``python -m testbed``: up, down, status, kubeconfig, logs, build, prune.
+
+``TESTBED_VERSIONS`` names a set of other versions of Kubernetes, JobSet and Trainer (components.toml).
+"""
 
 from __future__ import annotations
 
@@ -30,16 +33,18 @@ def assemble(layout: Layout, *, extra_images: Sequence[str] = ()) -> bed.Bed:
         extra_images: beside the ones that every bed has.
 
     Raises:
-        TestbedError: something cannot be built.
+        TestbedError: something cannot be built, or the bed is up with other versions.
     """
     reason = bed.unsupported()
     if reason:
         raise TestbedError(reason)
     packages.ensure(say=say)
-    binaries = builds.ensure(say=say)
+    versions = os.environ.get("TESTBED_VERSIONS", "")
+    rows = components.core(versions)
+    binaries = builds.ensure(rows.values(), say=say)
     archives = images.ensure([*CORE_IMAGES, *extra_images], say=say)
-    files = {name: builds.files(name) for name in ("jobset", "trainer")}
-    return bed.Bed(layout, binaries=binaries, files=files, images=list(archives.values()), say=say)
+    files = {name: builds.files(rows[name]) for name in ("jobset", "trainer")}
+    return bed.Bed(layout, binaries=binaries, files=files, images=list(archives.values()), versions=versions, say=say)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.add_argument("component", help="as status names it, e.g. kube-apiserver, n1-kubelet")
     build = commands.add_parser("build", help="build binaries and images without starting anything")
     build.add_argument(
-        "--all", action="store_true", help="also what is started on demand only: KWOK, Loki, other images"
+        "--all",
+        action="store_true",
+        help="also what is started on demand only: KWOK, Loki, other images; not the sets of other versions",
     )
     build.add_argument("names", nargs="*", help="components and images (default: all that a bed needs)")
     commands.add_parser("prune", help="remove versions from the cache that this checkout no longer names")
@@ -105,7 +112,8 @@ def _run(given: argparse.Namespace) -> int:
         _prune()
     else:
         usual = [name for name, recipe in images.RECIPES.items() if not recipe.seldom]
-        _build([*components.table(), *usual] if given.all else given.names)
+        rows = [name for name, row in components.table().items() if row.group != "other"]
+        _build([*rows, *usual] if given.all else given.names)
     return 0
 
 

@@ -25,6 +25,8 @@ from testbed.together import together
 
 Say = Callable[[str], None]
 _NODES_READY_S = 60.0
+# Written when all is up.
+_STATE = "up.json"
 
 
 def unsupported() -> str | None:
@@ -44,7 +46,11 @@ class Bed:
         binaries: name -> path.
         files: component -> folder of its manifests.
         images: archives that every node gets.
+        versions: name of the set of versions that the binaries are of; empty: the usual ones.
         say: takes a line of progress.
+
+    Raises:
+        TestbedError: this bed is up with another set of versions.
     """
 
     def __init__(
@@ -54,12 +60,20 @@ class Bed:
         binaries: Mapping[str, Path],
         files: Mapping[str, Path],
         images: Sequence[Path],
+        versions: str = "",
         say: Say = lambda _: None,
     ) -> None:
+        running = _state(layout).get("versions", "") if is_up(layout) else versions
+        if running != versions:
+            raise TestbedError(
+                f"test bed {layout.number} is up with {running or 'the usual versions'}, not {versions or 'the usual ones'}",
+                hint=f"end it first: python -m testbed --bed {layout.number} down",
+            )
         self.layout = layout
         self.binaries = binaries
         self.files = files
         self.images = tuple(images)
+        self.versions = versions
         self.say = say
         self.kubectl = Kubectl(binaries["kubectl"], layout.kubeconfig())
         self._control: ControlPlane | None = None
@@ -98,8 +112,8 @@ class Bed:
             network.up(self.layout)
             self._start(nodes)
             self._await_nodes(nodes)
-            state = {"nodes": nodes, "up_s": round(time.monotonic() - began, 1)}
-            (self.layout.folder / "up.json").write_text(json.dumps(state))
+            state = {"nodes": nodes, "up_s": round(time.monotonic() - began, 1), "versions": self.versions}
+            (self.layout.folder / _STATE).write_text(json.dumps(state))
             self.say(f"ready in {state['up_s']} s: export KUBECONFIG={self.layout.kubeconfig()}")
 
     def _start(self, nodes: int) -> None:
@@ -161,7 +175,7 @@ class Bed:
 
 def is_up(layout: Layout) -> bool:
     """Whether the bed was started whole and its API server still runs."""
-    return (layout.folder / "up.json").exists() and process.find(layout, "kube-apiserver") is not None
+    return (layout.folder / _STATE).exists() and process.find(layout, "kube-apiserver") is not None
 
 
 def down(layout: Layout) -> None:
@@ -184,11 +198,16 @@ def status(layout: Layout) -> dict[str, Any]:
     return {
         "bed": layout.number,
         "up": is_up(layout),
+        "versions": _state(layout)["versions"] or "usual" if is_up(layout) else None,
         "folder": str(layout.folder),
         "api_server": f"https://{layout.api_address}:443",
         "components": {name: _component(layout, name) for name in parts},
         "shared": "all nodes share one kernel: one boot id, one kernel log",
     }
+
+
+def _state(layout: Layout) -> dict[str, Any]:
+    return dict(json.loads((layout.folder / _STATE).read_text()))
 
 
 def _component(layout: Layout, name: str) -> dict[str, Any]:

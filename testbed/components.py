@@ -8,13 +8,13 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from testbed.errors import BuildError
 
-Group = Literal["core", "image", "demand", "files"]
+Group = Literal["core", "image", "demand", "files", "other"]
 SOURCES = Path(__file__).parent / "go"
 _TABLE = Path(__file__).parent / "components.toml"
 # Raised when the same sources would be laid out in another way.
@@ -57,7 +57,37 @@ class Component(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def table() -> dict[str, Component]:
     """All components, by name."""
     rows = tomllib.loads(_TABLE.read_text())["component"]
-    return {name: msgspec.convert({"name": name, **row}, Component) for name, row in rows.items()}
+    return {name: _component(name, row) for name, row in rows.items()}
+
+
+def _component(name: str, row: dict[str, Any]) -> Component:
+    major, minor = row["version"].removeprefix("v").split(".")[:2] if "." in row["version"] else ("", "")
+    words = {"version": row["version"], "major": major, "minor": minor}
+    flags = [flag.format_map(words) for flag in row.get("ldflags", ())]
+    return msgspec.convert({"name": name, **row, "ldflags": flags}, Component)
+
+
+def version_sets() -> dict[str, dict[str, str]]:
+    """Sets of other versions, by name: core component -> the row that takes its place."""
+    return dict(tomllib.loads(_TABLE.read_text())["versions"])
+
+
+def core(versions: str = "") -> dict[str, str]:
+    """The components that every bed needs, and the row of each: its own, or that of a set of other versions.
+
+    Args:
+        versions: name of the set; the usual versions where it is empty.
+
+    Raises:
+        BuildError: there is no such set.
+    """
+    sets = {"": dict[str, str](), **version_sets()}
+    if versions not in sets:
+        known = ", ".join(version_sets())
+        raise BuildError(
+            f"there is no set of versions {versions!r}", hint=f"unset TESTBED_VERSIONS, or choose of: {known}"
+        )
+    return {name: sets[versions].get(name, name) for name, row in table().items() if row.group == "core"}
 
 
 @cache
@@ -73,7 +103,7 @@ def choose(names: Iterable[str] | None) -> list[Component]:
         BuildError: no component has that name.
     """
     if names is None:
-        return [component for component in table().values() if component.group == "core"]
+        return [table()[name] for name in core()]
     wanted = list(dict.fromkeys(names))
     unknown = [name for name in wanted if name not in table()]
     if unknown:

@@ -15,7 +15,6 @@ from testbed import process
 from testbed.answers import answers
 from testbed.client import Kubectl, Object, load
 from testbed.control import ControlPlane
-from testbed.errors import StartError
 from testbed.together import together
 
 JOBSET_PORT, TRAINER_PORT = 9443, 9444
@@ -24,6 +23,10 @@ _JOBSET_METRICS, _TRAINER_METRICS = 8443, 8444
 TRAINER_NAMESPACE = "kubeflow-system"
 _TRAINER_SERVICE = "kubeflow-trainer-controller-manager"
 _TRAINER_SECRET = "kubeflow-trainer-webhook-cert"  # noqa: S105 - the name of an object
+_TRAINER_HOOKS = {
+    "ValidatingWebhookConfiguration": "validator.trainer.kubeflow.org",
+    "MutatingWebhookConfiguration": "defaulter.trainer.kubeflow.org",
+}
 _READY_S = 90.0
 
 
@@ -87,15 +90,27 @@ class Controllers:
         """The Trainer controller. It makes its own certificate, keeps it in a Secret, and waits for it as files."""
         layout = self.control.layout
         own_tmp = layout.folder / "trainer-tmp"
-        daemon = self._start(
-            "trainer",
-            f"--webhook-server-port={TRAINER_PORT}",
-            f"--health-probe-bind-address=:{_TRAINER_HEALTH}",
-            f"--metrics-bind-address=:{_TRAINER_METRICS}",
-            own_tmp=own_tmp,
-        )
+        daemon = self._start("trainer", *self._trainer_settings(), own_tmp=own_tmp)
         hand_certificate(self.kubectl, daemon, _TRAINER_SECRET, namespace=TRAINER_NAMESPACE, own_tmp=own_tmp)
         self._await(daemon, _TRAINER_HEALTH)
+
+    def _trainer_settings(self) -> tuple[str, ...]:
+        """Its ports: by flags, from 2.1 by its own configuration file."""
+        usual = self.files["trainer"] / "manifests/base/manager/controller_manager_config.yaml"
+        if not usual.is_file():
+            return (
+                f"--webhook-server-port={TRAINER_PORT}",
+                f"--health-probe-bind-address=:{_TRAINER_HEALTH}",
+                f"--metrics-bind-address=:{_TRAINER_METRICS}",
+            )
+        settings = yaml.safe_load(usual.read_text())
+        settings["webhook"]["port"] = TRAINER_PORT
+        settings["health"]["healthProbeBindAddress"] = f":{_TRAINER_HEALTH}"
+        settings["metrics"]["bindAddress"] = f":{_TRAINER_METRICS}"
+        settings["leaderElection"]["leaderElect"] = False
+        path = self.control.layout.folder / "trainer.yaml"
+        path.write_text(yaml.safe_dump(settings))
+        return (f"--config={path}",)
 
     def _start(
         self, name: str, *arguments: str, health: int | None = None, own_tmp: Path | None = None
@@ -133,11 +148,11 @@ class Controllers:
 
     def _trainer_objects(self, folder: Path) -> list[Object]:
         hooks = load(folder / "webhook/manifests.yaml")
-        if len(hooks) != 1:
-            raise StartError("Kubeflow Trainer's module has another set of webhooks than expected")
-        hooks[0]["metadata"]["name"] = "validator.trainer.kubeflow.org"
-        for hook in hooks[0]["webhooks"]:
-            hook["clientConfig"]["service"] |= {"name": _TRAINER_SERVICE, "namespace": TRAINER_NAMESPACE}
+        for item in hooks:
+            # The names by which the controller finds them, to write its certificate's authority there.
+            item["metadata"]["name"] = _TRAINER_HOOKS[item["kind"]]
+            for hook in item["webhooks"]:
+                hook["clientConfig"]["service"] |= {"name": _TRAINER_SERVICE, "namespace": TRAINER_NAMESPACE}
         meta = {"namespace": TRAINER_NAMESPACE}
         address = str(self.control.layout.control_address)
         return [

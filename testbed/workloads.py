@@ -180,7 +180,8 @@ def torch_runtime(pod: Object) -> Object:
         "kind": "ClusterTrainingRuntime",
         "metadata": {"name": RUNTIME},
         "spec": {
-            "mlPolicy": {"numNodes": 1, "torch": {"numProcPerNode": 1}},
+            # Trainer 2.3 has no number of processes here.
+            "mlPolicy": {"numNodes": 1, "torch": {}},
             "template": {
                 "spec": {
                     "replicatedJobs": [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -115,7 +116,25 @@ BED_WORKERS = ("-n", str(BEDS), "--dist", "loadgroup")
 BED_PARTS = os.environ.get("TESTBED_CACHE", "/rankfall/testbed/")
 BED = Trial("bed", ("-m", "cluster and not full", *BED_TESTS), BED_WORKERS, skips_fail=True, keep=BED_PARTS, beds=True)
 BED_ALL = Trial("bed-all", ("-m", "cluster", *BED_TESTS), BED_WORKERS, skips_fail=True, keep=BED_PARTS, beds=True)
+# The same beds with other versions of Kubernetes, JobSet and Trainer; each set is built when it is first asked for.
+VERSION_SETS = tomllib.loads((ROOT / "testbed" / "components.toml").read_text())["versions"]
+ON_VERSIONS = tuple(
+    Trial(
+        f"versions-{name}",
+        ("-m", "cluster and versions", *BED_TESTS),
+        BED_WORKERS,
+        skips_fail=True,
+        keep=BED_PARTS,
+        beds=True,
+        env={"TESTBED_VERSIONS": name},
+    )
+    for name in VERSION_SETS
+)
 BUILD = Commands("builds", ((PYTHON, "-m", "testbed", "build", "--all"),))
+BUILD_VERSIONS = Commands(
+    "builds-versions",
+    tuple((PYTHON, "-m", "testbed", "build", *rows.values()) for rows in VERSION_SETS.values()),
+)
 # Lines are covered by tests that need neither torch nor a cluster: where a test waits for these, a tracer in every process only slows it down.
 COVERAGE_FILE = {"COVERAGE_FILE": str(REPORTS / "coverage-data")}
 COVERED = Trial(
@@ -152,6 +171,7 @@ PLANS = {
         ),
         root=True,
     ),
+    "versions": Plan((BUILD, BUILD_VERSIONS, *ON_VERSIONS), root=True),
     "coverage": Plan((COVERED, COVERAGE)),
     "explore": Plan((EXPLORE,)),
 }

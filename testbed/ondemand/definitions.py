@@ -38,7 +38,7 @@ def trainer(bed: Bed, version: str) -> Iterator[Kubectl]:
     name = f"trainer-{version}"
     if process.find(bed.layout, f"{name}-apiserver"):
         raise TestbedError(f"the definitions of Trainer {version} are served already", hint="end the other use first")
-    crds = sorted((builds.files(name, say=bed.say) / "manifests/base/crds").glob("trainer*.yaml"))
+    crds = sorted((builds.files(f"{name}-files", say=bed.say) / "manifests/base/crds").glob("trainer*.yaml"))
     control, layout = bed.control, bed.layout
     etcd_port, peer_port, port = _PORTS[version]
     etcd = server.Etcd(name=f"{name}-etcd", client=etcd_port, peer=peer_port, metrics=etcd_port + 1000)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.covering import covers
+from cluster.covering import covers, on_other_versions
 from testbed import bed as beds
 from testbed import builds
 from testbed.__main__ import assemble
@@ -84,6 +84,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if not covers(item.name):
             item.add_marker(pytest.mark.full)
+        if on_other_versions(item.nodeid):
+            item.add_marker(pytest.mark.versions)
         # What is made once a module and is dear is made by one worker only.
         if "fleet" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("fleet"))

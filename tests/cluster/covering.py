@@ -5,6 +5,8 @@ One test of each way through the product is enough here: a row of cases, faults 
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 COVERING = {
     "each backend: run, failure, verdict, restart, suspend, cancel": (
         "test_a_run_trains_over_two_nodes_and_keeps_every_line[job]",
@@ -88,6 +90,34 @@ COVERING = {
     ),
     "the README": ("test_every_command_of_the_kubernetes_section_works",),
 }
+
+
+# What runs on each set of other versions (testbed/components.toml), by id: whatever rests on fields, defaults and conditions of the server or a controller.
+ON_OTHER_VERSIONS = (
+    "*/test_run_job.py::*",
+    "*/test_unattended.py::*",
+    "*/test_manifests.py::*",
+    "*/test_resize.py::*",
+    "*/test_doctor.py::*",
+    "*/test_foreign.py::*",
+    "*/test_i19_gangs.py::*",
+    "*/test_kubernetes_facts.py::*",
+    "*/test_no_webhooks.py::*",
+    "*/test_logs_identity.py::*",
+    *(
+        f"*/test_conformance.py::*-{case}]"
+        for case in ("a_rank_is_killed", "cancel", "suspend_and_resume", "another_size", "several_roles", "a_queue")
+    ),
+    *(
+        f"*/test_fault_matrix.py::*-{case}]"
+        for case in ("kueue-preempts", "evicted", "preempted", "container-oom", "quota", "job-deleted-by-hand")
+    ),
+)
+
+
+def on_other_versions(test: str) -> bool:
+    """Whether a test of this id runs on each set of other versions too."""
+    return any(fnmatchcase(test, pattern) for pattern in ON_OTHER_VERSIONS)
 
 
 def covers(name: str) -> bool:

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from cluster.launch_client import carry_out, order
+from cluster.served import SERVED
 from rankfall.backends.kubernetes.lifecycle.errors import NameTaken, StillThere
 from rankfall.backends.kubernetes.lifecycle.launch import Launched
 from rankfall.backends.kubernetes.lifecycle.ownership import resource_of, uid_of
 from rankfall.backends.kubernetes.lifecycle.remove import remove
 from rankfall.backends.kubernetes.manifests.compile import compile_job
 from rankfall.backends.kubernetes.manifests.names import LABEL_RUN
-from rankfall.backends.kubernetes.manifests.request import Compiled, ServedFacts
+from rankfall.backends.kubernetes.manifests.request import Compiled
 from rankfall.backends.payload import build_zip
 from rankfall.kube.auth.kubeconfig import load_access
 from rankfall.kube.client import Kube
@@ -34,11 +35,6 @@ from testbed.proxy import Answer, Cut, HalfOpen, Match, Proxy, Stall, Way, When,
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-SERVED = ServedFacts(
-    version=(1, 34),
-    kinds=frozenset({"Job", "JobSet", "TrainJob", "TrainingRuntime", "ClusterTrainingRuntime"}),
-    pod_overrides="podSpecOverrides",
-)
 # All that launch and removal need.
 RULES = [
     {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get", "list", "watch", "create", "patch", "delete"]},

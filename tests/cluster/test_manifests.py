@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from cluster.programs import TORCH
+from cluster.served import SERVED
 from rankfall.backends.kubernetes.manifests.compile import compile_job
 from rankfall.backends.kubernetes.manifests.request import Compiled, ServedFacts
 from rankfall.backends.payload import build_zip
@@ -19,11 +20,6 @@ from testbed.client import Kubectl
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-SERVED = ServedFacts(
-    version=(1, 34),
-    kinds=frozenset({"Job", "JobSet", "TrainJob", "TrainingRuntime", "ClusterTrainingRuntime"}),
-    pod_overrides="podSpecOverrides",
-)
 BACKENDS = ("job", "jobset", "trainjob")
 RESOURCES = {"Job": "jobs.batch", "JobSet": "jobsets.jobset.x-k8s.io", "TrainJob": "trainjobs.trainer.kubeflow.org"}
 IMAGE = "rankfall.test/python:3.11"
@@ -119,7 +115,7 @@ def shared(kubectl, namespace):
         "kind": "TrainingRuntime",
         "metadata": {"name": "shared", "namespace": namespace},
         "spec": {
-            "mlPolicy": {"numNodes": 1, "torch": {"numProcPerNode": "auto"}},
+            "mlPolicy": {"numNodes": 1, "torch": {}},
             "template": {
                 "spec": {
                     "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},

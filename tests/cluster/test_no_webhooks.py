@@ -40,7 +40,7 @@ def webhooks_gone(bed: Bed, kubectl: Kubectl, namespace: str) -> Iterator[None]:
 
     def refused() -> bool:
         words = ("create", "--dry-run=server", "-n", namespace, "-f", "-")
-        return "vjobset.kb.io" in kubectl.run(*words, text=WRONG).stderr
+        return "does not appear in" in kubectl.run(*words, text=WRONG).stderr
 
     for item in found:
         kubectl("delete", item["kind"], item["metadata"]["name"])

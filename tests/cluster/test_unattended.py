@@ -216,10 +216,8 @@ def test_jobapi_s22_a_failed_trainjob_stays_failed_when_its_set_is_removed(world
     run = world.only_run().name
     assert (done.returncode, world.document("status", run)["state"]) == (1, "failed"), done.stderr
     world.kubectl("delete", "jobsets.jobset.x-k8s.io", f"{run}-a1", "--namespace", world.namespace)
-    assert world.objects("jobsets.jobset.x-k8s.io") == []
-    conditions = "jsonpath={.status.conditions[?(@.type=='Failed')].status}"
-    found = world.kubectl("get", "trainjob", f"{run}-a1", "--namespace", world.namespace, "--output", conditions)
-    assert (found, world.document("status", run)["state"]) == ("True", "failed")
+    # Whatever the Trainer does then: 2.0 keeps its condition, 2.3 withdraws it and makes the set again.
+    assert world.document("status", run)["state"] == "failed"
 
 
 def test_unattended_a_pod_that_its_job_replaces_is_the_next_start_of_its_slot(world):

@@ -147,7 +147,11 @@ OVERRIDES = ("podSpecOverrides", "podTemplateOverrides", "runtimePatches")
 @pytest.mark.root
 @pytest.mark.parametrize(
     ("component", "kept"),
-    [("trainer", "podSpecOverrides"), ("trainer-2.1", "podTemplateOverrides"), ("trainer-2.2", "runtimePatches")],
+    [
+        ("trainer", "podSpecOverrides"),
+        ("trainer-2.1-files", "podTemplateOverrides"),
+        ("trainer-2.2-files", "runtimePatches"),
+    ],
 )
 def test_each_trainer_keeps_its_own_kind_of_overrides(component, kept):
     schemas = trainer(component, "trainjobs")
@@ -207,7 +211,7 @@ def test_an_object_without_fields_in_place_keeps_nothing():
         "kind": "TrainingRuntime",
         "spec": {"mlPolicy": {"jax": {"x": 1}}},
     }
-    assert dropped(trainer("trainer-2.2", "trainingruntimes"), manifest) == ["$.spec.mlPolicy.jax.x"]
+    assert dropped(trainer("trainer-2.2-files", "trainingruntimes"), manifest) == ["$.spec.mlPolicy.jax.x"]
 
 
 @pytest.mark.parametrize(

@@ -77,17 +77,38 @@ def test_table_and_pinned_sources_agree(name):
     assert sorted(imported) == sorted(one.binaries.values())
 
 
-def test_what_the_server_calls_itself_follows_the_version():
-    one = components.table()["kubernetes"]
+@pytest.mark.parametrize("name", [name for name in FROM_MODULES if name.startswith("kubernetes")])
+def test_what_the_server_calls_itself_follows_the_version(name):
+    one = components.table()[name]
     assert sum(word.endswith(f"gitVersion={one.version}") for word in one.ldflags) == 2
-    assert one.version.startswith("v1.34.")
+    major, minor, _ = one.version.removeprefix("v").split(".")
+    for word, value in (("gitMajor", major), ("gitMinor", minor)):
+        assert sum(flag.endswith(f"{word}={value}") for flag in one.ldflags) == 2
+
+
+def test_i32_p4_a_set_of_versions_replaces_rows_by_rows_of_the_same_programs_and_files():
+    usual = components.core()
+    assert list(usual) == list(usual.values()) == ["kubernetes", "etcd", "jobset", "trainer", "coredns"]
+    for name, rows in components.version_sets().items():
+        assert rows.keys() == {"kubernetes", "jobset", "trainer"}
+        for old, new in rows.items():
+            before, after = components.table()[old], components.table()[new]
+            assert after.group == "other"
+            assert (after.module, after.binaries, after.files) == (before.module, before.binaries, before.files)
+            assert after.version != before.version
+            assert after.version.startswith(f"v{new.partition('-')[2]}.")
+        assert components.table()[rows["kubernetes"]].version.startswith(f"v{name}.")
+        assert components.core(name) == usual | rows
+    with pytest.raises(BuildError, match=r"no set of versions '9.9'(?s:.*)choose of: 1\.36, 1\.37"):
+        components.core("9.9")
 
 
 def test_every_component_is_a_program_or_files_with_a_checksum():
     for one in COMPONENTS:
         assert one.binaries or (one.files and one.sum.startswith("h1:"))
         assert one.sources.is_dir() == bool(one.binaries)
-    assert len({name for one in COMPONENTS for name in one.binaries}) == sum(len(one.binaries) for one in COMPONENTS)
+    together = [name for one in COMPONENTS if one.group != "other" for name in one.binaries]
+    assert len(together) == len(set(together))
 
 
 def test_the_go_of_the_table_is_the_go_of_the_development_dependencies():
