@@ -11,6 +11,7 @@ from rankfall.render.summary import advice_text, first_sentence, summary
 from rankfall.verdict.decide import RootFacts, decide
 from rankfall.verdict.diagnose import diagnose
 from rankfall.verdict.diagnose.cause_tables import UNSEEN_END
+from rankfall.verdict.diagnose.subjects import Subject
 from support.cases import at, case, died, left, piece, rank, slots
 
 
@@ -390,3 +391,23 @@ def test_buffered_lines_that_arrive_at_an_exit_show_no_work_after_the_exception_
     evidence = [raised("user_code_exception", 2, seconds=5.0, thread=True), said("peer_lost", 0, seconds=30.2)]
     verdict = diagnose(case(ranks, evidence, slots=slots(1))).verdict
     assert named(verdict)[:2] == (2, expected)
+
+
+@pytest.mark.parametrize("raising", [0, 300])
+def test_the_ends_of_many_ranks_are_not_compared_each_with_each_anew(monkeypatch, raising):
+    """Half a job killed, half of it raised: the times of the ends are made once a rank, not once a pair."""
+    made = 0
+    inner = Subject.moment
+
+    def counted(self, *arguments):
+        nonlocal made
+        made += 1
+        return inner(self, *arguments)
+
+    monkeypatch.setattr(Subject, "moment", counted)
+    ends = [died(n, 9, per_node=8, seconds=1.0) for n in range(raising, 600)]
+    ends += [left(n, 1, per_node=8, seconds=1.3) for n in range(raising)]
+    evidence = [raised("user_code_exception", n, seconds=1.2) for n in range(raising)]
+    evidence += [raised("peer_lost", n, seconds=1.1) for n in range(raising)]
+    diagnose(case(ends, evidence, slots=slots(75)))
+    assert made < 100 * 600

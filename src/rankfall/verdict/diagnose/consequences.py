@@ -5,6 +5,7 @@ Lines of ranks that continued are no failure if another rank failed by itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from rankfall.model import Evidence, cause_info
@@ -83,19 +84,24 @@ def drop_raised_after_silent_end(candidates: list[Candidate], root: Root) -> lis
 
     The silent end is only suspected if its rank may be a consequence, or if nothing but the times connects them.
     """
-    silent = [c for c in candidates if c.tier == SILENT and c.subject.rank is not None and not c.subject.complaints]
+    silent = [
+        (c, c.moment)
+        for c in candidates
+        if c.tier == SILENT and c.subject.rank is not None and not c.subject.complaints
+    ]
     kept, doubtful = [], []
     for candidate in candidates:
         best = candidate.best
-        ends = [
-            s for s in silent if s.subject is not candidate.subject and order(s.moment, candidate.moment) != "after"
-        ]
         if candidate.tier != EXPLICIT or best is None or best.mark is not None or best.source not in {"record", "log"}:
             kept.append(candidate)
-        elif handled := [s for s in ends if best.lost_peer or _complained_since(s, candidate)]:
+            continue
+        at = candidate.moment
+        ends = [s for s, ended in silent if s.subject is not candidate.subject and order(ended, at) != "after"]
+        lost = [e for e in candidate.subject.complaints if e.slug == "peer_lost" and e.source in {"record", "log"}]
+        if handled := [s for s in ends if best.lost_peer or (lost and _complained_since(s, candidate, lost))]:
             root.rejected.append((candidate, "raised while its rank handled a lost peer; another rank ended silently"))
             doubtful += [s for s in handled if is_without_message(s) and not s.before(candidate)]
-        elif unconnected := [s for s in ends if of_own_code(best) and _ended_alone_before(s, candidate)]:
+        elif unconnected := [s for s in ends if _ended_alone_before(s, candidate)] if of_own_code(best) else []:
             root.rejected.append((candidate, "raised after another rank had ended without a message"))
             doubtful += unconnected
         else:
@@ -135,10 +141,9 @@ def after_stop(subject: Subject, end: Moment) -> bool:
     return subject.rank is not None and first is not None and any(at < first for at in reports)
 
 
-def _complained_since(silent: Candidate, candidate: Candidate) -> bool:
+def _complained_since(silent: Candidate, candidate: Candidate, lost: Sequence[Evidence]) -> bool:
     """True if the candidate's rank reported a lost peer between the silent end and its own exception."""
     subject = candidate.subject
-    lost = [e for e in subject.complaints if e.slug == "peer_lost" and e.source in {"record", "log"}]
     return silent.before(candidate) and any(
         order(subject.when(e), silent.moment) != "before" and order(subject.when(e), candidate.moment) != "after"
         for e in lost
