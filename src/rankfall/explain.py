@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final, Literal, NamedTuple, cast, get_args
+from typing import Final, Literal, NamedTuple, cast, get_args
 
 import msgspec
 
@@ -18,6 +18,7 @@ from rankfall.collect.pods.lazy_collector import get_context
 from rankfall.collect.stores.record_store import record_store_of
 from rankfall.evidence.attempt.case import present_case
 from rankfall.evidence.attempt.observer import AttemptObserver
+from rankfall.evidence.files.bounded_read import Input
 from rankfall.evidence.files.log_files import case_of_files, case_of_stream
 from rankfall.model import FINAL_STATES, Decisive, Diagnosis, NotFound, RankfallError, decoding
 from rankfall.model.evidence import SlotLauncher
@@ -231,7 +232,7 @@ def explain_files(
 
 
 def explain_stream(
-    file: BinaryIO, *, name: str = "-", signatures: Sequence[Path] = (), strategy: str | None = None
+    file: Input, *, name: str = "-", signatures: Sequence[Path] = (), strategy: str | None = None
 ) -> Diagnosis:
     """Diagnoses text from a pipe, read to its end; see :func:`explain_files`."""
     chosen = find_strategy(strategy, field=_FLAG)

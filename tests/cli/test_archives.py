@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
 import io
 import json
 import lzma
@@ -116,6 +117,31 @@ def test_compressed_text_is_read_from_a_pipe_and_under_any_name(
     (tmp_path / "train.log.1").write_bytes(data)
     for done in (rankfall("why", "-", stdin=data), rankfall("why", str(tmp_path / "train.log.1"))):
         assert done.stdout.startswith("The job raised KeyError"), done.stderr
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress])
+@pytest.mark.parametrize("thirds", [2, 3])
+def test_a_pipe_and_a_file_of_the_same_bytes_have_one_answer(
+    rankfall: Runner, tmp_path: Path, pack: Callable[[bytes], bytes], thirds: int
+) -> None:
+    # The traceback is early; the rest hardly packs, so that a cut leaves most of it.
+    noise = b"".join(b"step %d %s\n" % (n, hashlib.sha256(b"%d" % n).hexdigest().encode()) for n in range(20_000))
+    whole = pack(RAISED + noise)
+    data = whole[: len(whole) * thirds // 3]
+    path = tmp_path / "train.log"
+    path.write_bytes(data)
+    file, pipe = rankfall("why", str(path)), rankfall("why", stdin=data)
+    assert (file.returncode, pipe.returncode) == (0, 0), file.stderr + pipe.stderr
+    renamed = (
+        pipe.stdout.replace("standard input", str(path)).replace("-:5", f"{path}:5").replace("  - is", f"  {path} is")
+    )
+    assert renamed.split() == file.stdout.split()
+    # The line before the exception and its frame come from the text itself.
+    assert "      g()\n" in pipe.stdout
+    assert "at train.py:3 in load" in pipe.stdout
+    assert ("is damaged: it is cut off" in pipe.stdout or "Compressed file ended" in pipe.stdout) == (
+        thirds < 3 and pack is not bytes
+    )
 
 
 def test_files_that_are_no_logs_or_empty_are_said(rankfall: Runner, tmp_path: Path) -> None:

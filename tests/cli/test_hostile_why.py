@@ -181,7 +181,7 @@ def test_i18_hostile_text_from_a_pipe(group, tmp_path):
         ("link-pagemap", "1 links out of"),
         ("nested-1500", "more than 64 levels below"),
         ("zstd-bomb-1g", "between its beginning and its end were not read: it unpacks to more than"),
-        ("zstd-window", "a.log.zst cannot be read: is damaged"),
+        ("zstd-window", "a.log.zst is damaged"),
         ("fifo", "1 pipes, sockets and devices"),
     ],
 )

@@ -5,6 +5,7 @@ Pipes get the job's raw bytes, terminals escaped text. Loads no supervisor, for 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections import deque
@@ -316,7 +317,7 @@ def _lines_around(verdict: Verdict, folder: Path) -> tuple[tuple[str, ...], tupl
         return (), ()
     try:
         with open_content(folder / name) as content:
-            lines = list(_window(content, number))
+            lines = list(_window(_chunks(content, folder / name), number))
     except OSError:
         return (), ()
     at = next((index for index, (each, _) in enumerate(lines) if each >= number), len(lines))
@@ -325,12 +326,32 @@ def _lines_around(verdict: Verdict, folder: Path) -> tuple[tuple[str, ...], tupl
     return tuple(text for _, text in lines[:at]), tuple(text for _, text in lines[at + 1 :])
 
 
-def _window(content: Raw | Packed, number: int) -> Iterator[tuple[int, str]]:
+def _chunks(content: Raw | Packed, path: Path) -> Iterator[bytes]:
+    """Yields the first ``_MAX_SCAN`` bytes of a stream, uncompressed, up to a damage."""
+    from rankfall.evidence.files.bounded_read import unpacked_stream  # noqa: PLC0415
+
+    def stored() -> Iterator[bytes]:
+        start = 0
+        while data := content.read(start, _SCAN):
+            yield data
+            start += len(data)
+
+    taken = 0
+    with contextlib.suppress(OSError):
+        for data in unpacked_stream(stored(), path):
+            yield data
+            taken += len(data)
+            if taken >= _MAX_SCAN:
+                return
+
+
+def _window(chunks: Iterable[bytes], number: int) -> Iterator[tuple[int, str]]:
     """Yields the numbers and texts of the lines around line ``number``."""
     found: deque[tuple[int, bytes]] = deque(maxlen=2 * _TRACED + 1)
-    first, start, rest = 1, 0, b""
-    while first <= number + _TRACED and start < _MAX_SCAN and (data := content.read(start, _SCAN)):
-        start += len(data)
+    first, rest = 1, b""
+    for data in chunks:
+        if first > number + _TRACED:
+            break
         *lines, rest = (rest + data).split(b"\n")
         # A line without an end must not be copied again and again.
         rest = rest[:_MAX_CONTEXT]

@@ -11,6 +11,7 @@ import os
 import select
 import shlex
 import stat
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from rankfall.model import FINAL_STATES, LockHeld, NotFound, RankfallError, Refu
 from rankfall.model.foreign import FOREIGN_KINDS, Target
 from rankfall.model.patterns import anchored
 from rankfall.rundir import RunDir, default_home, home, list_runs
+from rankfall.rundir.lease import append_to
 
 if TYPE_CHECKING:
     from rankfall.supervisor.run_events import Event
@@ -226,6 +228,47 @@ def opened_archives(paths: Sequence[Path]) -> tuple[list[Path], Path]:
         unpack_logs(path, Path(folder.name, name))
         found.append(name)
     return found, Path(folder.name)
+
+
+# Bytes in the copy of standard input, from which the lines around the decisive one come; a file is searched as far.
+_MAX_COPY: Final = 256 << 20
+
+
+class CopiedInput:
+    """Standard input for one reader; writes its first ``_MAX_COPY`` bytes to the file ``path``.
+
+    An error of that file ends the copy, not the reading.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file = file
+        self._path = path
+        self._left = _MAX_COPY
+
+    def read(self, size: int) -> bytes | None:
+        """Reads as the file does."""
+        data = self._file.read(size)
+        if data and self._left > 0:
+            try:
+                with append_to(self._path) as copy:
+                    copy.write(data[: self._left])
+            except OSError:
+                self._left = 0
+            self._left -= len(data)
+        return data
+
+    def fileno(self) -> int:
+        """Descriptor of the file."""
+        return self._file.fileno()
+
+
+def copied_input() -> tuple[CopiedInput, Path]:
+    """Standard input, and the folder of its copy ``-``, which lives until the command ends."""
+    if sys.stdin.isatty():
+        console.say("reading from this terminal; end with Ctrl-D")
+    folder = tempfile.TemporaryDirectory(prefix="rankfall-")
+    click.get_current_context().call_on_close(folder.cleanup)
+    return CopiedInput(sys.stdin.buffer, Path(folder.name, "-")), Path(folder.name)
 
 
 # Seconds in which a program before the pipe prints its first bytes.

@@ -22,6 +22,7 @@ from rankfall.cli.run_output import details_of, details_of_files, secret_values
 from rankfall.cli.target import (
     Where,
     as_it_is,
+    copied_input,
     has_text,
     is_copy,
     one_run,
@@ -284,9 +285,8 @@ def _explained(
             "--attempt, --slot and --fresh are for runs", hint="leave the flag out: files have no attempts"
         )
     if targets == ["-"]:
-        if sys.stdin.isatty():
-            console.say("reading from this terminal; end with Ctrl-D")
-        return explain_stream(sys.stdin.buffer, signatures=own, strategy=strategy).verdict, "standard input", Path()
+        file, within = copied_input()
+        return explain_stream(file, signatures=own, strategy=strategy).verdict, "standard input", within
     if "-" in targets:
         raise UsageError("- stands alone", hint="rankfall why -, or rankfall why PATH...")
     paths, within = opened_archives([Path(text) for text in targets])

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -51,6 +51,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     files: int = 20_000
     size: int = 16 << 30
     seconds: float = 60.0
+
+
+class Input(Protocol):
+    """An open binary file, as standard input."""
+
+    def read(self, size: int, /) -> bytes | None:
+        """Returns at most ``size`` bytes; None if a non-blocking file has none now."""
+        ...
+
+    def fileno(self) -> int:
+        """Returns the descriptor to wait for."""
+        ...
 
 
 class Part(NamedTuple):
@@ -216,10 +228,10 @@ def chunks_of_pipe(fd: int) -> Iterator[bytes]:
         yield data
 
 
-def chunks_of_input(file: BinaryIO) -> Iterator[bytes]:
+def chunks_of_input(file: Input) -> Iterator[bytes]:
     """Yields the bytes of standard input, or of any other open file."""
     while True:
-        data: bytes | None = file.read(CHUNK)
+        data = file.read(CHUNK)
         if data is None:  # the parent process made it non-blocking
             select.select([file], [], [])
             continue

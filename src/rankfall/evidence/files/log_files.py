@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 import msgspec
 
@@ -23,6 +23,7 @@ from rankfall.evidence.files.bounded_read import (
     SUFFIXES,
     TAIL,
     Allowance,
+    Input,
     Limits,
     Part,
     Share,
@@ -84,9 +85,7 @@ def case_of_files(
     return pile.case()
 
 
-def case_of_stream(
-    file: BinaryIO, *, name: str, catalogue: Catalogue | None = None, limits: Limits | None = None
-) -> Case:
+def case_of_stream(file: Input, *, name: str, catalogue: Catalogue | None = None, limits: Limits | None = None) -> Case:
     """Returns the case of one stream of text, read to its end or up to the limits.
 
     Raises:
@@ -134,7 +133,7 @@ class _Pile:
             except RankfallError:
                 raise
             except OSError as error:
-                self._left.add(f"{printable(file.path)} cannot be read: {error.strerror}", unreadable=True)
+                self._left.add(_unreadable(printable(file.path), error), unreadable=True)
             except Exception as error:  # noqa: BLE001 - one file costs no other one
                 self._guard.failed(error, what="file", where=printable(file.path))
             self._allowance.settle(share)
@@ -148,7 +147,7 @@ class _Pile:
             )
         self._left.add("any log file: the folder contains none")
 
-    def read_stream(self, file: BinaryIO, name: str) -> None:
+    def read_stream(self, file: Input, name: str) -> None:
         """Reads one stream; exceptions as in :func:`case_of_stream`."""
         share = self._allowance.share(1)
         source = self._sources[0] = Source(name=name, group=name)
@@ -158,9 +157,11 @@ class _Pile:
             if not share.taken:
                 self._left.add(f"any text: {name} is empty")
         except OSError as error:
-            raise UsageError(
-                f"{name} cannot be read: {error.strerror}", hint="name a file, or pipe text: ... | rankfall why -"
-            ) from None
+            problem = _unreadable(name, error)
+            if not share.taken:
+                raise UsageError(problem, hint="name a file, or pipe text: ... | rankfall why -") from None
+            # What was read before the damage counts.
+            self._left.add(problem, unreadable=True)
 
     def _chosen(self, paths: Iterable[Path], within: Path) -> list[tuple[int, Listed]]:
         """Files with their list numbers: each once, small ones first."""
@@ -195,8 +196,8 @@ class _Pile:
                 else:
                     self._text(source, _parts(file, fd, first, share), share)
             except OSError:
-                # Findings before the damage count.
-                if source.found:
+                # What was read before the damage counts.
+                if share.taken:
                     self._sources[number] = source
                 raise
             self._sources[number] = source
@@ -226,6 +227,12 @@ class _Pile:
             self._left.add(piece)
         elif self._room.take(piece):
             source.found.append(msgspec.structs.replace(piece, attempt=source.attempt, local_rank=source.local_rank))
+
+
+def _unreadable(name: str, error: OSError) -> str:
+    """Problem of a case: a damage, or why there is nothing to read."""
+    why = error.strerror or str(error)
+    return f"{name} {why}" if why.startswith("is ") else f"{name} cannot be read: {why}"
 
 
 def _no_log(name: str, neighbours: set[str]) -> bool:
