@@ -36,6 +36,12 @@ class Component(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sum: str = ""
 
     @property
+    def minor(self) -> tuple[int, int]:
+        """Major and minor number of its version."""
+        major, minor = self.version.removeprefix("v").split(".")[:2]
+        return int(major), int(minor)
+
+    @property
     def sources(self) -> Path:
         """Its go.mod, go.sum and Go files; a component of files alone has no such folder."""
         return SOURCES / self.name
@@ -61,10 +67,12 @@ def table() -> dict[str, Component]:
 
 
 def _component(name: str, row: dict[str, Any]) -> Component:
-    major, minor = row["version"].removeprefix("v").split(".")[:2] if "." in row["version"] else ("", "")
-    words = {"version": row["version"], "major": major, "minor": minor}
-    flags = [flag.format_map(words) for flag in row.get("ldflags", ())]
-    return msgspec.convert({"name": name, **row, "ldflags": flags}, Component)
+    one = msgspec.convert({"name": name, **row}, Component)
+    if not one.ldflags:
+        return one
+    major, minor = one.minor
+    flags = [flag.format(version=one.version, major=major, minor=minor) for flag in one.ldflags]
+    return msgspec.structs.replace(one, ldflags=tuple(flags))
 
 
 def version_sets() -> dict[str, dict[str, str]]:

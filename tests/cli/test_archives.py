@@ -144,6 +144,20 @@ def test_a_pipe_and_a_file_of_the_same_bytes_have_one_answer(
     )
 
 
+def test_a_damaged_log_without_a_failure_before_its_damage_is_told_as_such(rankfall: Runner, tmp_path: Path) -> None:
+    data = gzip.compress(b"".join(b"step %d %d\n" % (n, n * n) for n in range(20_000)) + RAISED)
+    path = tmp_path / "train.log.gz"
+    path.write_bytes(data[: len(data) * 2 // 3])
+    for done in (rankfall("why", str(path)), rankfall("why", stdin=path.read_bytes())):
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("No failure was found in the files.")
+        assert "is damaged: it is cut off" in " ".join(done.stdout.split())
+    # Of the beginning of a format alone nothing can be read.
+    done = rankfall("why", "-", stdin=data[:12])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is damaged: it is cut off" in done.stderr
+
+
 def test_files_that_are_no_logs_or_empty_are_said(rankfall: Runner, tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     (tmp_path / "job/core").write_bytes(b"\x7fELF" + bytes(1000) + b"\nRuntimeError: none\n")

@@ -7,15 +7,13 @@ import os
 from rankfall.backends.kubernetes.manifests.request import ServedFacts
 from testbed import components
 
-
-def _minor(component: str) -> tuple[int, int]:
-    row = components.table()[components.core(os.environ.get("TESTBED_VERSIONS", ""))[component]]
-    major, minor = row.version.removeprefix("v").split(".")[:2]
-    return int(major), int(minor)
+_ROWS = components.core(os.environ.get("TESTBED_VERSIONS", ""))
+# Major and minor number of the bed's Kubeflow Trainer.
+TRAINER = components.table()[_ROWS["trainer"]].minor
 
 
 SERVED = ServedFacts(
-    version=_minor("kubernetes"),
+    version=components.table()[_ROWS["kubernetes"]].minor,
     kinds=frozenset({"Job", "JobSet", "TrainJob", "TrainingRuntime", "ClusterTrainingRuntime"}),
-    pod_overrides="podSpecOverrides" if _minor("trainer") == (2, 0) else "runtimePatches",
+    pod_overrides="podSpecOverrides" if TRAINER == (2, 0) else "runtimePatches",
 )

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cluster.programs import TORCH
-from cluster.served import SERVED
+from cluster.served import SERVED, TRAINER
 from rankfall.backends.kubernetes.manifests.compile import compile_job
 from rankfall.backends.kubernetes.manifests.request import Compiled, ServedFacts
 from rankfall.backends.payload import build_zip
@@ -115,7 +115,7 @@ def shared(kubectl, namespace):
         "kind": "TrainingRuntime",
         "metadata": {"name": "shared", "namespace": namespace},
         "spec": {
-            "mlPolicy": {"numNodes": 1, "torch": {}},
+            "mlPolicy": {"numNodes": 1, "torch": {"numProcPerNode": "auto"} if TRAINER < (2, 3) else {}},
             "template": {
                 "spec": {
                     "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
