@@ -38,8 +38,10 @@ def assemble(layout: Layout, *, extra_images: Sequence[str] = ()) -> bed.Bed:
     reason = bed.unsupported()
     if reason:
         raise TestbedError(reason)
-    packages.ensure(say=say)
     versions = os.environ.get("TESTBED_VERSIONS", "")
+    # Before the builds, which may take long.
+    bed.check_versions(layout, versions)
+    packages.ensure(say=say)
     rows = components.core(versions)
     binaries = builds.ensure(rows.values(), say=say)
     archives = images.ensure([*CORE_IMAGES, *extra_images], say=say)

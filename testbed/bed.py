@@ -48,9 +48,6 @@ class Bed:
         images: archives that every node gets.
         versions: name of the set of versions that the binaries are of; empty: the usual ones.
         say: takes a line of progress.
-
-    Raises:
-        TestbedError: this bed is up with another set of versions.
     """
 
     def __init__(
@@ -63,12 +60,6 @@ class Bed:
         versions: str = "",
         say: Say = lambda _: None,
     ) -> None:
-        running = _state(layout).get("versions", "") if is_up(layout) else versions
-        if running != versions:
-            raise TestbedError(
-                f"test bed {layout.number} is up with {running or 'the usual versions'}, not {versions or 'the usual ones'}",
-                hint=f"end it first: python -m testbed --bed {layout.number} down",
-            )
         self.layout = layout
         self.binaries = binaries
         self.files = files
@@ -176,6 +167,20 @@ class Bed:
 def is_up(layout: Layout) -> bool:
     """Whether the bed was started whole and its API server still runs."""
     return (layout.folder / _STATE).exists() and process.find(layout, "kube-apiserver") is not None
+
+
+def check_versions(layout: Layout, versions: str) -> None:
+    """Refuse a bed that is up with another set of versions.
+
+    Raises:
+        TestbedError: it is.
+    """
+    running = _state(layout)["versions"] if is_up(layout) else versions
+    if running != versions:
+        raise TestbedError(
+            f"test bed {layout.number} is up with {running or 'the usual versions'}, not {versions or 'the usual ones'}",
+            hint=f"end it first: python -m testbed --bed {layout.number} down",
+        )
 
 
 def down(layout: Layout) -> None:

@@ -114,21 +114,20 @@ BED_TESTS = ("tests/cluster", "tests/backends/kubernetes")
 BED_WORKERS = ("-n", str(BEDS), "--dist", "loadgroup")
 # Tests start parts of a bed anew; they end with their bed.
 BED_PARTS = os.environ.get("TESTBED_CACHE", "/rankfall/testbed/")
-BED = Trial("bed", ("-m", "cluster and not full", *BED_TESTS), BED_WORKERS, skips_fail=True, keep=BED_PARTS, beds=True)
-BED_ALL = Trial("bed-all", ("-m", "cluster", *BED_TESTS), BED_WORKERS, skips_fail=True, keep=BED_PARTS, beds=True)
+
+
+def on_beds(name: str, markers: str, env: dict[str, str] | None = None) -> Trial:
+    """Tests on beds that are up meanwhile."""
+    words = ("-m", markers, *BED_TESTS)
+    return Trial(name, words, BED_WORKERS, skips_fail=True, keep=BED_PARTS, beds=True, env=env or {})
+
+
+BED = on_beds("bed", "cluster and not full")
+BED_ALL = on_beds("bed-all", "cluster")
 # The same beds with other versions of Kubernetes, JobSet and Trainer; each set is built when it is first asked for.
 VERSION_SETS = tomllib.loads((ROOT / "testbed" / "components.toml").read_text())["versions"]
 ON_VERSIONS = tuple(
-    Trial(
-        f"versions-{name}",
-        ("-m", "cluster and versions", *BED_TESTS),
-        BED_WORKERS,
-        skips_fail=True,
-        keep=BED_PARTS,
-        beds=True,
-        env={"TESTBED_VERSIONS": name},
-    )
-    for name in VERSION_SETS
+    on_beds(f"versions-{name}", "cluster and versions", {"TESTBED_VERSIONS": name}) for name in VERSION_SETS
 )
 BUILD = Commands("builds", ((PYTHON, "-m", "testbed", "build", "--all"),))
 BUILD_VERSIONS = Commands(

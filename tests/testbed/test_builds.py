@@ -9,12 +9,13 @@ import subprocess
 import tomllib
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
-from testbed import builds, components, toolchain
-from testbed.errors import BuildError
+from testbed import bed, builds, components, toolchain
+from testbed.errors import BuildError, TestbedError
 
 ROOT = Path(__file__).parents[2]
 # A first build compiles Go's own library.
@@ -101,6 +102,17 @@ def test_i32_p4_a_set_of_versions_replaces_rows_by_rows_of_the_same_programs_and
         assert components.core(name) == usual | rows
     with pytest.raises(BuildError, match=r"no set of versions '9.9'(?s:.*)choose of: 1\.36, 1\.37"):
         components.core("9.9")
+
+
+def test_a_bed_that_is_up_with_other_versions_is_refused(tmp_path, monkeypatch):
+    layout = SimpleNamespace(number=3, folder=tmp_path)
+    monkeypatch.setattr(bed, "is_up", lambda _: (tmp_path / "up.json").exists())
+    bed.check_versions(layout, "1.37")
+    (tmp_path / "up.json").write_text('{"versions": "1.36"}')
+    bed.check_versions(layout, "1.36")
+    for versions in ("1.37", ""):
+        with pytest.raises(TestbedError, match=r"test bed 3 is up with 1\.36(?s:.*)--bed 3 down"):
+            bed.check_versions(layout, versions)
 
 
 def test_every_component_is_a_program_or_files_with_a_checksum():

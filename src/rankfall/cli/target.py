@@ -189,9 +189,7 @@ def opened_copy(path: Path) -> RunDir | None:
 
     try:
         if path.is_file() and is_bundle(path):
-            folder = tempfile.TemporaryDirectory(prefix="rankfall-")
-            click.get_current_context().call_on_close(folder.cleanup)
-            path = unpack(path, Path(folder.name))
+            path = unpack(path, _temporary_folder())
         if not all((path / name).exists() for name in ("meta.json", "spec.json", "run.db")):
             return None
     except OSError:
@@ -217,17 +215,23 @@ def opened_archives(paths: Sequence[Path]) -> tuple[list[Path], Path]:
     archives = {path for path in paths if path.is_file() and is_archive(path)}
     if not archives:
         return list(paths), Path()
-    folder = tempfile.TemporaryDirectory(prefix="rankfall-")
-    click.get_current_context().call_on_close(folder.cleanup)
+    folder = _temporary_folder()
     found: list[Path] = []
     for number, path in enumerate(paths):
         if path not in archives:
             found.append(path.absolute())
             continue
         name = Path(path.name) if Path(path.name) not in found else Path(str(number), path.name)
-        unpack_logs(path, Path(folder.name, name))
+        unpack_logs(path, folder / name)
         found.append(name)
-    return found, Path(folder.name)
+    return found, folder
+
+
+def _temporary_folder() -> Path:
+    """Folder that lives until the command ends."""
+    folder = tempfile.TemporaryDirectory(prefix="rankfall-")
+    click.get_current_context().call_on_close(folder.cleanup)
+    return Path(folder.name)
 
 
 # Bytes in the copy of standard input, from which the lines around the decisive one come; a file is searched as far.
@@ -266,9 +270,8 @@ def copied_input() -> tuple[CopiedInput, Path]:
     """Standard input, and the folder of its copy ``-``, which lives until the command ends."""
     if sys.stdin.isatty():
         console.say("reading from this terminal; end with Ctrl-D")
-    folder = tempfile.TemporaryDirectory(prefix="rankfall-")
-    click.get_current_context().call_on_close(folder.cleanup)
-    return CopiedInput(sys.stdin.buffer, Path(folder.name, "-")), Path(folder.name)
+    folder = _temporary_folder()
+    return CopiedInput(sys.stdin.buffer, folder / "-"), folder
 
 
 # Seconds in which a program before the pipe prints its first bytes.

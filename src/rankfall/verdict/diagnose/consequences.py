@@ -101,7 +101,7 @@ def drop_raised_after_silent_end(candidates: list[Candidate], root: Root) -> lis
         if handled := [s for s in ends if best.lost_peer or (lost and _complained_since(s, candidate, lost))]:
             root.rejected.append((candidate, "raised while its rank handled a lost peer; another rank ended silently"))
             doubtful += [s for s in handled if is_without_message(s) and not s.before(candidate)]
-        elif unconnected := [s for s in ends if _ended_alone_before(s, candidate)] if of_own_code(best) else []:
+        elif of_own_code(best) and (unconnected := [s for s in ends if _ended_alone_before(s, candidate)]):
             root.rejected.append((candidate, "raised after another rank had ended without a message"))
             doubtful += unconnected
         else:
