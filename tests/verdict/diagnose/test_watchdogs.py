@@ -143,3 +143,21 @@ def test_i23_p7_one_report_that_compares_two_ranks_names_neither(explained):
     assert (verdict.cause.slug, verdict.cause.confidence, verdict.rank) == ("collective_mismatch", "likely", None)
     most = explained(stack(0, 9, "barrier"), *(REPORT.format(rank=rank, peer=0) for rank in (1, 2, 3)))
     assert (most.cause.slug, most.rank) == ("collective_mismatch", 0)
+
+
+ABORTED = (
+    "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: {code}) local_rank: 3 (pid: 74211) of binary: /opt/bin/python\n"
+)
+
+
+@pytest.mark.parametrize("code", [-6, -11])
+@pytest.mark.parametrize("reported", ["after", "before"])
+def test_an_abort_that_is_reported_after_the_time_outs_is_the_watchdogs(tmp_path, reported, code):
+    """A segmentation fault, or an abort that the launcher reported before, made the others wait."""
+    waited = [LINE.format(rank=rank, number=5, kind="ALLREDUCE", size=9) for rank in (0, 1)]
+    end = [ABORTED.format(code=code)]
+    (tmp_path / "job.log").write_text("".join(waited + end if reported == "after" else end + waited))
+    verdict = explain_files([tmp_path / "job.log"]).verdict
+    watchdog = reported == "after" and code == -6
+    assert verdict.cause.slug == ("collective_timeout" if watchdog else "segfault" if code == -11 else "native_abort")
+    assert {item.slug for item in verdict.consequences} == {"collective_timeout"}

@@ -29,6 +29,8 @@ from rankfall.verdict.diagnose.subjects import (
     surely_after,
 )
 
+# Codes of SIGABRT, by a launcher of Python and by a shell.
+_ABORTED: Final = frozenset({-6, 134})
 # An unknown exception may be about a lost peer.
 _GENERIC_SPECIFICITY = 30
 _SIGTERM, _SIGKILL = 15, 9
@@ -191,7 +193,10 @@ def without_ends_by_launcher(candidates: list[Candidate], subjects: Subjects) ->
         best, own = candidate.best, candidate.subject
         if best is None or best.source != "log" or not any(s is not own for s, _ in spoke[:2]):
             return False
-        if best.signature == "killed_unknown.srun":
+        # A watchdog's abort is reported after the time-outs; an abort that caused them is reported before.
+        if best.signature == "killed_unknown.srun" or (
+            best.signature == "native_abort.exit" and best.exit_code in _ABORTED
+        ):
             return all(
                 e.slug in TIMED_OUT and surely_after(best, e) for s, words in spoke if s is not own for e in words
             )
