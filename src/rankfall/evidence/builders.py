@@ -13,11 +13,11 @@ from rankfall.evidence.readers.frames import exception_of
 from rankfall.evidence.readers.kernel_log import KernelLine
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.stream_reader import When
-from rankfall.evidence.readers.text import decode
+from rankfall.evidence.readers.text import ErrorKind, decode
 from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import bounded
-from rankfall.verdict.diagnose.cause_tables import CUT_OFF, LAST_ERROR, LAST_LINE
+from rankfall.verdict.diagnose.cause_tables import CUT_OFF, HINT, LAST_ERROR, LAST_LINE
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 # A later exception counts only without other evidence.
@@ -151,11 +151,9 @@ def _raising(text: bytes) -> tuple[bytes, bytes] | None:
 
 
 def of_last_error(
-    line: bytes, *, stream: str, byte: int, where: str, catalogue: Catalogue, cut_off: bool = False
+    line: bytes, *, stream: str, byte: int, where: str, catalogue: Catalogue, kind: ErrorKind = "error"
 ) -> Evidence:
-    """Returns the evidence of the last line that resembles an error, of a text without other evidence.
-
-    ``cut_off``: the last line of a traceback that the text does not finish.
+    """Returns the evidence of the best error line of a text without other evidence.
 
     A line in the form of an exception without its traceback is classified as one; any other is context.
     """
@@ -164,11 +162,12 @@ def of_last_error(
     raised = exception_of(text) or _raising(text)
     tail = msgspec.structs.replace(
         _like_an_error(line, stream=stream, byte=byte, where=where),
-        rank=prefix.rank,
+        rank=prefix.rank if kind != "hint" else None,
         local_rank=prefix.local_rank,
-        signature=CUT_OFF if cut_off else None,
+        fingerprint=HINT if kind == "hint" else LAST_ERROR,
+        signature=CUT_OFF if kind == "cut_off" else None,
     )
-    if raised is None or not raised[0].endswith(_RAISED):
+    if kind == "hint" or raised is None or not raised[0].endswith(_RAISED):
         return tail
     meaning = exception_meaning(catalogue, [(decode(raised[0]), decode(raised[1]))])
     if meaning.slug == "user_code_exception" and _OF_JAVA.search(raised[0]) is not None:

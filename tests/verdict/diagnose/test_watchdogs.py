@@ -145,9 +145,7 @@ def test_i23_p7_one_report_that_compares_two_ranks_names_neither(explained):
     assert (most.cause.slug, most.rank) == ("collective_mismatch", 0)
 
 
-ABORTED = (
-    "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: {code}) local_rank: 3 (pid: 74211) of binary: /opt/bin/python\n"
-)
+ABORTED = "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: {code}) local_rank: 3 (pid: 74211) of binary: /opt/bin/python\n"
 
 
 @pytest.mark.parametrize("code", [-6, -11])

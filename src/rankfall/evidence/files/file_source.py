@@ -22,13 +22,13 @@ from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.scan import ChunkScanner
 from rankfall.evidence.readers.stacks import NewestDump
 from rankfall.evidence.readers.survival import Survival
-from rankfall.evidence.readers.text import MAX_ERROR_LINE, error_lines, states_reason
+from rankfall.evidence.readers.text import MAX_BEHIND, best_error_line, decode, detail_behind
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Evidence, RankfallError, numbers
 from rankfall.model.evidence import digest
-from rankfall.model.patterns import Linear, bounded, linear
+from rankfall.model.patterns import bounded, linear
 from rankfall.rundir.reader_guard import ReaderGuard
-from rankfall.verdict.diagnose.cause_tables import BARE_ENDS, SEEN_FROM_OUTSIDE
+from rankfall.verdict.diagnose.cause_tables import BARE_ENDS, NEVER_CAUSE, SEEN_FROM_OUTSIDE, reports_code
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 # Bytes for the evidence of all files.
@@ -70,16 +70,8 @@ _SEVERAL: Final = (
     b"OCAL_RANK",
     b"nproc",
 )
-# Lines among which, and last bytes of a text in which, an error is searched.
-_MAX_ERRORS: Final = 32
+# Last bytes of a text in which an error is searched.
 _TAIL: Final = 64 << 10
-_RAISING: Final = linear(
-    rb'(?m)^[^\n]*File "[^"\n]+", line \d+, in [^\n]*\n([^\n]*?\b(?:raise [A-Za-z_]|assert )[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
-)
-# A traceback that is cut off between its frames: its last line with text.
-_CUT_OFF: Final = linear(
-    rb'(?m)^[^\n]*File "[^"\n]+", line \d+, in [^\n]*\n(?:[^\n]*\n)?((?:[\[(][^\])\n]{1,80}[\])]:?)?[ \t]{2,}\S[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
-)
 _FIRST_WORKERS: Final = (b"worker-0", b"trainer-0", b"learner-0", b"proc-0", b"rank-0", b"worker_0", b"rank_0")
 # Statements of the number of ranks (WORLD_SIZE in the environment may count pods); of one rank's peers, one less.
 _WORLD: Final = linear(
@@ -114,6 +106,7 @@ class Source(msgspec.Struct, kw_only=True):
         prefixed: Ranks in prefixes.
         ends: Prefix and line end of each failure, by ID.
         stacks: Stacks at the end.
+        places: Node and pod in a finding's prefix, by ID.
         workers: Number in the name of a finding's worker, by ID.
         from_zero: The text names a worker 0.
         several: The text names other roles, or launchers of several ranks.
@@ -122,6 +115,7 @@ class Source(msgspec.Struct, kw_only=True):
         tasks: srun's tasks that failed.
         het: A component of a heterogeneous step is named.
         cut_off: Prefix of the traceback that the text does not finish.
+        details: Line that a finding's line announces, by ID.
         pids: Process of a finding, by ID.
         pid_ranks: Rank of each process by tables; None if they differ.
     """
@@ -138,6 +132,7 @@ class Source(msgspec.Struct, kw_only=True):
     ends: dict[str, tuple[Prefix, int]] = msgspec.field(default_factory=dict)
     survival: Survival = msgspec.field(default_factory=Survival)
     stacks: str | None = None
+    places: dict[str, tuple[str | None, str | None]] = msgspec.field(default_factory=dict)
     workers: dict[str, int] = msgspec.field(default_factory=dict)
     from_zero: bool = False
     several: bool = False
@@ -146,6 +141,7 @@ class Source(msgspec.Struct, kw_only=True):
     tasks: set[int] = msgspec.field(default_factory=set)
     het: bool = False
     cut_off: Prefix | None = None
+    details: dict[str, str] = msgspec.field(default_factory=dict)
     pids: dict[str, int] = msgspec.field(default_factory=dict)
     pid_ranks: dict[int, int | None] = msgspec.field(default_factory=dict)
 
@@ -205,6 +201,8 @@ class Source(msgspec.Struct, kw_only=True):
                 piece = msgspec.structs.replace(piece, rank=None, role=role)  # noqa: PLW2901 - the same piece without a rank
             elif speaker is not None and piece.role == "primary" and piece.rank is piece.local_rank is None:
                 piece = msgspec.structs.replace(piece, rank=speaker.rank, local_rank=speaker.local_rank)  # noqa: PLW2901 - as above
+            if (detail := self.details.get(piece.id)) is not None:
+                piece = msgspec.structs.replace(piece, line=f"{piece.line}\n{detail}")  # noqa: PLW2901 - as above
             place = self.ends.get(piece.id)
             if place is not None and self.survival.outlived(*place, alone=alone, whole=piece.whole):
                 yield msgspec.structs.replace(piece, role="context", outlived=True)
@@ -286,6 +284,9 @@ class TextReader:
         self._flooded: str | None = None
         self._searched = 0
         self._tail = b""
+        # Bytes that the scanner got; findings, by ID, whose detail may follow, with the end of their lines.
+        self._given = 0
+        self._heads: dict[str, tuple[Finding, int]] = {}
         self._unwrapper = Unwrapper()
 
     @property
@@ -327,6 +328,8 @@ class TextReader:
         self._scanner = ChunkScanner(self._catalogue, survival=self._source.survival, of_a_job=True)
         self._source.survival.begin(at)
         self._base = self._next = at
+        self._given = 0
+        self._heads.clear()
         self._lines = False
 
     def _push(self, data: bytes, *, final: bool = False) -> None:
@@ -336,7 +339,7 @@ class TextReader:
             except Exception as error:  # noqa: BLE001 - text of jobs: one reader costs no other one
                 self._guard.failed(error, what="stack", where=self._source.name)
                 self._dump = None
-        self._tail = (self._tail + data)[-_TAIL:] if len(data) < _TAIL else data[-_TAIL:]
+        before, self._tail = self._tail, (self._tail + data)[-_TAIL:] if len(data) < _TAIL else data[-_TAIL:]
         if self._searched < _SEARCHED:
             self._searched += len(data)
             self._source.learn(data)
@@ -346,6 +349,7 @@ class TextReader:
                 self._keep(finding, byte=self._base + byte, line=self._unwrapper.number(line))
             for reported, byte, line in statements:
                 self._report(reported, self._where(self._base + byte, self._unwrapper.number(line)))
+            self._read_details(before, data, final=final)
         except RankfallError:
             raise
         except Exception as error:  # noqa: BLE001
@@ -355,50 +359,47 @@ class TextReader:
             self._guard.failed(error, what="part of a log", where=where, data=data)
             self._begin(self._next)
 
+    def _read_details(self, before: bytes, data: bytes, *, final: bool) -> None:
+        """Stores the lines that findings announce, as soon as enough text follows them."""
+        start = self._given - len(before)
+        self._given += len(data)
+        text = before + data if self._heads else b""
+        for id_, (finding, end) in list(self._heads.items()):
+            behind = text[max(0, end - start) : max(0, end - start) + MAX_BEHIND].removeprefix(b"\n")
+            if final or len(behind) >= MAX_BEHIND - 1:
+                del self._heads[id_]
+                detail = detail_behind(finding.line.encode(), behind)
+                if detail is not None:
+                    self._source.details[id_] = decode(detail)
+
     def _keep_last_error(self) -> None:
         """Stores the last line that resembles an error, for a verdict without a cause."""
-        # A launcher's bare end explains nothing.
         pieces = (*self._source.found, *self._source.last.values())
-        if any(piece.role != "context" and piece.signature not in BARE_ENDS for piece in pieces):
+        # A launcher's bare end, or its lines about other processes, explain nothing.
+        ends = [piece for piece in pieces if piece.signature in BARE_ENDS or reports_code(piece)]
+        if any(piece.role != "context" and piece.slug not in NEVER_CAUSE and piece not in ends for piece in pieces):
             return
-        lines = list(islice(self._last_errors(), _MAX_ERRORS))
-        if not lines:
+        first = self._next - len(self._tail)
+        cut = self._tail.find(b"\n") + 1 if first > 0 else 0
+        known = {piece.order - first for piece in pieces if piece.order is not None}
+        found = best_error_line(self._tail, since=cut, known=known)
+        if found is None or (found[2] != "error" and ends):
+            # The launcher's report of an end is better.
             return
-        found = self._of_last_error(*lines[0])
-        if found.role == "context" and not states_reason(lines[0][1]):
-            # What follows the first reason may be consequences.
-            first = next((one for one in reversed(lines) if states_reason(one[1]) and not one[2]), None)
-            found = found if first is None else self._of_last_error(*first)
-        self._source.found.append(found)
-
-    def _of_last_error(self, begin: int, line: bytes, cut_off: bool) -> Evidence:  # noqa: FBT001 - as listed
-        byte = self._next - len(self._tail) + begin
+        begin, line, kind = found
         number = self._scanner.lines - self._tail.count(b"\n", begin) + 1
-        return make.of_last_error(
+        piece = make.of_last_error(
             line,
             stream=self._source.group,
-            byte=byte,
-            where=self._where(byte, self._unwrapper.number(number)),
+            byte=first + begin,
+            where=self._where(first + begin, self._unwrapper.number(number)),
             catalogue=self._catalogue,
-            cut_off=cut_off,
+            kind=kind,
         )
-
-    def _last_errors(self) -> Iterator[tuple[int, bytes, bool]]:
-        """Yields lines of the tail with their first byte, the best one first; True: of a traceback that is cut off."""
-        cut = self._tail.find(b"\n") + 1 if self._next > len(self._tail) else 0
-
-        def spans(pattern: Linear[bytes], group: int = 0) -> list[tuple[int, int]]:
-            """Begin and end of a line at each match, the last one first."""
-            found = [match for match in pattern.finditer(self._tail) if match.start() >= cut]
-            return [match.span(group) for match in reversed(found)]
-
-        def line(begin: int, stop: int) -> bytes:
-            return self._tail[begin : min(stop, begin + MAX_ERROR_LINE)].rstrip()
-
-        # A traceback that is cut off at its statement names the type; one between its frames has nothing better.
-        yield from ((span[0], line(*span), True) for span in spans(_RAISING, 1))
-        yield from ((begin, text, False) for begin, text in error_lines(self._tail, since=cut))
-        yield from ((span[0], line(*span), True) for span in spans(_CUT_OFF, 1))
+        detail = detail_behind(line, self._tail[begin + len(line) :].removeprefix(b"\n"))
+        if detail is not None:
+            self._source.details[piece.id] = decode(detail)
+        self._source.found.append(piece)
 
     def _where(self, byte: int, line: int) -> str:
         return f"{self._source.name}:{line}" if self._lines else f"{self._source.name}:byte {byte}"
@@ -422,6 +423,8 @@ class TextReader:
         )
         if hosts and node is None and hosts != _NO_HOST:
             piece = msgspec.structs.replace(piece, peer_hosts=(hosts,))
+        if prefix.host or prefix.pod:
+            source.places[piece.id] = prefix.host, prefix.pod
         worker = _WORKER.search(prefix.name[-_MAX_NAME:]) if prefix.name else None
         if worker is not None and (number := numbers.matched(worker[1])) is not None:
             source.workers[piece.id] = number
@@ -446,7 +449,9 @@ class TextReader:
                 break
             source.found.append(other)
         if finding.fails:
-            source.ends[piece.id] = prefix, byte + finding.end - finding.start
+            end = byte + finding.end - finding.start
+            source.ends[piece.id] = prefix, end
+            self._heads[piece.id] = finding, end - self._base
 
     def _report(self, reported: Reported, where: str) -> None:
         about = (reported.kind, reported.pid if reported.rank is None else reported.rank)

@@ -55,8 +55,18 @@ from rankfall.verdict.signatures.matcher import SLURM
 # Shorter text hardly shows why a job ended.
 _LEAST_TEXT: Final = 64
 # Of two ranks it is unknown which one waited.
-# An exception whose message begins with the rank that raised it.
-_SAYS_ITS_RANK: Final = bounded(r"\b\w*(?:Error|Exception): \[?[Rr]ank[ :=]?(\d{1,6})(?:\]|:|,|\b)", limit=2_000)
+# A message that begins with the rank that raised it, or has a tag or key of the speaker's rank.
+_SAYS_ITS_RANK: Final = bounded(
+    r"\b\w*(?:Error|Exception): \[?[Rr]ank[ :=]?(\d{1,6})(?:\]|:|,|\b)|\[(?:[^\[\]]{1,80} )?(?i:rank)[ :=]?(\d{1,6})\]|[\[(,] ?(?i:rank|rank_?id)[:=] ?(\d{1,6})[\]),]",
+    limit=2_000,
+)
+# A failure of a rank in the words of another process.
+_ABOUT_A_RANK: Final = bounded(
+    r"(?<!to )(?<!from )(?<!with )(?<!for )"
+    r"\b(?i:rank)[ :=]?(\d{1,6})\]?:? (?:\w{1,16} )?(?:(?:crash|fail|di|exit|abort|kill|rais|terminat|segfault)ed|threw|ran out)\b(?! [io]n )"
+    r"|(?i:\b(?:fail|err|exception|crash|kill)\w* (?:on|in) (?:global )?rank)[ :=]?(\d{1,6})\b",
+    limit=2_000,
+)
 # GPUs of the largest common machine.
 _MOST_ON_A_NODE: Final = 16
 _LEAST_RANKS: Final = 3
@@ -319,8 +329,8 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
             batch = SLURM.search(piece.line) is not None
             rank = piece.rank if piece.rank is not None or batch else owner
             if rank is None and local is None and not batch:
-                named = _SAYS_ITS_RANK.search(piece.line)
-                rank = source.rank_of_worker(piece) if named is None else numbers.matched(named[1])
+                named = _rank_in(piece)
+                rank = source.rank_of_worker(piece) if named is None else named
             found.append(msgspec.structs.replace(piece, rank=rank, local_rank=local, attempt=None))
         for sheet in _reported_facts(source):
             facts[sheet.rank] = sheet
@@ -328,6 +338,9 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
             standings[owner] = where, source.name
     if len(sources) == 1 and not facts:
         found = _on_one_node(sources[0], found)
+    places = {id_: place for source in sources for id_, place in source.places.items()}
+    # After the local ranks: a name of one node does not show that there are others.
+    found = [_placed(e, places[e.id]) if e.id in places else e for e in found]
     found += _stack_evidence(standings)
     ranks = _ranks_of_files(sources)
     return Case(
@@ -337,6 +350,21 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
         evidence=tuple(found),
         missing=tuple(dict.fromkeys(problems)),
     )
+
+
+def _placed(piece: Evidence, place: tuple[str | None, str | None]) -> Evidence:
+    return msgspec.structs.replace(piece, node=piece.node or place[0], pod=piece.pod or place[1])
+
+
+def _rank_in(piece: Evidence) -> int | None:
+    """Rank that a line without a rank's prefix names as its speaker, or as the one that failed; None if there is none."""
+    if piece.role == "secondary":
+        # Of a rank that waited, which names its peers too.
+        named = _SAYS_ITS_RANK.search(piece.line)
+        return None if named is None or named[1] is None else numbers.matched(named[1])
+    patterns = (_SAYS_ITS_RANK, _ABOUT_A_RANK)
+    found = {numbers.matched(next(filter(None, m.groups()))) for each in patterns for m in each.finditer(piece.line)}
+    return found.pop() if len(found) == 1 else None
 
 
 def _on_one_node(source: Source, found: list[Evidence]) -> list[Evidence]:
@@ -352,7 +380,8 @@ def _on_one_node(source: Source, found: list[Evidence]) -> list[Evidence]:
     for piece in local:
         pids.setdefault(piece.local_rank, set()).update(() if piece.pid is None else (piece.pid,))
     known = source.prefixed or source.tasks or any(e.rank is not None for e in found)
-    several = source.nodes or source.world > _MOST_ON_A_NODE or any(e.node for e in found)
+    hosts = {host or pod for host, pod in source.places.values()}
+    several = source.nodes or source.world > _MOST_ON_A_NODE or len(hosts) > 1 or any(e.node for e in found)
     if known or several or source.local_rank is not None or any(len(each) > 1 for each in pids.values()):
         return found
     return [msgspec.structs.replace(e, rank=e.local_rank) if e.id in ids else e for e in found]

@@ -130,7 +130,12 @@ class Frames(msgspec.Struct):
 
 
 def exception_of(line: bytes) -> tuple[bytes, bytes] | None:
-    """Returns type and message of a traceback's last line; None for another line."""
+    """Returns type and message of a traceback's last line; None for another line.
+
+    A message may begin on the next line: then an error's type ends with a colon.
+    """
+    if line.endswith((b"Error:", b"Exception:")):
+        line = line[:-1]
     match = _FINAL.match(line)
     return (match[1], match[2] or b"") if match is not None and _names_exception(match[1]) else None
 

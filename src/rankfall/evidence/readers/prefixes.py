@@ -33,8 +33,13 @@ _RANK: Final = r"(?:global[ _-]?|mpi|world[ _-]?)?rank"
 # Beginning of an exception's lines, after a host's name.
 _EXCEPTION: Final = r"(?=\[?rank ?\d|Traceback|  File|[\w.]+(?:Error|Exception)\b)"
 
+# A node's name or address before a colon.
+_HOST: Final = (
+    r"((?:\d{1,3}\.){3}\d{1,3}|(?:node|worker|host|compute|cn|nd|nid|n)(?:[\w-]{0,40}\d)(?:\.[\w.-]{1,100})?)"
+)
+
 # Kind and pattern of each tag, the first match counts. Kinds: ``global`` and ``local`` rank, ``both``, ``device`` (a GPU), ``task`` (a number of
-# a process), ``srun`` (node and task), ``slot``, ``name`` (of a pod or host), ``none`` (no number), ``stamp``.
+# a process), ``srun`` (node and task), ``slot``, ``pod``, ``host``, ``name`` (of either), ``none`` (no number), ``stamp``.
 _TAGS: Final = tuple(
     (kind, bounded(rb"\A" + pattern.encode(), limit=_LOOK))
     for kind, pattern in (
@@ -66,15 +71,17 @@ _TAGS: Final = tuple(
         ("task", r"\[[A-Za-z][\w.-]{0,127}:(\d{1,3})\](?!:?[ \t]?(?:\*\*\*|\[ ?\d|Signal|Failing)):?[ \t]?"),
         ("task", rf"(?!\S{{1,128}}\.{_SUFFIX}:)[A-Za-z][\w.-]{{0,127}}:(\d{{1,3}}): (?=\S| {{2,8}}File )"),
         # host:pid:thread [3] of NCCL: the device of the process
-        ("device", r"[\w.-]{1,253}:\d{1,8}:\d{1,8} \[(\d{1,3})\] "),
+        ("device", r"([\w.-]{1,253}):\d{1,8}:\d{1,8} \[(\d{1,3})\] "),
         # srun: error: gpu-17: task 6: about a task that ended
         ("srun", r"srun: error: ([\w.,\[\]-]{1,512}): tasks? ([\d,-]{1,400}): "),
-        ("name", r"\[pod/([\w.-]{1,253})/[\w.-]{1,63}\]:? ?"),
-        ("name", rf"([\w.-]{{1,253}}): {_EXCEPTION}"),
+        ("pod", r"\[pod/([\w.-]{1,253})/[\w.-]{1,63}\]:? ?"),
+        ("host", rf"([\w.-]{{1,253}}): {_EXCEPTION}"),
         ("name", r"([\w.-]{1,128}) +\| ?"),
+        # n042: worker1: 10.0.0.4: of pdsh
+        ("host", _HOST + r": "),
         # worker-3: job-worker-3:
         (
-            "name",
+            "host",
             r"((?:[\w.]{1,63}-){0,8}(?:worker|node|trainer|learner|replica|launcher|master|chief|host|pod)-\d{1,5}): ",
         ),
         ("none", r"\([^()\n]{0,200}?\bpid=\d+[^()\n]{0,200}?\) ?"),
@@ -87,7 +94,7 @@ _TAGS: Final = tuple(
 # Beginning of any prefix: most lines have none.
 _BEGINS: Final = anchored(
     rb"\A(?:[\[(<\x1b]|srun: error: |std(?:out|err) [FP] | {0,5}\d{1,6}: |\d{4}[-/]|(?i:(?:global[ _-]?|mpi|world[ _-]?)?rank[ _=-]?|r)\d|[\w.-]{1,253}:\d{1,8}:\d{1,8} \[|[A-Za-z][\w.-]{0,127}:\d{1,5}: "
-    rb"|[\w.-]{1,253}(?:: " + _EXCEPTION.encode() + rb"| +\||-\d{1,5}: ))",
+    rb"|[\w.-]{1,253}(?:: " + _EXCEPTION.encode() + rb"| +\||(?<=\d): ))",
     limit=_LOOK,
 )
 # Words of a logger before a tag: a time, a level, a module or file in brackets, separators.
@@ -102,6 +109,7 @@ _KEYED: Final = bounded(
     rb"(?i)\b(local[ _-]?)?(?:global[ _-]?|mpi|world[ _-]?)?rank[\"']?[=:]{1,2} ?[\"']?(\d{1,6})\b", limit=256
 )
 _PID: Final = bounded(rb"\bpid=(\d{1,9})\b", limit=256)
+_IP: Final = bounded(rb"\bip=((?:\d{1,3}\.){3}\d{1,3})\b", limit=256)
 # A number at the end of a learned prefix, in brackets or before a colon or bar; but not one of another kind.
 _LAST_NUMBER: Final = bounded(rb"(?:\A|[^\w.:-])(\d{1,4})(?:/\d{1,6})?[\])>]?[ \t]?[:|>)\]]?[ \t]*\Z", limit=256)
 _NO_RANK: Final = bounded(
@@ -133,7 +141,7 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         length: Bytes of all tags.
         raw: The tags without timestamps and final spaces; the same for all lines of one speaker.
-        name: Pod or host.
+        name: Pod, host, or either. ``pod``, ``host``: only if the prefix shows which of both it names.
         hosts: srun's list of nodes, as ``gpu-[01-03]``.
         pid: Process ID in a tag of Ray.
         tasks: srun's several tasks.
@@ -146,6 +154,8 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
     local_rank: int | None = None
     slot: int | None = None
     name: str | None = None
+    pod: str | None = None
+    host: str | None = None
     hosts: str | None = None
     pid: int | None = None
     tasks: tuple[int, ...] = ()
@@ -182,8 +192,9 @@ def parse_prefix(line: bytes) -> Prefix:
             found[kind] = text
         else:
             _keyed(text, found)
-            if (pid := _PID.search(text)) is not None:
-                found.setdefault("pid", pid[1])
+            for key, pattern in (("pid", _PID), ("host", _IP)):
+                if (match := pattern.search(text)) is not None:
+                    found.setdefault(key, match[1])
         if _BEGINS.match(head[at:]) is None:
             at = _after_logger(head, at, found, raw)
             break
@@ -211,6 +222,9 @@ def _tag(rest: bytes, found: dict[str, bytes]) -> tuple[str, int, bytes] | None:
             first, second = whole(match[1]) or 0, whole(match[2]) or 0
             found.setdefault("local", b"%d" % min(first, second))
             return "global", match.end(), b"%d" % max(first, second)
+        if kind == "device":
+            found.setdefault("host", match[1])
+            return (kind, match.end(), match[2]) if kind not in found else ("none", match.end(), match.group())
         if kind == "srun":
             found["task" if match[2].isdigit() else "tasks"] = match[2]
             return "hosts", match.end(), match[1]
@@ -246,7 +260,7 @@ def _keyed(text: bytes, found: dict[str, bytes], *, pattern: Bounded[bytes] = _K
 
 
 def _made(found: dict[str, bytes], *, length: int, raw: bytes) -> Prefix:
-    name, hosts = found.get("name"), found.get("hosts")
+    pod, host, hosts = (_decoded(found.get(kind)) for kind in ("pod", "host", "hosts"))
     # The inner tag of the program is the rank; that of the launcher around it counts tasks.
     rank = found.get("global", found.get("task") if "local" not in found else None)
     return Prefix(
@@ -255,12 +269,18 @@ def _made(found: dict[str, bytes], *, length: int, raw: bytes) -> Prefix:
         rank=whole(rank),
         local_rank=whole(found.get("local", found.get("device"))),
         slot=whole(found.get("slot")),
-        name=name.decode("utf-8", "replace") if name else None,
-        hosts=hosts.decode("utf-8", "replace") if hosts else None,
+        name=pod or host or _decoded(found.get("name")),
+        pod=pod,
+        host=host,
+        hosts=hosts,
         pid=whole(found.get("pid")),
         tasks=_listed(found.get("tasks", b"")),
         stamp=found["stamp"].decode("ascii", "replace") if "stamp" in found else None,
     )
+
+
+def _decoded(text: bytes | None) -> str | None:
+    return text.decode("utf-8", "replace") if text else None
 
 
 def _listed(text: bytes) -> tuple[int, ...]:
@@ -297,7 +317,9 @@ def learn(before: bytes) -> Prefix:
     if name is not None:
         found.setdefault("name", name[1])
     known = _made(found, length=len(before), raw=before)
-    return msgspec.structs.replace(known, slot=own.slot, name=own.name or known.name, stamp=own.stamp)
+    return msgspec.structs.replace(
+        known, slot=own.slot, name=own.name or known.name, pod=own.pod, host=own.host, stamp=own.stamp
+    )
 
 
 def _tells_other(end: bytes) -> bool:

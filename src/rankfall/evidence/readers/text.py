@@ -5,10 +5,12 @@ Cost: linear in the given bytes; a decoded line has at most ``MAX_LINE``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Collection, Iterator
+from itertools import islice
+from typing import Final, Literal
 
-from rankfall.model.patterns import bounded, linear
+from rankfall.evidence.readers.prefixes import parse_prefix
+from rankfall.model.patterns import Linear, bounded, linear
 
 MAX_LINE: Final = 2000
 # Bytes compared in one step.
@@ -100,21 +102,64 @@ def normalise(text: str) -> str:
 
 # Lines that resemble an error, but are not of a launcher about its processes.
 MAX_ERROR_LINE: Final = 4096
+# Lines among which an error is searched.
+_MAX_ERRORS: Final = 32
 _ERROR: Final = linear(
-    rb"(?im)^[^\n]*(?:error|exception|fatal|panic|failed|failure|aborted|cannot|could not|unable to|denied|no such|NCCL WARN|timed out|crashed|killed|evicted|\w*BackOff)\b[^\n]*$"
+    rb"(?im)^[^\n]*(?:error|exception|fatal|panic|failed|failure|aborted|cannot|could not|unable to|denied|no such|not found|NCCL WARN|timed out|crashed|killed|evicted|\w*BackOff)\b[^\n]*$"
 )
+# Prefix of a glog line: level, time, thread and place in a source file.
+_PLACE: Final = bounded(rb"\A(?:[EWIF]\d{4}|[A-Z]{4,8}) [\d:. -]{8,32}(?:\d+ )?\S{1,256}:\d+\] ?", limit=MAX_ERROR_LINE)
 _NO_ERROR: Final = bounded(
     rb"(?i)\b0 errors?\b|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Error executing job with overrides|Reporting training FAILURE|Root Cause \(first|FAILED$|closing signal|Killing subprocess|return code"
-    rb"|^(?:srun|slurmstepd|mpirun|prterun)\b|\bframe #\d|error_file|exitcode|^(?:During handling|The above exception)|^\s*(?:raise|except|File)\b|^\s{4}",
+    rb"|NCCL INFO|^(?:mpirun|prterun)\b|^(?: {0,5}\d{1,6}: )?(?:srun|slurmstepd)[\w.-]*: (?:error: )?(?:\S{1,512}: tasks? \d|\*\*\*|Job|Step|Force|Terminating|launch/)|\bframe #\d|error_file|exitcode|^(?:During handling|The above exception)|^\s*(?:raise|except|File)\b|^\s{4}|^-+ Logging error|Exception raised from|^(?:\[[^\[\]]{0,200}\]|[\s:,-]){1,20}$",
     limit=MAX_ERROR_LINE,
 )
 # Words that state a reason in errors of any program; they are too few for a cause.
-_REASON: Final = linear(
-    rb"(?i)out of (?:\w+ )?memory|cannot allocate|resource.exhausted|no space left|quota exceeded|too many requests|rate limit|unauthori[sz]ed|forbidden"
-    rb"|\b40[13]\b|not permitted|\bdenied\b|in use\b|\bbusy\b|(?:not|could not|cannot|failed to|unable to) (?:resolve|connect|reach|find|open|load)|no route|unreachable"
-    rb"|timed out|time-?out|\breset\b|refused|broken pipe|(?:closed|lost|dead|died|killed|missing)\b|no such|not found|does not exist|undefined symbol|corrupt|checksum"
-    rb"|divisible|too old|incompatible|mismatch|\bnan\b|invalid|unrecognized|unsupported|SIG[A-Z]{3,4}\b|segmentation|core dumped|heartbeat|shared memory"
+_WORDS: Final = (
+    rb"out of (?:\w+ )?memory|cannot allocate|resource.exhausted|no space left|quota exceeded|too many requests|rate limit|unauthori[sz]ed|forbidden"
+    rb"|\b(?:40[134]|429|50[0234])\b|not permitted|\bdenied\b|in use\b|\bbusy\b|(?:not|could not|cannot|failed to|unable to) (?:resolve|connect|reach|find|open|load)|no route|unreachable"
+    rb"|timed out|time-?out|\breset\b|refused|broken pipe|(?:closed|lost|dead|died|killed|missing)\b|no such|not found|does not exist|undefined symbol|corrupt|checksum|exceed(?:s|ed)\b|insufficient|not enough"
+    rb"|divisible|too old|incompatible|mismatch|\bnan\b|invalid|unrecognized|unsupported|(?-i:\bSIG[A-Z]{3,4}\b)|segmentation|core dumped|heartbeat|shared memory"
 )
+_REASON: Final = linear(rb"(?i)" + _WORDS)
+# Lines to show where no line resembles an error.
+_HINT: Final = linear(
+    rb"(?im)^[^\n]*(?:"
+    + _WORDS
+    + rb"|error|exception|fatal|fail(?:ed|ure)|abort(?:ed|ing)?\b|terminat(?:e|ed|ing)\b|unable to|times out|unschedulable|preempted|evicted"
+    rb"|shut(?:ting)? ?down|stuck|stalled|still waiting|waiting for|killing|exit ?code|\bsignal\b|BackOff)[^\n]*$"
+)
+# Levels of a line that no error has.
+_LOW_LEVEL: Final = bounded(
+    rb"(?:\A|[\[ (:|])(?:[WI]\d{4} |[WI] |(?:INFO|DEBUG|(?:[A-Z]\w+)?WARN(?:ING)?|\w*Warning)(?:\]|:| |\t))|level=(?:info|warn|debug)",
+    limit=MAX_ERROR_LINE,
+)
+_QUIET: Final = bounded(
+    rb"(?:\A|[\[ (:|])(?:I\d{4} |I |(?:INFO|DEBUG)(?:\]|:| |\t))|level=(?:info|debug)", limit=MAX_ERROR_LINE
+)
+# The end of a job that succeeded.
+_DONE: Final = linear(rb"(?i)\b(?:finished|completed|done|success\w*|succeeded)\b[^\n]*\n?(?:[^\n]*\n?){0,3}\z")
+_CODE: Final = bounded(
+    rb"\A\s*(?:\^|File \"|Traceback|During handling|The above exception)|\bframe #\d", limit=MAX_ERROR_LINE
+)
+# A type of an exception, before its message.
+_TYPE: Final = bounded(
+    rb"\b[A-Za-z_][\w.]*(?:Error|Exception|Timeout|Exit|Refused|Interrupt|Option|Disconnected)(?::|\Z)",
+    limit=MAX_ERROR_LINE,
+)
+# A traceback that is cut off at its statement, or between its frames: its last line with text.
+_RAISING: Final = linear(
+    rb'(?m)^[^\n]*File "[^"\n]+", line \d+, in [^\n]*\n([^\n]*?\b(?:raise [A-Za-z_]|assert )[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
+)
+_CUT_OFF: Final = linear(
+    rb'(?m)^[^\n]*File "[^"\n]+", line \d+, in [^\n]*\n(?:[^\n]*\n)?((?:[\[(][^\])\n]{1,80}[\])]:?)?[ \t]{2,}\S[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
+)
+# Frames of launchers, whose tracebacks contain nothing about a rank.
+_LAUNCHER: Final = bounded(
+    rb'[^"]{0,1024}(?:torch/distributed/(?:run|launch|launcher/\w+|elastic/[\w/]+)|torch/multiprocessing/spawn|runpy|accelerate/commands/\w+|deepspeed/launcher/\w+)\.py"',
+    limit=MAX_ERROR_LINE,
+)
+_NUMBERS: Final = bounded(rb"0x[0-9a-fA-F]+|\d+", limit=MAX_ERROR_LINE)
 
 
 def states_reason(line: bytes) -> bool:
@@ -124,8 +169,91 @@ def states_reason(line: bytes) -> bool:
 
 def error_lines(text: bytes, *, since: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yields the lines from byte ``since`` on that resemble an error, with their first byte, the last one first."""
-    spans = [match.span() for match in _ERROR.finditer(text) if match.start() >= since]
-    for begin, stop in reversed(spans):
-        line = text[begin : min(stop, begin + MAX_ERROR_LINE)].rstrip()
-        if not _NO_ERROR.search(line):
+    for begin, line in _lines(_ERROR, text, since):
+        if not _NO_ERROR.search(_PLACE.sub(b"", line, count=1)):
             yield begin, line
+
+
+ErrorKind = Literal["error", "cut_off", "hint"]
+
+
+def best_error_line(text: bytes, *, since: int = 0, known: Collection[int] = ()) -> tuple[int, bytes, ErrorKind] | None:
+    """Returns the most informative line of a text without a cause, with its first byte and its kind.
+
+    Kinds: one that resembles an error, the last one of a traceback that is cut off, any with a word about an end.
+    A traceback that is cut off at its statement names the type; one between its frames is the last choice but hints.
+    The last exception or reason counts, else the first reason: what follows it may be consequences. Of lines that
+    differ only in numbers the first counts. ``known``: first bytes of lines that are evidence already.
+    """
+    for begin, line in _lines(_RAISING, text, since, group=1):
+        return begin, line, "cut_off"
+    likely = (one for one in error_lines(text, since=since) if one[0] not in known and not _is_low(one[1]))
+    errors = list(islice(likely, _MAX_ERRORS))
+    if errors and (states_reason(errors[0][1]) or _TYPE.search(errors[0][1]) is not None):
+        return (*_first_alike(errors[0], errors), "error")
+    hints = [one for one in islice(_lines(_HINT, text, since), _MAX_ERRORS) if one[0] not in known]
+    hints = [one for one in hints if not _CODE.search(one[1])]
+    reasons = [one for one in (*errors, *hints) if states_reason(one[1])]
+    if reason := min((one for one in reasons if not _is_low(one[1])), default=None):
+        return (*reason, "error" if reason in errors else "hint")
+    if errors:
+        return (*_first_alike(errors[0], errors), "error")
+    cut = next(_lines(_CUT_OFF, text, since, group=1), None)
+    loud = [one for one in hints if not _is_low(one[1])]
+    if cut is not None and (
+        not loud or _LAUNCHER.match(text[max(0, cut[0] - MAX_ERROR_LINE) : cut[0]].rpartition(b'File "')[2]) is None
+    ):
+        return (*cut, "cut_off")
+    if not known and cut is None:
+        # Nothing else shows that the job failed.
+        hints = [] if _DONE.search(text[-MAX_ERROR_LINE:]) else [one for one in hints if not _QUIET.search(one[1])]
+    reasons = [one for one in hints if states_reason(one[1])]
+    return (*(reasons or loud or hints)[-1], "hint") if hints else None
+
+
+def _is_low(line: bytes) -> bool:
+    """True for a line of a warning or a lower level; NCCL calls its errors warnings."""
+    return b"NCCL WARN" not in line and _LOW_LEVEL.search(line) is not None
+
+
+# Lines behind a message in which its detail is searched, and how such a line begins.
+_BEHIND: Final = 5
+MAX_BEHIND: Final = 8 << 10
+_DETAIL: Final = bounded(
+    rb"(?i)\s*(?:what\(\): |(?:last error|caused by|(?:root )?cause|reason|details?|(?:error )?message) ?:|-{1,2}> )",
+    limit=64,
+)
+_NO_DETAIL: Final = bounded(
+    rb"\s*(?:Traceback \(|File \"|frame #|\^|During handling|The above exception)|\W*\Z", limit=MAX_ERROR_LINE
+)
+
+
+def detail_behind(line: bytes, behind: bytes) -> bytes | None:
+    """Returns the line that a message's line announces, as a header or wrapper does; None if there is none.
+
+    A colon at its end announces the next line. ``behind``: text after the line, of which a few lines are read.
+    """
+    speaker = parse_prefix(line)
+    announced = line.rstrip().endswith(b":")
+    for each in behind[:MAX_BEHIND].split(b"\n", _BEHIND)[:_BEHIND]:
+        prefix = parse_prefix(each)
+        text = each[prefix.length :].strip()
+        if prefix.raw not in {speaker.raw, b""} or (text and _NO_DETAIL.match(text) is not None):
+            return None
+        found = _DETAIL.match(text)
+        if text and (announced or (found is not None and found.end() < len(text))):
+            return each.strip()[:MAX_ERROR_LINE]
+        announced = announced or found is not None
+    return None
+
+
+def _lines(pattern: Linear[bytes], text: bytes, since: int, *, group: int = 0) -> Iterator[tuple[int, bytes]]:
+    spans = [match.span(group) for match in pattern.finditer(text) if match.start() >= since]
+    for begin, stop in reversed(spans):
+        yield begin, text[begin : min(stop, begin + MAX_ERROR_LINE)].rstrip()
+
+
+def _first_alike(chosen: tuple[int, bytes], lines: list[tuple[int, bytes]]) -> tuple[int, bytes]:
+    """First of the lines that differ from the chosen one in numbers only."""
+    alike = _NUMBERS.sub(b"0", chosen[1])
+    return next(one for one in reversed(lines) if _NUMBERS.sub(b"0", one[1]) == alike)

@@ -212,7 +212,7 @@ class TracebackReader:
             self._announced = self._announcement(data, size)
         while final and self._by_start:
             last = next(iter(self._by_start.values()))
-            self.cut_off = last.prefix if last.frames.count and last.expect else self.cut_off
+            self.cut_off = last.prefix if last.frames.count and (last.expect or not last.message) else self.cut_off
             self._close(last, at + size)
         closed, self._closed = self._closed, []
         return TracebackLines(closed=closed, spans=spans)
@@ -390,24 +390,28 @@ class TracebackReader:
             if raised is None:
                 return None
             message = raised[1][:MAX_MESSAGE]
-            state.type, state.message, state.size = raised[0][:_MAX_TYPE], [message], len(message)
+            state.type, state.size = raised[0][:_MAX_TYPE], len(message)
+            state.message = [] if text.endswith(b":") and not message else [message]  # it follows
             state.final, state.line = (at, stop, number + 1), decode(line)
             state.end, state.expect = stop, False
             self._grow(state, len(state.type) + len(message))
             return False
         if not text:
             return True  # before a chained exception, or the traceback's end
-        if state.type is not None and state.size < MAX_MESSAGE and text.startswith(_CONTINUATIONS):
-            # torch's messages continue with a C++ stack, argument errors with details; log lines do not.
-            state.message.append(text)
-            state.size += len(text)
-            state.end = stop
-            self._grow(state, len(text))
-            return False
-        return None
+        if state.type is not None and not state.message and not text.startswith((b"--", b"==", b"**")):
+            state.line += "\n" + decode(body)
+        elif state.type is None or state.size >= MAX_MESSAGE or not text.startswith(_CONTINUATIONS):
+            return None
+        # A C++ stack of torch, details of an argument error; log lines do not continue a message.
+        state.message.append(text[:MAX_MESSAGE])
+        state.size += len(text)
+        state.end = stop
+        self._grow(state, len(text))
+        return False
 
     def _finish(self, state: OpenTraceback) -> None:
-        if state.type is None:
+        if state.type is None or not state.message:
+            state.type = None
             return
         message = b"\n".join(state.message)[:MAX_MESSAGE]
         state.chain.append((state.type.decode("utf-8", "replace"), message.decode("utf-8", "replace")))

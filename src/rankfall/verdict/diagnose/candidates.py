@@ -12,7 +12,7 @@ Tiers (errors.md section 5, step 10); a higher one wins before clocks:
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -375,6 +375,15 @@ def _best(pieces: list[Evidence]) -> Evidence | None:
 def text_place(piece: Evidence) -> tuple[str, int]:
     """Sort key of a piece's place in its text; pieces without one are last."""
     return piece.stream or "~", piece.order if piece.order is not None else 1 << 62
+
+
+def place_of(chosen: Candidate, kind: Literal["node", "pod"]) -> str | None:
+    """Node or pod of the decisive line in a text of several, else of the subject; None if several ranks name several."""
+    found = {getattr(each, kind) for each in chosen.same if each.rank is not None}
+    best, facts = chosen.best, chosen.subject.rank or chosen.subject.slot
+    own = getattr(best, kind) if best is not None and best.source == "log" else None
+    mine = (getattr(facts, kind) if facts is not None else None) or own or getattr(chosen.subject, kind)
+    return mine if found <= {mine, None} else None
 
 
 def _preference(piece: Evidence) -> tuple[bool, int, int, int, str, int, str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
+from rankfall.model import Evidence
+
 # Slugs that bystanders also print: the cause only if no other subject has one.
 WEAK_PRIMARIES: Final = frozenset(
     {
@@ -77,6 +79,8 @@ SIGNAL_SLUGS: Final = MappingProxyType(
 LAST_LINE: Final = "unknown.last_line"
 # Fingerprint of a last line that is no exception.
 LAST_ERROR: Final = "unknown:last error"
+# Fingerprint of a line with a word about an end, which a job that succeeded prints too.
+HINT: Final = "unknown:hint"
 # Of the last line of a traceback without its exception.
 CUT_OFF: Final = "unknown.cut_off"
 # Lines without a cause that name the rank that failed.
@@ -159,6 +163,9 @@ KERNEL_SIGNATURE_IDS: Final = frozenset(
     }
 )
 
+# A shell's exit codes of a process that a signal ended begin here.
+SIGNALLED: Final = 128
+
 # Cause of an exit code without other explanation.
 EXIT_SLUGS: Final = MappingProxyType({126: "permission_denied", 127: "command_not_found", 138: "retryable_exception"})
 
@@ -218,6 +225,11 @@ ECHO_TYPES: Final = (
 
 # Maximum seconds between a line and the end that it explains.
 TERMINAL_WINDOW_S: Final = 30.0
+
+
+def reports_code(piece: Evidence) -> bool:
+    """True for a line that reports nothing but an exit code that a process chose."""
+    return piece.source == "log" and not piece.whole and piece.exit_code is not None and 0 < piece.exit_code < SIGNALLED
 
 
 def signal_slug(number: int) -> str:

@@ -10,7 +10,7 @@ from typing import Final
 
 from rankfall.model import Evidence, cause_info
 from rankfall.model.timestamps import Moment, order
-from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Root
+from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Root, text_place
 from rankfall.verdict.diagnose.cause_tables import (
     ENDS_OF_THE_REST,
     LAST_ERROR,
@@ -18,6 +18,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     STEP_ENDS,
     STEP_TAKEN,
     TIMED_OUT,
+    reports_code,
 )
 from rankfall.verdict.diagnose.subjects import (
     OWN_CODE,
@@ -239,7 +240,7 @@ def _gave_no_reason(candidate: Candidate) -> bool:
 
 def last_error(subjects: Subjects, chosen: Candidate) -> Evidence | None:
     """Last error of a text in which a launcher reports nothing but an exit code, or of a rank that gave no reason."""
-    if ended_without_message(chosen):
+    if ended_without_message(chosen) or (chosen.best is not None and reports_code(chosen.best)):
         nearest = nearest_line(subjects)
         return nearest if nearest is not None and nearest.fingerprint == LAST_ERROR else None
     words = [e for e in chosen.subject.evidence if e.fingerprint == LAST_ERROR]
@@ -250,9 +251,12 @@ def last_error(subjects: Subjects, chosen: Candidate) -> Evidence | None:
 
 
 def nearest_line(subjects: Subjects) -> Evidence | None:
-    """Line to show without a cause: the last error of a text, else the last report of a launcher."""
-    found = [e for s in subjects.all.values() for e in s.evidence if e.source == "log" and e.slug == "unknown"]
-    return max(found, key=lambda e: (e.role == "context", e.stream or "", e.order or 0, e.id), default=None)
+    """Line to show without a cause: the last error of a text, else the last report of a launcher, else its first stop."""
+    lines = [e for s in subjects.all.values() for e in s.evidence if e.source == "log"]
+    found = [e for e in lines if e.slug == "unknown"]
+    stops = [e for e in lines if e.slug in {"controller_verdict", "peer_teardown"}]
+    first = min(stops, key=lambda e: (*text_place(e), e.id), default=None)
+    return max(found, key=lambda e: (e.role == "context", e.stream or "", e.order or 0, e.id), default=first)
 
 
 def _perhaps_stopped_by_torchrun(candidate: Candidate, silent: list[Candidate]) -> bool:

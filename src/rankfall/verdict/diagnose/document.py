@@ -31,7 +31,7 @@ from rankfall.model.exit_codes import MAX_CODE, code_row, shell_code
 from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import Moment, rfc3339
 from rankfall.verdict.diagnose import cause_tables as known
-from rankfall.verdict.diagnose.candidates import Candidate, Root, of_node, text_place
+from rankfall.verdict.diagnose.candidates import Candidate, Root, of_node, place_of, text_place
 from rankfall.verdict.diagnose.consequences import last_error, nearest_line, only_text
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, same_line, state_of, work_over
 from rankfall.verdict.signatures.matcher import SLURM
@@ -239,8 +239,8 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         local_rank=None if everywhere else _local_rank(chosen),
         role=_role(case, subjects, members if everywhere else [subject]),
         slot=subject.slot_number if not everywhere or one_slot else None,
-        pod=None if everywhere else subject.pod,
-        node=subject.node if len(hosts) < 2 and (not everywhere or one_slot) else None,  # noqa: PLR2004 - none of several is named
+        pod=None if everywhere else place_of(chosen, "pod"),
+        node=place_of(chosen, "node") if len(hosts) < 2 and (not everywhere or one_slot) else None,  # noqa: PLR2004 - none of several is named
         gpu=chosen.gpu,
         time=_time(chosen.moment),
         decisive=_decisive(last_error(subjects, chosen)) or decisive_of(chosen),
@@ -290,7 +290,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
             0, "a message of the part that failed first: the existing messages only repeat that something failed"
         )
     nearest = nearest_line(subjects) if root.nearest is None else None
-    if nearest is not None:
+    if nearest is not None and nearest.slug == "unknown":
         missing.insert(0, known.LACKS_OF_LINE[nearest.signature == known.CUT_OFF])
     # The signal was sent to this subject, and a data worker is its child.
     named = piece is not None and (slug in {"external_signal", "dataloader_died"} or root.alone)

@@ -19,6 +19,7 @@ from rankfall.model.timestamps import EXACT, Bound, Moment
 from rankfall.verdict.diagnose.cause_tables import (
     ECHO_TYPES,
     ENDS_OF_THE_REST,
+    HINT,
     NEVER_CAUSE,
     SAME_FAULT,
     STEP_ENDS,
@@ -152,7 +153,8 @@ def state_of(case: Case) -> RunState:
         return "cancelled"
     if case.succeeded:
         return "succeeded"
-    if case.run is None and not case.evidence and not any(one.exit_code or one.signal for one in case.ranks):
+    says_nothing = all(e.fingerprint == HINT for e in case.evidence)
+    if case.run is None and says_nothing and not any(one.exit_code or one.signal for one in case.ranks):
         # Text alone; a job that succeeded prints such text too.
         return "unknown"
     return "failed" if case.ended or case.hung else "running"

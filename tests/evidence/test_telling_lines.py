@@ -1,0 +1,205 @@
+"""What a text without a signature shows: its telling line, with the detail that it announces, its rank and its node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankfall.explain import explain_files
+from rankfall.model import Verdict
+from rankfall.render.summary import advice_text
+
+Explain = Callable[[str], Verdict]
+HEAD = 'Traceback (most recent call last):\n  File "/job/fit.py", line 9, in fit\n    step()\n'
+AGENT = "E0101 10:00:00.123000 77 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: {}) local_rank: 1 (pid: 412) of binary: /usr/bin/python3\n"
+STOPPED = "W0101 10:00:00.120000 77 torch/distributed/elastic/multiprocessing/api.py:898] Sending process 411 closing signal SIGTERM\n"
+
+
+@pytest.fixture
+def why(tmp_path: Path) -> Explain:
+    def explain(text: str) -> Verdict:
+        (tmp_path / "job.log").write_text(text)
+        return explain_files([tmp_path / "job.log"]).verdict
+
+    return explain
+
+
+def line_of(verdict: Verdict) -> str | None:
+    return verdict.decisive.line if verdict.decisive is not None else None
+
+
+def prefixed(prefix: str, text: str) -> str:
+    return "".join(f"{prefix}{line}\n" for line in text.splitlines())
+
+
+@pytest.mark.parametrize("code", [1, 2, 7])
+def test_the_error_before_a_launchers_bare_code_is_shown_beside_warnings(why: Explain, code: int) -> None:
+    text = f"WARNING: cannot find libfast, using slow path\nwidgetd: could not open lattice.bin: bad widget\n{STOPPED}{AGENT.format(code)}"
+    found = why(text)
+    assert line_of(found) == "widgetd: could not open lattice.bin: bad widget"
+    assert found.cause.slug == ("bad_arguments" if code == 2 else "user_exit")
+
+
+def test_a_signal_is_not_explained_by_an_error_before_it(why: Explain) -> None:
+    found = why(f"widgetd: could not open lattice.bin: bad widget\n{AGENT.format(-11)}")
+    assert (found.cause.slug, "exitcode: -11" in (line_of(found) or "")) == ("segfault", True)
+
+
+def test_what_a_launcher_stops_hides_no_error(why: Explain) -> None:
+    found = why(f"step 3\nengine gate failed: bad widget 77\n{STOPPED}")
+    assert (found.cause.slug, line_of(found)) == ("unknown", "engine gate failed: bad widget 77")
+
+
+def test_only_a_launchers_own_words_are_shown_as_such(why: Explain) -> None:
+    found = why(f"step 3\n{STOPPED}")
+    assert found.cause.slug == "unknown"
+    assert "closing signal" in (line_of(found) or "")
+    assert found.missing[0].startswith("a message of the part that failed first")
+
+
+def test_of_lines_that_differ_in_numbers_the_first_is_shown(why: Explain) -> None:
+    lines = "".join(f"gate 0x{n:x}f0 of shard {n} failed: denied\n" for n in (4, 2, 9))
+    assert line_of(why(f"step 1\n{lines}bye\n")) == "gate 0x4f0 of shard 4 failed: denied"
+
+
+def test_a_reason_in_a_line_without_the_word_error_precedes_a_general_error(why: Explain) -> None:
+    text = "INFO lattice is missing, will be made\nlattice width 12 exceeds the limit of 8\nThe launcher failed, see above\n"
+    assert line_of(why(text)) == "lattice width 12 exceeds the limit of 8"
+
+
+def test_a_text_of_work_shows_no_line(why: Explain) -> None:
+    text = "INFO timeout=1800 heartbeat 10\nWARNING: retrying after time-out\nstep 3 loss 2\nTraining finished, shutting down\n"
+    found = why(text)
+    assert (line_of(found), found.state) == (None, "unknown")
+    assert why("step 1\nstep 2\nlattice queue is stuck, waiting for the store\n").state == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("head", "detail"),
+    [
+        ("terminate called after throwing an instance of 'lattice::GateError'", "  what():  gate 7 is bent"),
+        ("RuntimeError: widget engine failed:", "gate 7 is bent"),
+    ],
+)
+def test_a_header_is_shown_with_what_it_announces(why: Explain, head: str, detail: str) -> None:
+    assert line_of(why(f"step 1\n{head}\n{detail}\nbye\n")) == f"{head}\n{detail.strip()}"
+    # Of another speaker it is no detail.
+    other = line_of(why(f"step 1\n[rank1]: {head}\n[rank2]: {detail}\nbye\n")) or ""
+    assert "bent" not in other or head not in other
+
+
+def test_the_last_error_of_a_library_is_shown_with_its_exception(why: Explain) -> None:
+    block = "torch.distributed.DistBackendError: NCCL error in: x.cpp:9, unhandled system error\nncclSystemError: a call failed\nLast error:\ngate 7 is bent\n"
+    text = prefixed("[rank1]: ", HEAD + block) + prefixed("[rank0]: ", HEAD)
+    assert (line_of(why(text)) or "").splitlines()[1:] == ["[rank1]: gate 7 is bent"]
+
+
+def test_a_message_that_begins_on_the_next_line_is_read(why: Explain) -> None:
+    found = why(
+        prefixed("[rank2]: ", f"{HEAD}AssertionError: \n\nThe NVIDIA driver on your system is too old (found 900).\n")
+    )
+    assert (found.cause.slug, found.rank) == ("driver_too_old", 2)
+    assert "too old (found 900)" in (line_of(found) or "")
+    mine = why(f"{HEAD}ValueError:\nwidth 7 is odd\n{STOPPED}")
+    assert (mine.cause.slug, line_of(mine)) == ("user_code_exception", "ValueError:\nwidth 7 is odd")
+
+
+def test_a_report_behind_a_colon_is_no_message(why: Explain) -> None:
+    text = f"{HEAD}torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n============\nfit.py FAILED\n{AGENT.format(3)}"
+    assert why(text).cause.slug == "user_exit"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "node", "pod"),
+    [
+        ("n042: ", "n042", None),
+        ("10.0.7.4: ", "10.0.7.4", None),
+        ("gpu-node-12: ", "gpu-node-12", None),
+        ("(Trainer pid=31, ip=10.0.7.4) ", "10.0.7.4", None),
+        ("[pod/fit-1-abcde/main] ", None, "fit-1-abcde"),
+        ("n042: [rank3]: ", "n042", None),
+    ],
+)
+def test_a_prefix_names_the_node_or_pod_beside_another_ones_lost_peer(
+    why: Explain, prefix: str, node: str | None, pod: str | None
+) -> None:
+    lost = prefixed(
+        prefix.replace("4", "5").replace("12", "13"),
+        f"{HEAD}ConnectionResetError: [Errno 104] Connection reset by peer\n",
+    )
+    found = why(prefixed(prefix, f"{HEAD}KeyError: 'lr'\n") + lost)
+    assert (found.cause.slug, found.node, found.pod) == ("user_code_exception", node, pod)
+
+
+def test_an_exception_on_several_nodes_names_none(why: Explain) -> None:
+    text = "".join(prefixed(f"n04{n}: [rank{n}]: ", f"{HEAD}KeyError: 'lr'\n") for n in range(2))
+    found = why(text)
+    assert (found.cause.slug, found.rank, found.node) == ("user_code_exception", None, None)
+
+
+def test_hosts_in_prefixes_are_several_nodes_whose_local_ranks_are_no_ranks(why: Explain) -> None:
+    text = f"n041: [default1]:step 3\n{prefixed('n042: ', AGENT.format(3))}n041: error: gate failed\n{prefixed('n041: ', HEAD + 'KeyError: 1')}"
+    assert why(text).rank is None
+
+
+@pytest.mark.parametrize(
+    ("text", "rank"),
+    [
+        # Rank 0 alone logs in many programs.
+        ("[rank5] lattice: fatal: no shard 7\nbye\n", None),
+        ("RuntimeError: gate of rank 2 failed on rank 3\n", 3),
+        ("RuntimeError: the peer expects a tensor on rank 3\n", None),
+        ("RuntimeError: Rank 2 crashed while it opened gate 7\n", 2),
+        ("RuntimeError: gate failed on rank 3\n", 3),
+        ("error: connecting to rank 1 failed\n", None),
+        ("error: rank 1 failed\nerror: rank 2 failed\n", None),
+        ("[rank0] error: peer 3 is missing\n", None),
+    ],
+)
+def test_the_rank_that_an_error_names(why: Explain, text: str, rank: int | None) -> None:
+    assert why(f"step 1\n{text}").rank == rank
+
+
+HUB = "https://huggingface.co"
+
+
+@pytest.mark.parametrize(
+    ("error", "slug", "retry", "words"),
+    [
+        (
+            f"OSError: acme/tie is not a local folder and is not a valid model identifier listed on '{HUB}/models'",
+            "hub_unreachable",
+            "no",
+            "spelling",
+        ),
+        ("huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error.", "hub_unreachable", "no", "spelling"),
+        (
+            f"requests.exceptions.HTTPError: 404 Client Error: Not Found for url: {HUB}/a",
+            "hub_unreachable",
+            "no",
+            "spelling",
+        ),
+        (
+            f"requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: {HUB}/a",
+            "credentials_rejected",
+            "no",
+            "access",
+        ),
+        ("huggingface_hub.errors.GatedRepoError: 403 Client Error.", "credentials_rejected", "no", "access"),
+        (f"OSError: We couldn't connect to '{HUB}' to load this file", "hub_unreachable", "yes", "network and proxy"),
+        (
+            "huggingface_hub.errors.LocalEntryNotFoundError: Got: ConnectError",
+            "hub_unreachable",
+            "yes",
+            "network and proxy",
+        ),
+    ],
+)
+def test_a_hub_that_answered_is_told_from_one_that_cannot_be_reached(
+    why: Explain, error: str, slug: str, retry: str, words: str
+) -> None:
+    found = why(f"{STOPPED}{HEAD}{error}\n{AGENT.format(1)}")
+    assert (found.cause.slug, found.retry) == (slug, retry)
+    assert words in advice_text(found)
