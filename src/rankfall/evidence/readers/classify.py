@@ -6,6 +6,7 @@ Cost: a fixed part of each message is read, once for each exception of a chain; 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from re import Match
 from typing import Final, Literal
 
 import msgspec
@@ -22,6 +23,10 @@ _SHARE: Final = bounded(
     r"(?P<who>[Pp]rocess \d{1,10}|this process) has (?P<number>\d{1,9}(?:\.\d{1,4})?) (?P<unit>bytes|[KMGT]iB) memory in use",
     limit=4_096,
 )
+_ALLOCATED: Final = bounded(
+    r"Of the allocated memory (?P<number>\d{1,9}(?:\.\d{1,4})?) (?P<unit>bytes|[KMGT]iB) is allocated by PyTorch",
+    limit=4_096,
+)
 _UNITS: Final = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _MOST: Final = 4096
 
@@ -29,16 +34,24 @@ _MOST: Final = 4096
 def own_process_holds_most(text: str) -> bool:
     """True if the process that ran out of GPU memory holds at least as much as all others in total.
 
-    False also if the message lacks its size.
+    In a container torch does not recognize its own process among those of the GPU. That is then the smallest one that
+    holds what torch has allocated. False also if the message lacks both.
     """
-    own = others = 0.0
+    own, others = 0.0, []
     for share in _SHARE.finditer(text[:_MOST]):
-        size = (numbers.real(share["number"]) or 0.0) * _UNITS[share["unit"]]
         if share["who"] == "this process":
-            own = max(own, size)
+            own = max(own, _bytes(share))
         else:
-            others += size
-    return own > 0 and own >= others
+            others.append(_bytes(share))
+    allocated = _ALLOCATED.search(text[:_MOST])
+    if not own and allocated is not None and (size := _bytes(allocated)) > 0:
+        own = min((one for one in others if one >= size), default=0.0)
+        others = others if not own else [*others, -own]
+    return own > 0 and own >= sum(others)
+
+
+def _bytes(size: Match[str]) -> float:
+    return (numbers.real(size["number"]) or 0.0) * _UNITS[size["unit"]]
 
 
 # Specificity of an exception without a signature.
