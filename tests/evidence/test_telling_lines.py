@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.explain import explain_files
 from rankfall.model import Verdict
 from rankfall.render.summary import advice_text
@@ -160,6 +161,27 @@ def test_hosts_in_prefixes_are_several_nodes_whose_local_ranks_are_no_ranks(why:
 )
 def test_the_rank_that_an_error_names(why: Explain, text: str, rank: int | None) -> None:
     assert why(f"step 1\n{text}").rank == rank
+
+
+@pytest.mark.parametrize(
+    "before", ["E0101 10:00:01.000000 42 fit.py:7] ", "fit-7d9f6c-x2v4k main ", "10:00:01 | ERROR | fit:run:42 - "]
+)
+def test_the_tag_of_torch_is_read_behind_words_of_any_collector(why: Explain, before: str) -> None:
+    # The last traceback is another rank's, and cut off.
+    text = f"[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.63 GiB.\n{prefixed('[rank2]: ', HEAD)}"
+    found = why(prefixed(before, text))
+    assert (found.cause.slug, found.rank) == ("gpu_oom", 5)
+
+
+def test_a_tag_in_quotation_marks_is_no_prefix() -> None:
+    assert parse_prefix(b"KeyError: 'peer [rank5]: gone'").rank is None
+
+
+@pytest.mark.parametrize("before", ["E0101 10:00:01.000000 42 fit.py:7] ", "10:00:01 | ERROR | fit:run:42 - "])
+def test_a_last_exception_is_read_behind_words_of_a_logger(why: Explain, before: str) -> None:
+    found = why(f"{before}step 1\n{before}  return step()\n{before}acme.GateError: gate 7 is bent\n")
+    assert (found.cause.slug, line_of(found)) == ("user_code_exception", f"{before}acme.GateError: gate 7 is bent")
+    assert why(f"{before}step 1\nno GateError: all is well\n").cause.slug == "unknown"
 
 
 HUB = "https://huggingface.co"

@@ -144,6 +144,12 @@ _OF_JAVA: Final = bounded(rb"\A(?:org|com|net|io|javax?|scala|akka)\.[a-z]", lim
 _STATEMENT: Final = bounded(rb"\A(?:raise ([A-Za-z_][\w.]{0,120})|assert\b)", limit=4096)
 
 
+# An exception behind the words of a logger or collector, which end with a bracket, bar or dash.
+_BEHIND_LOGGER: Final = bounded(
+    rb"\A[^\n]{0,200}?[\]|-] +((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception)(?:: .*)?)\Z", limit=4096
+)
+
+
 def _raising(text: bytes) -> tuple[bytes, bytes] | None:
     """Type of the exception that a statement of Python raises; None for another line."""
     match = _STATEMENT.match(text)
@@ -159,7 +165,8 @@ def of_last_error(
     """
     prefix = parse_prefix(line)
     text = line[prefix.length :].strip()
-    raised = exception_of(text) or _raising(text)
+    behind = _BEHIND_LOGGER.search(text)
+    raised = exception_of(text if behind is None else behind[1]) or _raising(text)
     tail = msgspec.structs.replace(
         _like_an_error(line, stream=stream, byte=byte, where=where),
         rank=prefix.rank if kind != "hint" else None,

@@ -10,6 +10,7 @@ Cost: at most the first ``_LOOK`` bytes of a line are read.
 
 from __future__ import annotations
 
+from re import Match
 from typing import Final
 
 import msgspec
@@ -104,6 +105,11 @@ _LOGGER: Final = anchored(
     limit=_LOOK,
 )
 _TAG_BEGINS: Final = anchored(rb"[\[(<](?i:global|local|mpi|world|rank)", limit=16)
+# torch's tag behind the words of any logger or collector.
+_TORCH: Final = anchored(
+    rb"[^\[\n'\"]{1,160}(?:\[[^\[\]\n]{0,80}\](?!:)[^\[\n'\"]{0,40}){0,4}(?<=[ \t\]|:>])(\[rank(\d{1,6})\]:) ?",
+    limit=2 * _LOOK,
+)
 # The rank in a program's own key=value list: (VllmWorker rank=3 pid=42)
 _KEYED: Final = bounded(
     rb"(?i)\b(local[ _-]?)?(?:global[ _-]?|mpi|world[ _-]?)?rank[\"']?[=:]{1,2} ?[\"']?(\d{1,6})\b", limit=256
@@ -170,7 +176,8 @@ def parse_prefix(line: bytes) -> Prefix:
     if line.startswith(b"{") and _OBJECT.match(line) is not None:
         return _of_object(line)
     if _BEGINS.match(line) is None:
-        return _NOTHING
+        tag = _torchs_tag(line, 0)
+        return _made({"global": tag[2]}, length=tag.end(), raw=tag[1]) if tag is not None else _NOTHING
     found: dict[str, bytes] = {}
     raw: list[bytes] = []
     head = line[:_LOOK]
@@ -251,7 +258,17 @@ def _after_logger(head: bytes, at: int, found: dict[str, bytes], raw: list[bytes
             found[kind] = text
             raw.append(head[position : position + size].rstrip(b" \t"))
             return position + size
-    return at
+    torchs = _torchs_tag(head, at)
+    if torchs is None:
+        return at
+    found["global"] = torchs[2]
+    raw.append(torchs[1])
+    return torchs.end()
+
+
+def _torchs_tag(line: bytes, at: int) -> Match[bytes] | None:
+    # Most lines have none, and the pattern is slow.
+    return _TORCH.match(line, at) if line.find(b"[rank", at, at + _LOOK) > 0 else None
 
 
 def _keyed(text: bytes, found: dict[str, bytes], *, pattern: Bounded[bytes] = _KEYED) -> None:
