@@ -140,6 +140,12 @@ def test_the_documents_of_a_submitted_run_are_valid(rankfall: Runner, home: Path
     assert f"supervised by process {supervisor['pid']} on {supervisor['host']}" in started.stderr
     assert Path(f"/proc/{supervisor['pid']}").exists()
     assert json.loads(rankfall(*words, GATE=str(gate)).stdout) == told
+    for verb, *more in (("submit", "--name", "other"), ("run", "--max-restarts", "2"), ("run", "-e", "LR=5")):
+        other = rankfall(verb, *more, *words[1:3], *GANG, "train.py", "succeed", GATE=str(gate))
+        assert (other.returncode, other.stdout) == (2, "")
+        assert f"rankfall: run {name} has this request token, and its job differs: " in other.stderr
+        assert 'command[1] is "succeed", in the run "fail"' in other.stderr
+        assert f"another request token, or see that run: rankfall status {name}" in other.stderr
     assert runs(home) == [name]
     wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
 

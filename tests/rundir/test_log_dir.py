@@ -75,8 +75,11 @@ def test_the_same_request_is_the_same_run_in_the_same_folder(home: Path, tmp_pat
     assert made(home, tmp_path / "logs", request=SECOND).id == first.id
     with pytest.raises(UsageError, match="has the files of run"):
         made(home, tmp_path / "logs", request="a third one")
-    with pytest.raises(UsageError, match="has the files of run"):
+    with pytest.raises(UsageError, match=rf"run {first.id} has this request token, .*: name is"):
         made(home, tmp_path / "logs", request=SECOND, name="other")
+    with pytest.raises(UsageError, match="log_dir is"):
+        made(home, tmp_path / "elsewhere", request=SECOND)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_client_that_was_killed_while_it_made_a_run_leaves_a_mark_that_says_so(home: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -11,10 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from rankfall.model import JobSpec, LockHeld, NotFound, StoreError, UsageError
+from rankfall.model.jobspec.policies import Policies
 from rankfall.rundir import Holder, RunDir, lease, list_runs
 from rankfall.rundir.layout import default_home, home, prepare
 from rankfall.rundir.lease import FileSystem, file_system
@@ -368,3 +373,69 @@ def test_the_longest_mount_point_decides_where_no_device_number_fits(tmp_path: P
     assert file_system(tmp_path, mountinfo=mounts).name == "ceph"
     assert file_system(tmp_path, mountinfo=tmp_path / "absent") == FileSystem(name="", network=False)
     assert not file_system(tmp_path).network
+
+
+def test_a_token_of_another_job_is_refused_whoever_is_first(tmp_path: Path) -> None:
+    names = [f"job-{number}" for number in range(8)]
+    made: list[str] = []
+    refused: list[str] = []
+
+    def create(name: str) -> None:
+        try:
+            made.append(
+                RunDir.create(msgspec.structs.replace(SPEC, name=name), home=tmp_path, request_token=REQUEST).id
+            )
+        except UsageError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=create, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [run.id for run in list_runs(tmp_path)] == made
+    assert len(made) == 1
+    assert len(refused) == 7
+    assert all(f"run {made[0]} has this request token" in text for text in refused), refused
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"command": ("train.py", "--lr", "5")}, 'command[1] is "--lr", in the run nothing'),
+        ({"command": ("other.py",)}, 'command[0] is "other.py", in the run "train.py"'),
+        ({"env": {"A": "1", "TOKEN": "hunter2"}}, 'env.A is "1", in the run nothing; env.TOKEN is "***"'),
+        ({"policies": Policies(max_restarts=7)}, "policies.max_restarts is 7, in the run 3"),
+        ({"command": tuple("abcdefgh")}, "; and 3 more"),
+    ],
+)
+def test_a_refused_token_names_run_and_differences(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    spec = JobSpec(name="train", command=("train.py",), env={"A_SECRET": "one"})
+    first = RunDir.create(spec, home=tmp_path, request_token=REQUEST)
+    change = change | ({"env": spec.env | change["env"]} if "env" in change else {})
+    with pytest.raises(UsageError) as found:
+        RunDir.create(msgspec.structs.replace(spec, **change), home=tmp_path, request_token=REQUEST)
+    assert f"run {first.id} has this request token" in found.value.message
+    assert said in found.value.message
+    assert "hunter2" not in str(found.value)
+    assert first.id in (found.value.hint or "")
+    # Another Python, a rotated secret and changed messages are no other job.
+    again = msgspec.structs.replace(spec, python="/usr/bin/python3", env={"A_SECRET": "two"})
+    assert RunDir.create(again, home=tmp_path, request_token=REQUEST).id == first.id
+    assert [run.id for run in list_runs(tmp_path)] == [first.id]
+    assert [entry.name for entry in (tmp_path / "runs").iterdir()] == [first.id]
+
+
+def test_a_run_of_an_earlier_version_under_the_same_token_is_found_by_its_name(tmp_path: Path) -> None:
+    runs = [RunDir.create(msgspec.structs.replace(SPEC, name=name), home=tmp_path) for name in ("aaa", "train")]
+    for run in runs:
+        meta = json.loads((run.path / "meta.json").read_text())
+        (run.path / "meta.json").write_text(json.dumps(meta | {"request_token": REQUEST}))
+        run.path.rename(
+            run.path.with_name(f"{run.spec.name}-{hashlib.sha256(f'0:{REQUEST}'.encode()).hexdigest()[:6]}")
+        )
+    found = RunDir.create(msgspec.structs.replace(SPEC, name="train"), home=tmp_path, request_token=REQUEST)
+    assert found.spec.name == "train"
+    with pytest.raises(UsageError, match="run aaa-"):
+        RunDir.create(msgspec.structs.replace(SPEC, name="new"), home=tmp_path, request_token=REQUEST)
+    assert len(list_runs(tmp_path)) == 2

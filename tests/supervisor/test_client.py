@@ -148,6 +148,9 @@ def test_the_same_request_gives_the_same_run(client: SyncClient, bench: Bench) -
     first.wait(timeout=scaled(WAIT))
     assert client.submit(spec, request_token=request).wait(timeout=scaled(WAIT)).attempts == 1
     assert [line.data for line in first.logs()] == [b"once", b"once"]
+    with pytest.raises(UsageError, match=f"run {first.id} has this request token, .*command"):
+        client.submit(bench.spec("print('twice')"), request_token=request)
+    assert [run.run for run in client.runs()] == [first.id]
 
 
 def test_what_cannot_work_creates_nothing(client: SyncClient, bench: Bench) -> None:

@@ -43,7 +43,7 @@ class Client:
             spec: Job spec; default ``cwd`` and ``python`` are this process's.
             detach: Supervise in a separate process, else in a thread here. Unattended jobs are only launched, or
                 recorded in the thread.
-            request_token: Request id; a repeated call returns the same run.
+            request_token: Request id; a repeated call returns the same run, another job with it is refused.
             replace: Remove cluster objects that an earlier call left without a run directory.
 
         Raises:

@@ -39,7 +39,7 @@ def create_run(spec: JobSpec, *, home: Path, request_token: str | None = None, r
     """Creates a run directory with a snapshot of the job's code; ``spec`` comes from :func:`complete`.
 
     Raises:
-        UsageError: Code not copyable, or another run's ``log_dir``; nothing was created.
+        UsageError: Code not copyable, or another run's ``log_dir`` or request token; nothing was created.
         StoreError: Home is not writable.
     """
     if spec.log_dir is None:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
+import itertools
+import json
 import os
 import shutil
 import sqlite3
@@ -134,6 +137,10 @@ class Reader(Queries):
 
 _ID: Final = anchored(r"[a-z0-9][a-z0-9.-]{0,80}", limit=128)
 _MAX_LISTED: Final = 5
+_MAX_VALUE: Final = 120
+_MAX_NUMBERS: Final = 1000
+# Facts of the submitting process; a repeated request may come from another one.
+_OF_THE_SUBMITTER: Final = frozenset({"python", "notify"})
 
 
 class RunDir(RunPaths):
@@ -154,21 +161,26 @@ class RunDir(RunPaths):
     ) -> RunDir:
         """Creates a run directory; it gets its name only when complete.
 
-        The same ``request_token`` and name return the first call's run. ``replace``: the first attempt may remove
-        cluster objects that an earlier request left. ``fill`` adds content.
+        The same job under the same ``request_token`` returns the first call's run. ``replace``: the first attempt may
+        remove cluster objects that an earlier request left. ``fill`` adds content.
 
         Raises:
+            UsageError: The token is that of another job's run; names the run and the differences.
             StoreError: The home is unwritable, or no ID is free.
         """
+        if request_token is not None and (earlier := _requested(home, request_token, spec)) is not None:
+            return earlier
         meta = Meta(created=time.time_ns(), request_token=request_token, replace=replace)
-        with _fresh(spec, home=home, meta=meta) as fresh:
+        with _fresh(spec, home=home, meta=meta) as fresh, contextlib.ExitStack() as stack:
             if fill is not None:
                 fill(fresh)
-            for number in range(1000):
+            if request_token is not None:
+                stack.enter_context(_one_request(home))
+            for number in range(_MAX_NUMBERS):
+                if request_token is not None and (earlier := _requested(home, request_token, spec)) is not None:
+                    return earlier
                 path = home / "runs" / f"{spec.name}-{_suffix(request_token, number)}"
                 if _take_name(fresh, path):
-                    return cls(path)
-                if request_token is not None and meta_of(path).request_token == request_token:
                     return cls(path)
             raise StoreError(f"no free id for {spec.name} in {home}/runs", hint="remove old runs or use another name")
 
@@ -292,6 +304,53 @@ def _suffix(token: str | None, number: int) -> str:
     if token is None:
         return os.urandom(3).hex()
     return hashlib.sha256(f"{number}:{token}".encode()).hexdigest()[:6]
+
+
+@contextlib.contextmanager
+def _one_request(home: Path) -> Iterator[None]:
+    """Excludes other requests with a token from naming a run; without effect where a folder cannot be locked."""
+    folder = os.open(home / "runs", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _requested(home: Path, token: str, spec: JobSpec) -> RunDir | None:
+    """Returns the run of an earlier request with this token; refuses another job."""
+    suffixes = {_suffix(token, number) for number in range(_MAX_NUMBERS)}
+    ids = [one for one in _ids(home) if one.rpartition("-")[2] in suffixes]
+    # Earlier versions started a run for each name.
+    ids.sort(key=lambda one: (one.rpartition("-")[0] != spec.name, one))
+    found = next(
+        (RunDir(home / "runs" / one) for one in ids if meta_of(home / "runs" / one).request_token == token), None
+    )
+    if found is None:
+        return None
+    differences = list(_differences(*(msgspec.to_builtins(concealed(one)) for one in (found.spec, spec)), path=""))
+    if not differences:
+        return found
+    more = f"; and {len(differences) - _MAX_LISTED} more" if len(differences) > _MAX_LISTED else ""
+    raise UsageError(
+        f"run {found.id} has this request token, and its job differs: {'; '.join(differences[:_MAX_LISTED])}{more}",
+        hint=f"give this job another request token, or see that run: rankfall status {found.id}",
+    )
+
+
+def _differences(old: Any, new: Any, *, path: str) -> Iterator[str]:
+    """Fields in which two jobs differ, with both values."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            if path or key not in _OF_THE_SUBMITTER:
+                yield from _differences(old.get(key), new.get(key), path=f"{path}.{key}" if path else key)
+    elif isinstance(old, list | tuple) and isinstance(new, list | tuple):
+        for number, (one, other) in enumerate(itertools.zip_longest(old, new)):
+            yield from _differences(one, other, path=f"{path}[{number}]")
+    elif old != new:
+        before, now = ("nothing" if value is None else json.dumps(value)[:_MAX_VALUE] for value in (old, new))
+        yield f"{path[:_MAX_VALUE]} is {now}, in the run {before}"
 
 
 def _take_name(fresh: Path, path: Path) -> bool:
