@@ -60,7 +60,15 @@ def test_the_command_line_beats_a_variable_and_that_the_file(
         ("run = 1\n", ["ps"], ":1: 'run' is no section\n  next: as: [run]"),
         ("[run]\nnnodes = [1, 2]\n", ["run", "train.py"], ":2: nnodes needs one value"),
         ("[wait]\ntimeout = 'soon'\n", ["wait", "nosuch"], "--timeout 'soon' is no duration"),
-        ("[logs]\ntail = -1\n", ["logs", "nosuch"], "config.toml)\n"),
+        ("[attach]\ntail = 5\n[logs]\ntail = -1\n", ["logs", "nosuch"], "config.toml:4: tail is '-1'; allowed: whole numbers from 0\n  next: correct it there; what it sets: rankfall logs --help"),
+        ("[run]\nmax-restarts = 'x'\n", ["submit", "train.py"], ":2: max-restarts is 'x'; allowed: whole numbers from 0 to "),
+        ("[run]\nmax-restarts = 2.5\n", ["run", "train.py"], ":2: max-restarts is '2.5'; allowed: whole numbers from 0 to "),
+        ("[run]\nnnodes = true\n", ["run", "train.py"], ":2: nnodes is 'True'; allowed: text in quotation marks, or a number"),
+        ("[run]\nenv = ['A=1', 2020-01-01]\n", ["run", "train.py"], ":2: env is '2020-01-01'; allowed: text"),
+        ("[run]\nsuspend = 'maybe'\n", ["run", "train.py"], ":2: suspend is 'maybe'; allowed: true, false"),
+        ("[run]\nfile = 3\n", ["run", "train.py"], ":2: file is '3'; allowed: a path in quotation marks"),
+        ("[ps]\nall = true\n[nodes.list]\noutput = 'xml'\n", ["nodes", "list"], ":4: output is 'xml'; allowed: table, json, yaml\n  next: correct it there; what it sets: rankfall nodes list --help"),
+        ("[controller]\npoll = 'x'\n", ["config", "show"], ":2: poll is 'x'; allowed: numbers"),
         ("[retention]\nkep = 1\n", ["run", "--launcher", "plain", "train.py"], "kep is no rule\n  next: allowed: older-than, keep, max-size"),
         ("[retention]\nkeep = 'all'\n", ["prune", "-y"], "[retention] keep 'all' is no number of runs"),
     ],
@@ -127,6 +135,31 @@ def test_the_path_of_the_file_is_the_users_choice(tmp_path: Path, rankfall: Runn
     done = rankfall("config", "show", RANKFALL_CONFIG=str(other))
     assert str(other) in done.stdout
     assert "ps --all" in done.stdout
+
+
+def test_a_file_that_is_named_and_missing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path
+) -> None:
+    for path in (tmp_path / "absent.toml", tmp_path / "no" / "folder.toml"):
+        monkeypatch.setenv("RANKFALL_CONFIG", str(path))
+        for words in (
+            ["run", "--launcher", "plain", "train.py"],
+            ["prune", "-y"],
+            ["config", "notify"],
+            ["config", "show"],
+        ):
+            assert main(words) == 2
+            err = capsys.readouterr().err
+            assert (
+                f"rankfall: RANKFALL_CONFIG names {path}, which does not exist\n  next: correct the path, or unset"
+                in err
+            )
+    assert not home.exists()
+    assert main(["--help"]) == 0
+    # The file of the platform may be missing.
+    monkeypatch.setenv("RANKFALL_CONFIG", "")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+    assert main(["ps"]) == 0
 
 
 def receivers(*urls: str, events: str = '"end"') -> str:

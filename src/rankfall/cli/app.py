@@ -144,9 +144,18 @@ def table(name: str) -> dict[str, Any]:
 
 
 def config_path() -> Path:
-    """Path of the user's ``config.toml``."""
+    """Path of the user's ``config.toml``.
+
+    Raises:
+        UsageError: ``RANKFALL_CONFIG`` names a missing file.
+    """
     chosen = os.environ.get("RANKFALL_CONFIG")
     if chosen:
+        if not os.path.exists(chosen):  # noqa: PTH110 - Path.exists raises for a folder without access
+            from rankfall.model.errors import UsageError  # noqa: PLC0415
+
+            hint = "correct the path, or unset RANKFALL_CONFIG to use the file in ~/.config/rankfall"
+            raise UsageError(f"RANKFALL_CONFIG names {chosen}, which does not exist", hint=hint)
         return Path(chosen)
     folder = os.environ.get("XDG_CONFIG_HOME", "")
     return (Path(folder) if folder.startswith("/") else Path.home() / ".config") / "rankfall" / "config.toml"

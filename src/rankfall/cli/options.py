@@ -259,28 +259,65 @@ def defaults_of(
     """Returns click's ``default_map`` for one verb; it shares the section of verb ``like``.
 
     Raises:
-        UsageError: A key is no flag.
+        UsageError: A key is no flag, or a value has the wrong type.
     """
     data = read_config(path, verbs)
     shared = {key: value for key, value in data.get(like or name, {}).items() if not like or key in _flags(command)}
-    return _defaults(path, shared | data.get(name, {}), command)
+    return _defaults(path, shared | data.get(name, {}), command, name=name)
 
 
-def _defaults(path: Path, section: dict[str, Any], command: click.Command) -> dict[str, Any]:
+def _defaults(path: Path, section: dict[str, Any], command: click.Command, *, name: str) -> dict[str, Any]:
     below = command.commands if isinstance(command, click.Group) else {}
     flags = _flags(command)
     found: dict[str, Any] = {}
     for key, value in section.items():
         if key in below and isinstance(value, dict):
-            found[key] = _defaults(path, value, below[key])
+            found[key] = _defaults(path, value, below[key], name=f"{name} {key}")
             continue
         param = flags.get(key.replace("_", "-"))
         if param is None or param.name is None:
             raise _unknown(path, key, [*flags, *below], what="flag")
         if isinstance(value, dict) or (isinstance(value, list) and not param.multiple):
             raise UsageError(f"{path}{_line(path, key)}: {key} needs one value", hint=f'as: {key} = "VALUE"')
+        for one in value if isinstance(value, list) else [value]:
+            if not _fits(one, param):
+                raise UsageError(
+                    f"{path}{_line(path, key, one)}: {key} is {str(one)[:60]!r}; allowed: {_allowed(param)}",
+                    hint=f"correct it there; what it sets: rankfall {name} --help",
+                )
         found[param.name] = [value] if param.multiple and not isinstance(value, list) else value
     return found
+
+
+def _fits(value: object, param: click.Option) -> bool:
+    """True if a value of the file has the type of its flag; click itself rounds numbers and takes any value as text."""
+    kind = param.type
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return isinstance(value, bool) and isinstance(kind, click.types.BoolParamType)
+    if isinstance(kind, click.types.IntParamType) and isinstance(value, float):
+        return False
+    if isinstance(kind, click.types.StringParamType | click.Path):
+        return isinstance(kind, click.types.StringParamType) or isinstance(value, str)
+    try:
+        kind.convert(value, param, None)
+    except click.UsageError:
+        return False
+    return True
+
+
+def _allowed(param: click.Option) -> str:
+    kind = param.type
+    if isinstance(kind, click.Choice):
+        return ", ".join(map(str, kind.choices))
+    if isinstance(kind, click.types.BoolParamType):
+        return "true, false"
+    if isinstance(kind, click.IntRange | click.FloatRange):
+        noun = "whole numbers" if isinstance(kind, click.IntRange) else "numbers"
+        low = f" from {kind.min}" if kind.min is not None else ""
+        return f"{noun}{low}{f' to {kind.max}' if kind.max is not None else ''}"
+    if isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
+        return "whole numbers" if isinstance(kind, click.types.IntParamType) else "numbers"
+    return "a path in quotation marks" if isinstance(kind, click.Path) else "text in quotation marks, or a number"
 
 
 def _flags(command: click.Command) -> dict[str, click.Option]:
@@ -301,8 +338,9 @@ def _unknown(path: Path, key: str, known: Collection[str], *, what: str) -> Usag
     return UsageError(f"{path}{_line(path, key)}: {key[:60]!r} is no {what}", hint=hint)
 
 
-def _line(path: Path, key: str) -> str:
-    for number, text in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
-        if text.strip().lstrip("[").startswith((key, f'"{key}"')):
-            return f":{number}"
-    return ""
+def _line(path: Path, key: str, value: object = "") -> str:
+    """Line of a key, of several one that has the value too; empty if not found."""
+    lines = enumerate(path.read_text("utf-8", "replace").splitlines(), start=1)
+    found = [(number, text) for number, text in lines if text.strip().lstrip("[").startswith((key, f'"{key}"'))]
+    found.sort(key=lambda one: str(value).lower() not in one[1].lower())
+    return f":{found[0][0]}" if found else ""
