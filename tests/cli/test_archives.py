@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import lzma
+import shutil
 import subprocess
 import tarfile
 import zipfile
@@ -16,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from rankfall.model import UsageError
-from rankfall.rundir import bundle
+from rankfall.cli.app import run as main
+from rankfall.model import JobSpec, UsageError
+from rankfall.rundir import RunDir, bundle
+from rankfall.rundir.layout import prepare
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 RAISED = b'step 7\nTraceback (most recent call last):\n  File "train.py", line 3, in load\n    g()\nKeyError: 1\n'
@@ -171,3 +174,45 @@ def test_files_that_are_no_logs_or_empty_are_said(rankfall: Runner, tmp_path: Pa
     for done in (rankfall("why", str(tmp_path / "empty.log")), rankfall("why", "-", stdin=b"")):
         assert "any text: " in done.stdout
         assert "The job failed" not in done.stdout
+
+
+def test_several_runs_are_refused_and_listed(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*words: str) -> str:
+        assert main(["why", *words]) == 2
+        out, err = capfd.readouterr()
+        assert out == ""
+        return err
+
+    prepare(home)
+    monkeypatch.chdir(tmp_path)
+    first = RunDir.create(JobSpec(name="first", command=("a",)), home=home)
+    for path in (home / "runs", home):
+        assert f"{path} holds 1 run, and a verdict is about one run: {first.id}\n" in refused(str(path))
+    second = RunDir.create(JobSpec(name="second", command=("a",)), home=home)
+    (home / "runs" / "rank_0.log").write_bytes(RAISED)
+    said = refused(str(home / "runs"), "-o", "json")
+    assert f"holds 2 runs, and a verdict is about one run: {second.id}, {first.id}\n" in said
+    assert f"next: name one run: rankfall why {second.id}\n" in said
+    # Copies of them under any folder, also as several paths and in an archive, and a name with a space.
+    for run in (first, second):
+        (run.path / "run.db").touch()
+        shutil.copytree(run.path, Path("logs", "of a colleague", run.id))
+    said = refused("logs")
+    assert f"logs holds 2 runs, and a verdict is about one run: logs/of a colleague/{second.id}, logs/of" in said
+    assert f"next: name one run: rankfall why 'logs/of a colleague/{second.id}'\n" in said
+    assert "holds 2 runs" in refused(*map(str, Path("logs/of a colleague").iterdir()))
+    subprocess.run(["tar", "czf", "mail.tar.gz", "logs"], check=True)
+    assert "next: unpack the archive, then name one run: rankfall why 'mail.tar.gz/logs/of" in refused("mail.tar.gz")
+    for number in range(20):
+        RunDir.create(JobSpec(name=f"more-{number}", command=("a",)), home=home)
+    assert "holds 22 runs" in (said := refused(f"{home}/runs/"))
+    assert " and 12 more\n" in said
+    # One run beside logs, and folders that only resemble runs, are logs.
+    shutil.rmtree(Path("logs", "of a colleague", first.id))
+    for name in ("spec.json", "meta.json"):
+        Path("logs", name).write_text("{}")
+    Path("logs", "rank_1.log").write_bytes(RAISED)
+    assert main(["why", "logs"]) == 0
+    assert capfd.readouterr().out.startswith("Rank 1 raised KeyError")

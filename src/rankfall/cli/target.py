@@ -13,7 +13,7 @@ import shlex
 import stat
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 
@@ -24,6 +24,8 @@ from rankfall.cli import console
 from rankfall.model import FINAL_STATES, LockHeld, NotFound, RankfallError, Refused, UsageError
 from rankfall.model.foreign import FOREIGN_KINDS, Target
 from rankfall.model.patterns import anchored
+from rankfall.render.escape import one_line
+from rankfall.render.formatting import count
 from rankfall.rundir import RunDir, default_home, home, list_runs
 from rankfall.rundir.lease import append_to
 
@@ -35,6 +37,10 @@ _TARGET: Final = anchored(r"([A-Za-z]+)(?:\.[A-Za-z0-9.-]+)?/([a-z0-9](?:[a-z0-9
 # Nodes in a message.
 _MAX_NODES: Final = 16
 _SHORT: Final = {"po": "pod"}
+# Runs in a message, and bounds of the search for run directories in a folder of logs.
+_MAX_LISTED: Final = 10
+_MAX_DEPTH: Final = 3
+_MAX_FOLDERS: Final = 2_000
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,12 +214,13 @@ def opened_archives(paths: Sequence[Path]) -> tuple[list[Path], Path]:
     Returns the paths, and the folder of relative ones: there an archive is a folder of its name.
 
     Raises:
-        UsageError: Damaged or too large archive.
+        UsageError: Damaged or too large archive, or several runs.
     """
     from rankfall.rundir.bundle import is_archive, unpack_logs  # noqa: PLC0415
 
     archives = {path for path in paths if path.is_file() and is_archive(path)}
     if not archives:
+        _refuse_several_runs(paths, Path())
         return list(paths), Path()
     folder = _temporary_folder()
     found: list[Path] = []
@@ -224,7 +231,47 @@ def opened_archives(paths: Sequence[Path]) -> tuple[list[Path], Path]:
         name = Path(path.name) if Path(path.name) not in found else Path(str(number), path.name)
         unpack_logs(path, folder / name)
         found.append(name)
+    _refuse_several_runs(found, folder)
     return found, folder
+
+
+def _refuse_several_runs(paths: Sequence[Path], within: Path) -> None:
+    """Refuses Rankfall's folder of runs, and paths with several run directories: a verdict is about one run."""
+    own = default_home().resolve() / "runs"
+    runs = [run for path in paths for run in _runs_below(within / path)]
+    of_home = any((within / path).resolve() in {own, own.parent} for path in paths)
+    if len(runs) < 2 and not (runs and of_home):  # noqa: PLR2004 - several
+        return
+    runs.sort(key=lambda run: (-run.created, run.id))
+    names = [
+        run.id
+        if run.path.resolve().parent == own
+        else str(run.path.relative_to(within) if run.path.is_relative_to(within) else run.path)
+        for run in runs
+    ]
+    listed = ", ".join(one_line(name, width=200) for name in names[:_MAX_LISTED])
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    what = one_line(", ".join(map(str, paths)), width=200)
+    unpacked = "" if within == Path() else "unpack the archive, then "
+    raise UsageError(
+        f"{what} holds {count(len(names), 'run')}, and a verdict is about one run: {listed}{more}",
+        hint=f"{unpacked}name one run: rankfall why {shlex.quote(names[0])}",
+    )
+
+
+def _runs_below(path: Path) -> Iterator[RunDir]:
+    """Run directories at a path and in folders below it."""
+    folders = [(path, 0)]
+    for folder, depth in folders:
+        with contextlib.suppress(OSError, ValueError):
+            if all((folder / name).exists() for name in ("meta.json", "spec.json")) and any(
+                (folder / name).exists() for name in ("run.db", "logs")
+            ):
+                yield RunDir(folder)
+            elif depth < _MAX_DEPTH and len(folders) < _MAX_FOLDERS:
+                with os.scandir(folder) as entries:
+                    found = [Path(one.path) for one in entries if one.is_dir(follow_symlinks=False)]
+                folders += [(below, depth + 1) for below in found[: _MAX_FOLDERS - len(folders)]]
 
 
 def _temporary_folder() -> Path:
