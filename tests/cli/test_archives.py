@@ -216,3 +216,10 @@ def test_several_runs_are_refused_and_listed(
     Path("logs", "rank_1.log").write_bytes(RAISED)
     assert main(["why", "logs"]) == 0
     assert capfd.readouterr().out.startswith("Rank 1 raised KeyError")
+
+
+def test_a_pipe_has_lines_of_evidence_whole_at_any_width(rankfall: Runner, tmp_path: Path) -> None:
+    line = b"KeyError: " + b"'long' " * 40 + b"end"
+    (tmp_path / "rank_1.log").write_bytes(RAISED.replace(b"KeyError: 1", line))
+    found = rankfall("why", str(tmp_path / "rank_1.log"), COLUMNS="60")
+    assert f"      {line.decode()}" in found.stdout.splitlines()

@@ -409,6 +409,26 @@ def test_lines_before_the_decisive_one_are_shown_above_it() -> None:
     assert "rank 1  a.log:4\n      one\n      evil\n      boom" in shown
 
 
+def test_a_pipe_gets_evidence_and_context_whole_and_a_terminal_gets_them_cut() -> None:
+    end = "failed (exitcode: 1) local_rank: 1 (pid: 142)"
+    lines = [f"{word} {'x' * 40} {'y' * 60} {end}" for word in ("decisive", "second", "before")]
+    found = fallen(
+        evidence=tuple(proof(line, where=f"a.log:{number}") for number, line in enumerate(lines[:2])),
+        decisive=Decisive(source="log", where="a.log:0", line=lines[0]),
+    )
+    details = Details(before=(lines[2], "evil\x1b[2J" + "z" * 2000))
+    shown = render_verdict(found, details=details, width=80, cut=False)
+    assert [f"      {line}" in shown.split("\n") for line in lines] == [True] * 3
+    assert "\x1b" not in shown
+    assert "[1004 more characters]" in shown
+    for line in render_verdict(found, details=details, width=80).split("\n"):
+        assert len(line) <= 80
+    brief = render_brief(found, width=80, cut=False)
+    assert f"      {lines[0]}" in brief.split("\n")
+    alone = fallen(evidence=(), decisive=Decisive(source="log", where="a.log:4", line=lines[0]))
+    assert f"      {lines[0]}" in render_verdict(alone, width=80, cut=False).split("\n")
+
+
 def test_a_place_that_does_not_fit_has_its_own_line() -> None:
     text = render_verdict(fallen(evidence=(proof("boom", where="records/" + "x" * 40),)), width=60)
     assert "  time unknown  log  rank 1\n    records/xxx" in text

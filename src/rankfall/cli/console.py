@@ -73,6 +73,11 @@ def color_on(stream: IO[Any] | None = None) -> bool:
     return wants_color(stream or sys.stdout)
 
 
+def shape(stream: IO[Any]) -> dict[str, Any]:
+    """Returns width, color and cutting of a verdict's text; only a terminal needs cut lines."""
+    return {"width": width(), "color": color_on(stream), "cut": not stream.closed and stream.isatty()}
+
+
 def width() -> int:
     """Terminal columns, at most 120; 100 without terminal."""
     return min(120, shutil.get_terminal_size((100, 24)).columns)

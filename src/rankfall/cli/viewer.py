@@ -164,7 +164,7 @@ class Viewer:
         console.say()
         verdict = as_of_now(outcome.verdict, self._directory)
         details = details_of(self._directory, verdict)
-        console.say(render_verdict(verdict, details=details, width=console.width(), color=self._paint.color))
+        console.say(render_verdict(verdict, details=details, **console.shape(sys.stderr)))
 
     def stop_printing(self) -> None:
         """Shows no more lines; events and verdicts continue."""
@@ -261,11 +261,7 @@ class Viewer:
             return
         self._printed_attempt = attempt
         console.say()
-        console.say(
-            render_brief(
-                verdict, details=details_of(self._directory, verdict), width=console.width(), color=self._paint.color
-            )
-        )
+        console.say(render_brief(verdict, details=details_of(self._directory, verdict), **console.shape(sys.stderr)))
         console.say()
 
     def _stored(self, attempt: int) -> Verdict | None:

@@ -22,6 +22,8 @@ from rankfall.rundir.incomplete import PREFIX
 _MAX_EVIDENCE: Final = 6
 _MAX_PROOF_LINES: Final = 8
 _MAX_PROOF_LINE: Final = 1000
+# Wider than any line of evidence.
+_UNCUT: Final = 2 * _MAX_PROOF_LINE
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,17 +51,17 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
 NO_DETAILS: Final = Details()
 
 
-def _decisive_lines(verdict: Verdict, details: Details, *, width: int, paint: Paint) -> list[str]:
+def _decisive_lines(verdict: Verdict, details: Details, *, width: int, cut: bool, paint: Paint) -> list[str]:
     """Decisive evidence with its innermost frame."""
     lines = []
     for proof in _in_order(verdict)[:1]:
-        lines += _proof(proof, whole=False, width=width, paint=paint)
+        lines += _proof(proof, whole=False, width=width, cut=cut, paint=paint)
         if _is_decisive(proof, verdict):
             lines += _frames(details.frames[:1], width=width)
     return lines
 
 
-def _evidence(verdict: Verdict, details: Details, *, width: int, paint: Paint) -> str:
+def _evidence(verdict: Verdict, details: Details, *, width: int, cut: bool, paint: Paint) -> str:
     if not verdict.evidence and verdict.decisive is None:
         return ""
     date = formatting.day(verdict.time.at)
@@ -72,12 +74,12 @@ def _evidence(verdict: Verdict, details: Details, *, width: int, paint: Paint) -
     for number, proof in enumerate(proofs[:_MAX_EVIDENCE]):
         decisive = number == 0 and _is_decisive(proof, verdict)
         before = details.before if decisive else ()
-        lines += _proof(proof, whole=number == 0, width=width, paint=paint, before=before)
+        lines += _proof(proof, whole=number == 0, width=width, cut=cut, paint=paint, before=before)
         if decisive:
             lines += _frames(details.frames, width=width)
     if not proofs and verdict.decisive is not None:
         lines += _head(verdict.decisive.source, verdict.decisive.where, width=width, paint=paint)
-        lines += _line_of(verdict.decisive.line, whole=True, width=width)
+        lines += _line_of(verdict.decisive.line, whole=True, room=(width if cut else _UNCUT) - 6)
     if hidden:
         lines.append(paint.dim(f"  and {hidden} more: see -o json"))
     return "\n".join(lines)
@@ -111,17 +113,18 @@ def _in_order(verdict: Verdict) -> list[Proof]:
     return kept
 
 
-def _proof(proof: Proof, *, whole: bool, width: int, paint: Paint, before: Sequence[str] = ()) -> list[str]:
+def _proof(proof: Proof, *, whole: bool, width: int, cut: bool, paint: Paint, before: Sequence[str] = ()) -> list[str]:
+    room = (width if cut else _UNCUT) - 6
     time = formatting.clock(proof.at) or "time unknown"
     about = formatting.plus_minus(proof.uncertainty_s)
     who = f"rank {proof.rank}" if proof.rank is not None else f"slot {proof.slot}" if proof.slot is not None else ""
     head = "  ".join(text for text in (f"{time}{about}", proof.source, who) if text)
     lines = [clean_line(line, max_line=_MAX_PROOF_LINE).rstrip() for line in before]
-    context = [paint.dim(f"      {shorten(line, width - 6)}") for line in lines]
+    context = [paint.dim(f"      {shorten(line, room)}") for line in lines]
     return [
         *_head(head, proof.where, width=width, paint=paint),
         *context,
-        *_line_of(proof.line, whole=whole, width=width),
+        *_line_of(proof.line, whole=whole, room=room),
     ]
 
 
@@ -133,9 +136,8 @@ def _head(text: str, where: str, *, width: int, paint: Paint) -> list[str]:
     return [f"  {text}", f"    {paint.dim(place)}"]
 
 
-def _line_of(text: str, *, whole: bool, width: int) -> list[str]:
+def _line_of(text: str, *, whole: bool, room: int) -> list[str]:
     lines = [line.rstrip() for line in clean(text, max_line=_MAX_PROOF_LINE).split("\n") if line.strip()]
-    room = width - 6
     if not whole:
         return [f"      {shorten(line, room)}" for line in lines[-1:]]
     if len(lines) > _MAX_PROOF_LINES:
@@ -154,11 +156,18 @@ _MIN_WIDTH: Final = 40
 
 
 def render_verdict(
-    verdict: Verdict, *, source: str | None = None, details: Details = NO_DETAILS, width: int = 100, color: bool = False
+    verdict: Verdict,
+    *,
+    source: str | None = None,
+    details: Details = NO_DETAILS,
+    width: int = 100,
+    color: bool = False,
+    cut: bool = True,
 ) -> str:
     """Returns the whole answer as text, without a newline at its end.
 
-    ``source``: name of the input without a run. ``width``: columns. ``color``: add SGR attributes.
+    ``source``: name of the input without a run. ``width``: columns. ``color``: add SGR attributes. ``cut``: fit lines
+    of evidence to the columns; a file or pipe needs them whole.
     """
     paint = Paint(color=color)
     width = max(_MIN_WIDTH, width)
@@ -175,7 +184,7 @@ def render_verdict(
         blocks.append(missing)
         missing = ""
     blocks += [
-        _evidence(verdict, details, width=width, paint=paint),
+        _evidence(verdict, details, width=width, cut=cut, paint=paint),
         _consequences(verdict.consequences, width=width),
         _independent(verdict, width=width, paint=paint),
         _alternatives(verdict, width=width, paint=paint),
@@ -185,7 +194,9 @@ def render_verdict(
     return "\n\n".join(block for block in blocks if block)
 
 
-def render_brief(verdict: Verdict, *, details: Details = NO_DETAILS, width: int = 100, color: bool = False) -> str:
+def render_brief(
+    verdict: Verdict, *, details: Details = NO_DETAILS, width: int = 100, color: bool = False, cut: bool = True
+) -> str:
     """Returns summary, labels and decisive evidence: for an attempt that is followed by another one."""
     paint = Paint(color=color)
     width = max(_MIN_WIDTH, width)
@@ -193,7 +204,7 @@ def render_brief(verdict: Verdict, *, details: Details = NO_DETAILS, width: int 
         _summary(verdict, details, width=width, paint=paint),
         "",
         _labels(verdict, source=None, width=width, paint=paint),
-        *_decisive_lines(verdict, details, width=width, paint=paint),
+        *_decisive_lines(verdict, details, width=width, cut=cut, paint=paint),
     ]
     return "\n".join(lines)
 

@@ -163,17 +163,15 @@ def _limit(text: str | None) -> int | None:
 
 def _text(verdict: Verdict, source: str, details: Details, *, limit: int | None) -> str:
     """Renders the verdict within ``limit`` bytes."""
-    color = console.color_on()
 
     def size(text: str) -> int:
         return len(f"{text}\n".encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
 
-    text = render_verdict(verdict, source=source, details=details, width=console.width(), color=color)
+    render = partial(render_verdict, verdict, source=source, **console.shape(sys.stdout))
+    text = render(details=details)
     if limit is None or size(text) <= limit:
         return text
-    details = msgspec.structs.replace(details, before=())
-    text = render_verdict(verdict, source=source, details=details, width=console.width(), color=color)
-    lines = text.split("\n")
+    lines = render(details=msgspec.structs.replace(details, before=())).split("\n")
     for kept in range(len(lines), 0, -1):
         cut = [f"{len(lines) - kept} lines cut (--max-bytes)"] if kept < len(lines) else []
         if size(text := "\n".join([*lines[:kept], *cut])) <= limit:
