@@ -84,7 +84,9 @@ def _stored_or_new(run_dir: RunDir, *, attempt: int | None, fresh: bool, strateg
         starts = {one: reader.starts(one) for one in numbers}
         decided = {one: reader.decisions(one) for one in numbers}
     if attempt is not None and attempt not in numbers:
-        known = f"attempts 1-{max(numbers)}" if numbers else "no attempt yet"
+        known = "no attempt yet"
+        if numbers:
+            known = f"attempts 1-{max(numbers)}" if max(numbers) > 1 else "one attempt"
         raise NotFound(f"run {run_dir.id} has no attempt {attempt}", hint=f"it has {known}")
     if stored is not None:
         return stored

@@ -153,7 +153,10 @@ def test_another_python_is_asked_once(tmp_path: Path) -> None:
     ("name", "text", "words"),
     [
         ("absent", None, "does not exist or is not executable"),
-        ("dumb", "#!/bin/sh\nexit 0\n", "does not answer as a Python"),
+        ("dumb", "#!/bin/sh\nexit 0\n", "dumb does not answer as a Python: it printed nothing and exited with 0"),
+        ("false", "#!/bin/sh\necho; exit 3\n", "a Python: it printed nothing and exited with 3"),
+        ("echo", "#!/bin/sh\necho hello\n", "a Python: it printed other text and exited with 0"),
+        ("loud", "#!/bin/sh\necho hello\necho no such thing >&2\n", "a Python: no such thing\n"),
         ("broken", "#!/nowhere/at/all\n", "does not start"),
     ],
 )

@@ -147,6 +147,17 @@ def test_roles_outside_the_world_have_no_ranks_to_know(tmp_path: Path) -> None:
     assert unknown_ranks(RunDir(made.path)) is None
 
 
+def test_a_run_that_just_began_is_queued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    view = live_area.LiveView(RunDir.create(JobSpec(command=("a",)), home=tmp_path))
+    try:
+        view.refresh(None)
+        shown = capsys.readouterr().err
+    finally:
+        view.close()
+    assert " queued, " in shown
+    assert "unknown" not in shown
+
+
 def test_an_area_without_news_opens_no_database_and_writes_nothing(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -161,11 +161,11 @@ def test_watching_shows_each_state_until_the_end(folder: Path, rankfall: Runner,
 @pytest.mark.parametrize(
     ("words", "size"),
     [
-        (["--standalone", "--nproc-per-node", "3", "train.py"], "1 nodes x 3 ranks"),
-        (["--standalone", "-N", "1", "train.py"], "1 nodes x 1 ranks"),
-        (["-N", "2", "--rdzv-backend", "static", "train.py"], "2 nodes x 1 ranks"),
-        (["--nproc_per_node", "cpu", "train.py"], "1 nodes x 5 ranks"),
-        (["--nproc_per_node", "auto", "train.py"], "1 nodes x 5 ranks"),
+        (["--standalone", "--nproc-per-node", "3", "train.py"], "1 node x 3 ranks"),
+        (["--standalone", "-N", "1", "train.py"], "1 node x 1 rank"),
+        (["-N", "2", "--rdzv-backend", "static", "train.py"], "2 nodes x 1 rank"),
+        (["--nproc_per_node", "cpu", "train.py"], "1 node x 5 ranks"),
+        (["--nproc_per_node", "auto", "train.py"], "1 node x 5 ranks"),
     ],
 )
 def test_flags_of_torchrun_have_their_meaning(
@@ -280,7 +280,7 @@ def test_a_quiet_run_prints_its_outcome_as_a_document(rankfall: Runner) -> None:
     assert (outcome["state"], outcome["code"], outcome["exit_origin"]) == ("failed", 17, "rank")
     assert outcome["verdict"]["rank"] == 1
     assert done.returncode == 17
-    assert done.stderr.splitlines()[-1] == "rankfall-exit: rank 17"
+    assert done.stderr.splitlines()[-1] == "rankfall-exit: rank exit code 17"
 
 
 def test_a_quiet_run_still_reports_that_its_message_was_not_delivered(rankfall: Runner, folder: Path) -> None:

@@ -22,7 +22,7 @@ def test_jobapi_s07_resize_says_what_is_done_and_waits_for_it(rankfall: Runner, 
     run = rankfall("submit", "--launcher", "plain", "-e", f"GATE={gate}", "train.py").stdout.strip()
     wait_until(lambda: status(rankfall, run)["state"] == "running", timeout=WAIT, what="the job")
     done = rankfall("resize", run, "1")
-    assert (done.returncode, done.stdout) == (0, f"{run} worker: 1 nodes, unchanged\n")
+    assert (done.returncode, done.stdout) == (0, f"{run} worker: 1 node, unchanged\n")
     done = rankfall("resize", run, "2", "--wait", "--reason", "more")
     assert (done.returncode, done.stdout) == (0, f"{run} worker: 1 -> 2 nodes, done\n")
     assert f"rankfall status {run}" in done.stderr

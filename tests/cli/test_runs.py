@@ -82,7 +82,7 @@ def test_run_of_a_failing_rank_tells_it_all_and_ends_with_its_code(rankfall: Run
     )
     assert re.search(r"      TypeError: unsupported operand\n        at .*/train.py:\d+\s+in <module>\n", done.stderr)
     assert re.search(r"\$ rankfall logs train-[0-9a-f]{6} --attempt 1 --rank 1 --tail 50", done.stderr)
-    assert done.stderr.splitlines()[-1] == "rankfall-exit: rank 1"
+    assert done.stderr.splitlines()[-1] == "rankfall-exit: rank exit code 1"
 
 
 @pytest.mark.parametrize(("word", "code"), [("exit", 17), ("kill", 137)])
@@ -90,7 +90,7 @@ def test_run_ends_with_the_root_ranks_own_code(word: str, code: int, rankfall: R
     done = rankfall("run", *GANG, "--max-restarts", "0", "-q", "train.py", word)
     assert done.returncode == code
     assert done.stdout == ""
-    assert done.stderr.splitlines()[-1] == f"rankfall-exit: rank {code}"
+    assert done.stderr.splitlines()[-1] == f"rankfall-exit: rank exit code {code}"
     assert "rank    1" in done.stderr
 
 
@@ -162,7 +162,7 @@ def test_the_documents_of_a_submitted_run_are_valid(rankfall: Runner, home: Path
     waited = rankfall("wait", name, "-o", "json")
     assert waited.returncode == 1
     assert json.loads(waited.stdout)["state"] == "failed"
-    assert waited.stderr.splitlines()[-1] == "rankfall-exit: rank 1"
+    assert waited.stderr.splitlines()[-1] == "rankfall-exit: rank exit code 1"
     listed = valid(rankfall("ps", "-o", "json").stdout, "rankfall.runs-1")
     assert [(run["run"], run["state"], run["cause"], run["rank"]) for run in listed["runs"]] == [
         (name, "failed", "user_code_exception", 1)
@@ -239,7 +239,7 @@ def test_a_stdout_on_a_full_disk_does_not_end_the_job(start: Starter) -> None:
     assert running.returncode == 17
     assert b"cannot write to stdout (No space left on device)" in told
     assert b"rank    1 (" in told
-    assert told.splitlines()[-1] == b"rankfall-exit: rank 17"
+    assert told.splitlines()[-1] == b"rankfall-exit: rank exit code 17"
 
 
 def test_closed_standard_streams_are_no_trouble(rankfall: Runner, folder: Path, home: Path) -> None:
@@ -266,7 +266,8 @@ def test_errors_s40_a_cancelled_run_is_cancelled_and_130(rankfall: Runner, folde
     name = rankfall("submit", "-q", *GANG, "train.py", GATE=str(folder / "never")).stdout.strip()
     wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
     assert rankfall("cancel").returncode == 2
-    assert rankfall("wait", name, "--timeout", "0.1s").returncode == 124
+    for timeout, said in (("0", f"{name} has not ended yet\n"), ("0.1s", f"{name} has not ended after 0.1s\n")):
+        assert f"rankfall: {said}rankfall-exit: rankfall 124\n" in rankfall("wait", name, "--timeout", timeout).stderr
     done = rankfall("cancel", name, "--reason", "enough", "-o", "json")
     assert done.returncode == 0
     assert json.loads(done.stdout)["state"] == "cancelled"
@@ -318,7 +319,7 @@ def test_attach_takes_over_from_a_killed_supervisor(start: Starter, rankfall: Ru
     gate.touch()
     out, told = attached.communicate(timeout=scaled(30))
     assert attached.returncode == 17
-    assert told.decode().splitlines()[-1] == "rankfall-exit: rank 17"
+    assert told.decode().splitlines()[-1] == "rankfall-exit: rank exit code 17"
     assert out.count(b"[rank 1] rank 1 step 2\n") == 1
     assert rankfall("logs", "--rank", "1").stdout.count("rank 1 step 2\n") == 1
     assert json.loads(rankfall("ps", "-o", "json").stdout)["runs"][0]["attempts"] == 1

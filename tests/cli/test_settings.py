@@ -32,7 +32,7 @@ def test_the_command_line_beats_a_variable_and_that_the_file(
     folder: Path, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    assert planned(capsys) == "train: 1 nodes x 1 ranks"
+    assert planned(capsys) == "train: 1 node x 1 rank"
     config.write_text('[run]\nnnodes = "2"\nnproc-per-node = 3\n')
     assert planned(capsys) == "train: 2 nodes x 3 ranks"
     monkeypatch.setenv("RANKFALL_RUN_NNODES", "4")

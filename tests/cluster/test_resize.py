@@ -110,7 +110,7 @@ def test_jobapi_s07_an_indexed_job_grows_and_shrinks_while_pod_0_runs_on(world: 
     grown = pods(world)
     assert (sorted(grown), grown["0"]) == (["0", "1"], first["0"])
     done = world.cli("resize", run, "1", "--wait", timeout=WAIT)
-    assert (done.returncode, done.stdout) == (0, f"{run} worker: 2 -> 1 nodes, done\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{run} worker: 2 -> 1 node, done\n"), done.stderr
     assert pods(world) == first
     wait_until(
         lambda: "slot 0 is rank 0 of 1\n" in world.cli("logs", run, "--no-prefix", "--tail", "2").stdout,

@@ -46,8 +46,14 @@ def test_a_stored_verdict_is_the_answer_until_a_fresh_one_is_asked_for(run):
 
 
 def test_an_attempt_that_never_was_is_named(run):
-    with pytest.raises(NotFound, match="no attempt 7"):
+    with pytest.raises(NotFound, match="no attempt 7") as found:
         explain_run(run, attempt=7)
+    assert found.value.hint == "it has one attempt"
+    with run.lease() as writer:
+        writer.begin_attempt(2, at=1, plan={})
+    with pytest.raises(NotFound, match="no attempt 7") as found:
+        explain_run(run, attempt=7)
+    assert found.value.hint == "it has attempts 1-2"
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,16 @@ def test_status_shows_slots_ranks_and_what_is_wrong() -> None:
     assert "4.2s ago" in text
 
 
+def test_a_slot_that_is_ready_is_counted_once() -> None:
+    status = StatusDocument(
+        run="train-3fa9c1", name="train", backend="local", state="running", attempts=1, started=START, ready=1, active=2,
+        failed=1, slots=(SlotStatus(slot=0, role="worker", state="running"),), sizes={"worker": 1}, sizes_wished={"worker": 3},
+    )  # fmt: skip
+    text = render_status(status, now=NOW)
+    assert "\n  slots: 2 active (1 ready), 0 succeeded, 1 failed, 0 stopped\n" in text
+    assert "\n  worker: 1 node, 3 requested\n" in text
+
+
 def test_a_final_status_does_not_ask_for_a_supervisor() -> None:
     status = StatusDocument(
         run="train-3fa9c1", name="train", backend="local", state="failed", cause="host_oom", rank=1, node="node0",

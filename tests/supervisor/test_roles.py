@@ -51,7 +51,7 @@ def test_jobapi_s11_when_the_workers_are_done_the_parameter_servers_are_stopped(
         "done: 3 of 3 slots of role worker ended with 0, 3 are required; the other slots have 0.2 s to finish"
     ]
     assert bench.texts("failure") == []
-    assert "attempt 1: ps 2 nodes, worker 3 nodes x 1 ranks" in " ".join(bench.texts("attempt"))
+    assert "attempt 1: ps 2 nodes, worker 3 nodes x 1 rank" in " ".join(bench.texts("attempt"))
     status = status_of(run)
     assert [(slot.slot, slot.role, slot.note) for slot in status.slots] == [
         (0, "ps", "stopped after success"),

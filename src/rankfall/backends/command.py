@@ -118,6 +118,9 @@ def _ask(path: str, mtime: int) -> Interpreter:  # noqa: ARG001 - a changed file
         return Interpreter(path=path, version=(int(major), int(minor), int(micro)), torch=answer["torch"])
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         text = done.stderr.decode("utf-8", "replace").strip()[-300:]
+        text = (
+            text or f"it printed {'other text' if done.stdout.strip() else 'nothing'} and exited with {done.returncode}"
+        )
         raise SpecError("$.python", f"{path} does not answer as a Python: {text}", hint=hint) from error
 
 

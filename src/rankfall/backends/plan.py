@@ -15,6 +15,7 @@ from rankfall.model import JobSpec, decoding
 from rankfall.model.jobspec.secrets import MASK, masked, masked_words, referring, secrets_of, without_pointer
 from rankfall.model.jobspec.secrets import reference as secret_reference
 from rankfall.model.jobspec.sizes import Left, SizeChange
+from rankfall.model.numbers import counted
 from rankfall.rundir.cluster.pod_source import PodSource
 from rankfall.verdict.diagnose import CAUSAL
 
@@ -136,8 +137,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         found = []
         for part in spec.parts:
             count = sum(slot.role == part.name for slot in self.slots)
-            ranks = f" x {part.spec.nproc_per_node} ranks" if part.in_world or not spec.several_roles else ""
-            found.append(f"{f'{part.name} ' if spec.several_roles else ''}{count} nodes{ranks}")
+            ranks = f" x {counted(part.spec.nproc_per_node, 'rank')}" if part.in_world or not spec.several_roles else ""
+            found.append(f"{f'{part.name} ' if spec.several_roles else ''}{counted(count, 'node')}{ranks}")
         return ", ".join(found)
 
     def document(self) -> dict[str, Any]:

@@ -217,7 +217,8 @@ class LiveView:
             found = tables.diagnosis(attempt)
             self._found = Snapshot(
                 run=self._directory.id,
-                state=row.state,
+                # The supervisor has not created the database yet.
+                state=row.state if attempts or row.state != "unknown" else "queued",
                 attempt=attempt,
                 most=spec.policies.max_restarts + 1,
                 started=row.started,

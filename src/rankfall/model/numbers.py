@@ -56,6 +56,11 @@ def real(text: bytes | str | None) -> float | None:
     return number if abs(number) != float("inf") else None
 
 
+def counted(number: int, noun: str) -> str:
+    """Formats a count: ``1 rank``, ``3 ranks``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def clamped(text: bytes | str | None, *, least: int, most: int) -> int | None:
     """Parses a whole number in the range; None otherwise."""
     number = whole(text)

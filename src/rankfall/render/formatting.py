@@ -66,8 +66,10 @@ def ranks(numbers: Iterable[int]) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Formats a count: ``1 rank``, ``3 ranks``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """Formats a count: ``1 rank``, ``3 ranks`` (``model.numbers.counted``)."""
+    from rankfall.model.numbers import counted  # noqa: PLC0415
+
+    return counted(number, noun)
 
 
 def size(number: int) -> str:

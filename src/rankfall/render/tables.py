@@ -72,7 +72,7 @@ def render_status(status: StatusDocument, *, now: datetime, color: bool = False)
         place = f" on {one_line(status.node, width=100)}" if status.node else ""
         facts.append(f"  cause: {status.cause}{who}{place}")
     facts += [
-        paint.warn(f"  {role}: {status.sizes.get(role, 0)} nodes, {nodes} requested")
+        paint.warn(f"  {role}: {formatting.count(status.sizes.get(role, 0), 'node')}, {nodes} requested")
         for role, nodes in status.sizes_wished.items()
         if status.sizes.get(role) != nodes
     ]
@@ -115,9 +115,9 @@ def _state_sentence(status: StatusDocument, *, now: datetime, paint: Paint) -> s
 
 def _counts(status: StatusDocument) -> str:
     """Number of slots by state, and the restarts."""
-    numbers = [f"{getattr(status, name)} {name}" for name in ("ready", "active", "succeeded", "failed", "stopped")]
+    numbers = [f"{getattr(status, name)} {name}" for name in ("succeeded", "failed", "stopped")]
     counted = status.restarts
-    text = f"slots: {', '.join(numbers)}"
+    text = f"slots: {status.active} active ({status.ready} ready), {', '.join(numbers)}"
     if counted.count:
         causes = ", ".join(f"{slug} {count}" for slug, count in counted.by_cause.items())
         limit = f" of {counted.limit}" if counted.count <= counted.limit else ""

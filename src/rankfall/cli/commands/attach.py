@@ -18,6 +18,7 @@ from rankfall.cli.target import one_run, read_home, several_runs
 from rankfall.cli.values import Ranks, parse_ranks, parse_span
 from rankfall.cli.viewer import Viewer
 from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, Outcome, UsageError
+from rankfall.render.formatting import count
 from rankfall.rundir import RunDir, list_runs
 from rankfall.supervisor import request_cancel
 from rankfall.supervisor.outcome import outcome_of
@@ -97,7 +98,7 @@ def wait(*, run: str | None, timeout: str | None, output: Output) -> int:
         console.say(f"rankfall-exit: rankfall {reading.code}")
         return reading.code
     if outcome is None:
-        console.say(f"rankfall: {directory.id} has not ended after {timeout}")
+        console.say(f"rankfall: {directory.id} has not ended{f' after {timeout}' if limit else ' yet'}")
         console.say(f"rankfall-exit: rankfall {_TIMED_OUT}")
         return _TIMED_OUT
     _tell(outcome, output)
@@ -333,10 +334,10 @@ def resize(*, run: str, nodes: int, role: str | None, wait: bool, reason: str) -
 
 def _line(answer: Resized) -> str:
     if answer.how == "nothing":
-        return f"{answer.role}: {answer.nodes} nodes, {_WORDS['nothing']}"
+        return f"{answer.role}: {count(answer.nodes, 'node')}, {_WORDS['nothing']}"
     if answer.holds:
-        return f"{answer.role}: {answer.before} -> {answer.nodes} nodes, done"
-    return f"{answer.role}: {answer.before} -> {answer.nodes} nodes, {_WORDS[answer.how]}"
+        return f"{answer.role}: {answer.before} -> {count(answer.nodes, 'node')}, done"
+    return f"{answer.role}: {answer.before} -> {count(answer.nodes, 'node')}, {_WORDS[answer.how]}"
 
 
 def _why_not(answer: Resized) -> str:

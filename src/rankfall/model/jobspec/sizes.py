@@ -13,6 +13,7 @@ import msgspec
 from rankfall.model.errors import Refused, SpecError
 from rankfall.model.jobspec.job import JobSpec
 from rankfall.model.jobspec.policies import Positive
+from rankfall.model.numbers import counted
 
 
 class SizeChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +38,9 @@ class SizeChange(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """One line."""
-        words = f"{self.role}: {self.before} -> {self.nodes} nodes, requested by {self.by or 'an unknown user'}"
+        words = (
+            f"{self.role}: {self.before} -> {counted(self.nodes, 'node')}, requested by {self.by or 'an unknown user'}"
+        )
         return f"{words}: {self.reason}" if self.reason else words
 
 
