@@ -4,9 +4,10 @@ A thread of the supervisor would delay it: nothing interrupts the resolution of 
 interpreter's lock while it loads. A thread also ends with its process. This process has its own session, outlives a
 killed supervisor, and ends itself after a minute of failures.
 
-The database holds the events, ``notify.jsonl`` the messages sent. One process of a run sends at a time
+The database holds the events, ``notify.jsonl`` the documents and the messages sent. One process of a run sends at a time
 (``notify.lock``), and the next one reads both. So a message is repeated only if its process ended between the answer and
-the mark, or if the receiver did not answer.
+the mark, or if the receiver did not answer. A document has what was stored at its event, and is written once, so that
+slow targets and repetitions get the same one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import importlib
 import os
 import shutil
 import signal
@@ -26,7 +28,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from rankfall.model import FINAL_STATES, RankfallError, Verdict, decoding
+from rankfall.model import FINAL_STATES, Decision, RankfallError, RunState, Verdict, decoding
 from rankfall.model.jobspec.policies import Notify, NotifyTarget
 from rankfall.model.jobspec.secrets import masked_url, secrets_of
 from rankfall.model.run_status import Notification
@@ -48,10 +50,11 @@ _BACKOFF_S: Final = 1.0
 _POLL_S: Final = 0.25
 # Ends a process that hangs nevertheless.
 _ALARM_S: Final = 300
-_MAX_MARKS: Final = 8 << 20
+_MAX_MARKS: Final = 32 << 20
 _NICE: Final = 5
 _LABEL: Final = 200
 _AGAIN: Final = frozenset({408, 425, 429})
+_RETRIES: Final = frozenset({"retry", "retry_elsewhere", "resize"})
 # Directories of sendmail that PATH of a user often lacks.
 _SBIN: Final = "/usr/sbin:/usr/lib:/sbin"
 
@@ -63,12 +66,18 @@ class Problem(NamedTuple):
     again: bool = True
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of ``notify.jsonl``: event and target, as ``failure-1:0``, with the result."""
+class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of ``notify.jsonl``.
+
+    Attributes:
+        key: Event and target, as ``failure-1:0``; of a document only the event.
+        result: ``made`` with the document that every target gets.
+    """
 
     key: str
-    result: Literal["delivered", "failed"]
+    result: Literal["made", "delivered", "failed"]
     at: int
+    note: Notification | None = None
 
 
 def label_of(target: NotifyTarget) -> str:
@@ -80,6 +89,9 @@ def label_of(target: NotifyTarget) -> str:
 
 async def try_once(target: NotifyTarget, note: Notification) -> Problem | None:
     """Sends one message once; returns None if the receiver took it. Messages of libraries could show the URL."""
+    if target.webhook:
+        # Loading may take seconds. Other targets continue meanwhile, and it is not the receiver's time.
+        await asyncio.to_thread(importlib.import_module, "aiohttp")
     try:
         async with asyncio.timeout(TRY_S):
             if target.webhook:
@@ -155,40 +167,51 @@ class Sender:
         self._spec = run_dir.whole_spec()
         self._redactor = Redactor()
         self._redactor.learn(found.text for found in secrets_of(self._spec).values())
-        self._done = {*done, *_marks(run_dir.path)}
+        marks, self._notes = _stored(run_dir.path)
+        self._done = {*done, *marks}
+        self._tries = [TRIES] * len(self._spec.notify.targets)
         self._until = time.monotonic() + LIMIT_S
-        self._busy = 0
         self._offset = 0
         self._hangs: list[Event] = []
 
     async def send(self) -> None:
-        """Sends until nothing is due at any target."""
-        await asyncio.gather(*(self._serve(number, target) for number, target in enumerate(self._spec.notify.targets)))
-
-    async def _serve(self, number: int, target: NotifyTarget) -> None:
-        """Sends to one target in order; a slow target delays no other."""
-        tries = TRIES
+        """Sends until nothing is due at any target; a slow target delays no other."""
+        targets = self._spec.notify.targets
+        serving: dict[int, asyncio.Task[None]] = {}
         while True:
-            with self._run_dir.reader() as reader:
-                state = reader.run().state
-                due = [one for one in self._happened(reader) if f"{one.key}:{number}" not in self._done]
-            if not due and not self._busy:
+            self._freeze()
+            for number, target in enumerate(targets):
+                due = self._due(number)
+                if due and number not in serving:
+                    serving[number] = asyncio.create_task(self._serve(number, target, due))
+            if not serving:
                 return
-            if not due:
-                await asyncio.sleep(_POLL_S)
-                continue
-            self._busy += 1
-            about = RunName(run=self._run_dir.id, name=self._spec.name, state=state)
-            for one in due:
-                at = rfc3339(time.time_ns()) or ""
-                note = message(about, one, at=at, redactor=self._redactor, link=self._spec.notify.link)
-                problem = await self._try(target, note, tries)
-                self._mark(f"{one.key}:{number}", "failed" if problem else "delivered")
-                if problem is not None:
-                    # After a failure the receiver gets one try for each message.
-                    tries = 1
-                    self._report(one, number, label_of(target), problem)
-            self._busy -= 1
+            await asyncio.wait(serving.values(), timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+            for number in [number for number, task in serving.items() if task.done()]:
+                serving.pop(number).result()
+
+    def _due(self, number: int) -> dict[str, Notification]:
+        return {key: note for key, note in self._notes.items() if f"{key}:{number}" not in self._done}
+
+    def _freeze(self) -> None:
+        """Makes and stores the document of each new event."""
+        about = RunName(run=self._run_dir.id, name=self._spec.name)
+        with self._run_dir.reader() as reader:
+            for one in self._happened(reader):
+                note = message(about, one, redactor=self._redactor, link=self._spec.notify.link)
+                self._notes[one.key] = note
+                # Without room, a later process makes it again.
+                self._append(Mark(key=one.key, result="made", at=time.time_ns(), note=note))
+
+    async def _serve(self, number: int, target: NotifyTarget, due: dict[str, Notification]) -> None:
+        """Sends to one target in order."""
+        for key, note in due.items():
+            problem = await self._try(target, note, self._tries[number])
+            self._mark(f"{key}:{number}", "failed" if problem else "delivered")
+            if problem is not None:
+                # After a failure the receiver gets one try for each message.
+                self._tries[number] = 1
+                self._report(key, number, label_of(target), problem)
 
     async def _try(self, target: NotifyTarget, note: Notification, tries: int) -> Problem | None:
         problem = Problem("earlier messages took too long", again=False)
@@ -204,74 +227,109 @@ class Sender:
         return problem
 
     def _happened(self, reader: Reader) -> Iterator[Happening]:
-        """Yields events that the job wants, oldest attempt first."""
+        """Yields new events that the job wants, oldest attempt first."""
         run, wanted = reader.run(), self._spec.notify.events
         events, self._offset = read_events(self._run_dir.path, offset=self._offset)
         self._hangs += [event for event in events if event.kind == "hang"]
         over = run.state in FINAL_STATES
         for row in reader.attempts():
             number = row.attempt
-            if "restart" in wanted and number > 1:
-                yield self._happening(reader, f"restart-{number}", number, of=number - 1)
-            if "hang" in wanted:
-                for event in self._hangs:
-                    if event.data.get("attempt") == number:
-                        yield Happening(key=f"hang-{number}", event="hang", attempt=number, reason=event.text)
-                        break
+            key = f"restart-{number}"
+            if "restart" in wanted and number > 1 and key not in self._notes:
+                found = Happening(key=key, event="restart", attempt=number, at=_at(row.started), state="starting")
+                yield _judged(reader, found, of=number - 1)
+            key = f"hang-{number}"
+            hang = next((event for event in self._hangs if event.data.get("attempt") == number), None)
+            if "hang" in wanted and hang is not None and key not in self._notes:
+                at = _at(hang.at)
+                yield Happening(key=key, event="hang", attempt=number, at=at, state="running", reason=hang.text)
             if "failure" not in wanted:
                 continue
             for fall in (one.fall for one in reader.falls(number) if one.fall.again):
-                verdict = msgspec.structs.replace(fall.diagnosis.verdict, decision=fall.only_decision)
                 key = f"failure-{number}-slot-{fall.slot}-{fall.instance}"
-                yield Happening(key=key, event="failure", attempt=number, verdict=verdict, step=fall.step)
-            if row.state == "failed" and (over or reader.decisions(number)):
-                yield self._happening(reader, f"failure-{number}", number, of=number)
-        if "end" in wanted and over:
+                if key not in self._notes:
+                    verdict = msgspec.structs.replace(fall.diagnosis.verdict, decision=fall.only_decision)
+                    found = Happening(
+                        key=key, event="failure", attempt=number, at=fall.at or _at(None), state="running",
+                        verdict=verdict, step=fall.step,
+                    )  # fmt: skip
+                    yield found
+            key = f"failure-{number}"
+            made = [one.decision for one in reader.decisions(number)]
+            if row.state == "failed" and (over or made) and key not in self._notes:
+                # The end of the run revokes the decision about an attempt that never began.
+                decision = next((one for one in reversed(made) if one.rule != "not_begun"), None)
+                at = decision.at if decision is not None and decision.at else _at(row.ended)
+                state: RunState = "restarting" if decision is not None and decision.action in _RETRIES else "failed"
+                found = Happening(key=key, event="failure", attempt=number, at=at, state=state)
+                yield _judged(reader, found, of=number, decision=decision)
+        if "end" in wanted and over and "end" not in self._notes:
             newest = reader.newest_attempt()
-            found = self._happening(reader, "end", newest, of=newest if run.state == "failed" else None)
+            found = Happening(key="end", event="end", attempt=newest, at=_at(run.ended), state=run.state)
+            found = _judged(reader, found, of=newest if run.state == "failed" else None)
             yield found._replace(reason=run.reason)
-
-    @staticmethod
-    def _happening(reader: Reader, key: str, attempt: int | None, *, of: int | None) -> Happening:
-        """Event with the verdict of the attempt ``of``."""
-        event: Literal["failure", "restart", "end"] = (
-            "end" if key == "end" else "failure" if key.startswith("failure") else "restart"
-        )
-        diagnosis = reader.diagnosis(of) if of else None
-        if diagnosis is None:
-            return Happening(key=key, event=event, attempt=attempt, reason="no verdict was reached")
-        verdict: Verdict = diagnosis.verdict
-        step = reader.failed_step(of or 0, verdict.rank)
-        return Happening(key=key, event=event, attempt=attempt, verdict=verdict, step=step)
 
     def _mark(self, key: str, result: Literal["delivered", "failed"]) -> None:
         self._done.add(key)
-        try:
-            with append_to(self._run_dir.path / MARKS_NAME) as file:
-                file.write(msgspec.json.encode(Mark(key=key, result=result, at=time.time_ns())) + b"\n")
-        except OSError:
+        if not self._append(Mark(key=key, result=result, at=time.time_ns())):
             self.unstored.append(key)
 
-    def _report(self, one: Happening, number: int, label: str, problem: Problem) -> None:
+    def _append(self, line: Mark) -> bool:
+        """Stores one whole line and returns True, or nothing and returns False."""
+        try:
+            with append_to(self._run_dir.path / MARKS_NAME) as file:
+                size = file.tell()
+                try:
+                    file.write(msgspec.json.encode(line) + b"\n")
+                    file.flush()
+                except OSError:
+                    os.ftruncate(file.fileno(), size)
+                    raise
+        except OSError:
+            return False
+        return True
+
+    def _report(self, key: str, number: int, label: str, problem: Problem) -> None:
         text = (
-            f"{label} did not get the message {one.key}: {problem.text}; "
+            f"{label} did not get the message {key}: {problem.text}; "
             "next: rankfall config notify --test (-f JOB.yaml, if the job file has notify)"
         )
         events = EventLog(self._run_dir.path, None)
-        events.say("notify", text, at=time.time_ns(), key=one.key, target=number, delivered=False)
+        events.say("notify", text, at=time.time_ns(), key=key, target=number, delivered=False)
 
 
-def _marks(folder: Path) -> set[str]:
+def _at(time_ns: int | None) -> str:
+    return rfc3339(time_ns) or rfc3339(time.time_ns()) or ""
+
+
+def _judged(reader: Reader, found: Happening, *, of: int | None, decision: Decision | None = None) -> Happening:
+    """Event with the verdict of the attempt ``of``, and with this decision instead of its newest."""
+    diagnosis = reader.diagnosis(of) if of else None
+    if diagnosis is None:
+        return found._replace(reason="no verdict was reached")
+    verdict: Verdict = diagnosis.verdict
+    if decision is not None:
+        verdict = msgspec.structs.replace(verdict, decision=decision)
+    return found._replace(verdict=verdict, step=reader.failed_step(of or 0, verdict.rank))
+
+
+def _stored(folder: Path) -> tuple[set[str], dict[str, Notification]]:
+    """Keys of all messages sent or given up, and the documents of all events."""
     try:
         with (folder / MARKS_NAME).open("rb") as file:
             lines = file.read(_MAX_MARKS).split(b"\n")
     except OSError:
-        return set()
-    found = set()
+        return set(), {}
+    marks: set[str] = set()
+    notes: dict[str, Notification] = {}
     for line in lines:
         with contextlib.suppress(msgspec.MsgspecError):
-            found.add(decoding.decode(line, kind=Mark).key)
-    return found
+            found = decoding.decode(line, kind=Mark)
+            if found.note is None:
+                marks.add(found.key)
+            else:
+                notes.setdefault(found.key, found.note)
+    return marks, notes
 
 
 async def _test(notify: Notify) -> list[Problem | None]:

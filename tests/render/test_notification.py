@@ -52,11 +52,19 @@ def hostile(text: str, *, link: str | None = None, event: str = "failure") -> No
         decisive=Decisive(source="log", where=text, line=f"{text}: failed"),
         decision=Decision(action="stop", rule="final", because=text),
     )
-    found = Happening(key=f"{event}-1", event=event, attempt=1, verdict=verdict, reason=text)  # type: ignore[arg-type]
+    found = Happening(
+        key=f"{event}-1",
+        event=event,
+        attempt=1,
+        at="2026-01-01T00:00:00Z",
+        state="failed",
+        verdict=verdict,
+        reason=text,
+    )  # type: ignore[arg-type]
     redactor = Redactor()
     redactor.learn([PLANTED])
-    about = RunName(run="train-608d43", name="train", state="failed")
-    return message(about, found, at="2026-01-01T00:00:00Z", redactor=redactor, link=link)
+    about = RunName(run="train-608d43", name="train")
+    return message(about, found, redactor=redactor, link=link)
 
 
 def strings(value: Any) -> list[str]:

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,9 +19,11 @@ import pytest
 from rankfall import notify
 from rankfall.model import JobSpec, Notify, NotifyTarget, decoding
 from rankfall.model.run_status import Notification
+from rankfall.model.timestamps import rfc3339
 from rankfall.rundir import RunDir
 from rankfall.supervisor import read_events, request_cancel
 from support.helpers import wait_until
+from support.patience import scaled
 from support.receiver import Receiver, receiver
 
 from .conftest import Bench, Threaded
@@ -47,6 +50,12 @@ ALL = ("failure", "restart", "end")
 def hook() -> Iterator[Receiver]:
     with receiver() as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a run waits for messages as long as a busy machine needs to load a client."""
+    monkeypatch.setattr("rankfall.supervisor.supervise.NOTIFY_WAIT_S", scaled(30.0))
 
 
 @pytest.fixture
@@ -77,6 +86,14 @@ def wait_sent(run: RunDir) -> None:
 
 def told(run: RunDir) -> list[str]:
     return [event.text for event in read_events(run.path)[0] if event.kind == "notify"]
+
+
+def documents(*hooks: Receiver) -> dict[str, dict[str, Any]]:
+    """The one document of each event, the same in all requests to all receivers."""
+    found: dict[str, dict[str, Any]] = {}
+    for body in (body for hook in hooks for body in hook.bodies):
+        assert found.setdefault(body["id"].partition("/")[2], body) == body
+    return found
 
 
 def files_with(folder: Path, secret: str) -> set[str]:
@@ -154,6 +171,82 @@ def test_a_run_restarts_and_ends_while_a_receiver_hangs_and_another_answers(
     assert files_with(run.path, "PATHSECRET") == {"secrets.json"}
 
 
+def test_late_and_repeated_messages_are_those_of_the_events(
+    bench: Bench, hook: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankfall.supervisor.supervise.NOTIFY_WAIT_S", 0.1)
+    hook.hangs, hook.statuses = True, [500]
+    with receiver() as other:
+        run = bench.run_dir(bench.spec(JOB, notify=to(hook.url, other.url)))
+        thread = Threaded(bench, run, wait=60)
+        wait_until(lambda: hook.bodies, timeout=60, what="the receiver hangs")
+        (bench.folder / "gate").touch()
+        assert thread.join().state == "succeeded"
+        hook.let_go()
+        wait_sent(run)
+        assert set(hook.ids) == {"failure-1", "restart-2", "end"}
+        found = documents(hook, other)
+    with run.reader() as reader:
+        (decision,), (_, second), row = reader.decisions(1), reader.attempts(), reader.run()
+    assert [(found[key]["state"], found[key]["at"]) for key in ("failure-1", "restart-2", "end")] == [
+        ("restarting", decision.decision.at),
+        ("starting", rfc3339(second.started)),
+        ("succeeded", rfc3339(row.ended)),
+    ]
+
+
+def test_a_cancel_during_the_back_off_changes_no_message_that_is_late(bench: Bench, hook: Receiver) -> None:
+    policies = {"backoff_s": 600.0, "backoff_max_s": 600.0}
+    run = bench.run_dir(bench.spec(JOB, notify=to(hook.url), policies=policies))
+    with (run.path / notify.LOCK_NAME).open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread = Threaded(bench, run, wait=60)
+        wait_until(lambda: bench.texts("decision"), timeout=60, what="the decision")
+        thread.control.cancel("test")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("rankfall.supervisor.supervise.NOTIFY_WAIT_S", 0.1)
+            assert thread.join().state == "cancelled"
+    wait_sent(run)
+    found = documents(hook)
+    assert list(found) == ["failure-1", "end"]
+    assert found["failure-1"]["state"] == "restarting"
+    assert found["failure-1"]["decision"].startswith("restart")
+    assert found["end"]["state"] == "cancelled"
+
+
+SLOW_CLIENT = """
+import os, sys, time
+until = time.monotonic() + {limit}
+while not os.path.exists({page!r}) and time.monotonic() < until:
+    time.sleep(0.01)
+sys.path.remove({folder!r})
+del sys.modules["aiohttp"]
+import aiohttp
+"""
+
+
+def test_a_client_that_loads_slowly_delays_no_other_target_and_costs_no_try(
+    bench: Bench, hook: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client loads until the last target, a command, has its message, longer than a try may take."""
+    page, folder = bench.folder / "page", bench.folder / "modules"
+    folder.mkdir()
+    limit = scaled(2 * notify.TRY_S)
+    (folder / "aiohttp.py").write_text(SLOW_CLIENT.format(page=str(page), folder=str(folder), limit=limit))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    targets = (NotifyTarget(webhook=hook.url), NotifyTarget(command=("sh", "-c", f"sleep 0.1; cat >{page}")))
+    hook.statuses = [500, 500, 500]
+    run, outcome = bench.run("sys.exit(3)", notify=Notify(events=("end",), targets=targets))
+    assert outcome.state == "failed"
+    wait_sent(run)
+    assert decoding.decode(page.read_bytes(), kind=Notification) == decoding.convert(hook.bodies[0], Notification)
+    # The command came first, and each of the three tries reached the receiver.
+    with (run.path / notify.MARKS_NAME).open("rb") as file:
+        marks = [decoding.decode(line, kind=notify.Mark) for line in file]
+    assert [mark.key for mark in marks] == ["end", "end:1", "end:0"]
+    assert hook.ids == ["end"] * 3
+
+
 def test_what_refuses_redirects_or_fails_for_a_while_is_told_and_tried_again(bench: Bench, hook: Receiver) -> None:
     with receiver() as gone:
         closed = gone.url
@@ -196,6 +289,7 @@ def test_a_takeover_sends_what_a_killed_supervisor_owed(bench: Bench, hook: Rece
     assert sent["restart-2"] == sent["end"] == 1
     # Nobody knows if a killed process was answered.
     assert sent["failure-1"] == (2 if also_sender else 1)
+    documents(hook)
     assert told(run) == []
 
 

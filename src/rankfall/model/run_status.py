@@ -309,10 +309,10 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     """One message about a run, as webhooks of shape ``json`` and commands get it; all text is escaped and redacted.
 
     Attributes:
-        id: ``RUN/EVENT-ATTEMPT``; equal for each repetition of one message.
+        id: ``RUN/EVENT-ATTEMPT``; all targets and repetitions get one document for each id.
         event: Null in a test message.
-        at: Time of the message, RFC 3339.
-        state: State of the run at that time.
+        at: Time of the event, RFC 3339.
+        state: State of the run that the event brought.
         text: What happened, in one sentence.
         cause: Slug of the verdict.
         decision: Reaction to the verdict, with reason and budget.

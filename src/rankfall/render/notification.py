@@ -43,6 +43,8 @@ class Happening(NamedTuple):
 
     Attributes:
         key: Names it within the run, as ``failure-1``; stable over takeovers.
+        at: Time of the event, RFC 3339.
+        state: State of the run that the event brought.
         verdict: Verdict with its decision, as far as known.
         reason: Text of the event.
         step: Last training step of the verdict's rank.
@@ -51,21 +53,22 @@ class Happening(NamedTuple):
     key: str
     event: NotifyEvent | None
     attempt: int | None
+    at: str
+    state: RunState
     verdict: Verdict | None = None
     reason: str | None = None
     step: int | None = None
 
 
 class RunName(NamedTuple):
-    """ID, name and state of a run."""
+    """ID and name of a run."""
 
     run: str
     name: str
-    state: RunState
 
 
-def message(about: RunName, found: Happening, *, at: str, redactor: Redactor, link: str | None) -> Notification:
-    """Makes the message about an event; ``at`` is RFC 3339, ``link`` a template."""
+def message(about: RunName, found: Happening, *, redactor: Redactor, link: str | None) -> Notification:
+    """Makes the message about an event; ``link`` is a template."""
     verdict = redactor.of(found.verdict) if found.verdict is not None else None
     reason = one_line(redactor.text(found.reason or ""), width=_TEXT)
     failed = verdict is not None and not is_no_failure(verdict)
@@ -81,12 +84,12 @@ def message(about: RunName, found: Happening, *, at: str, redactor: Redactor, li
     return Notification(
         id=f"{about.run}/{found.key}",
         event=found.event,
-        at=at,
+        at=found.at,
         run=about.run,
         name=name,
-        state=about.state,
+        state=found.state,
         attempt=found.attempt,
-        text=one_line(_sentence(about.state, found, verdict if failed else None, reason), width=_TEXT),
+        text=one_line(_sentence(found, verdict if failed else None, reason), width=_TEXT),
         cause=verdict.cause.slug if verdict is not None and failed else None,
         confidence=verdict.cause.confidence if verdict is not None and failed else None,
         rank=verdict.rank if verdict is not None else None,
@@ -97,7 +100,8 @@ def message(about: RunName, found: Happening, *, at: str, redactor: Redactor, li
     )
 
 
-def _sentence(state: RunState, found: Happening, verdict: Verdict | None, reason: str) -> str:
+def _sentence(found: Happening, verdict: Verdict | None, reason: str) -> str:
+    state = found.state
     if found.event == "restart":
         return f"Attempt {found.attempt} began."
     if found.event == "hang":
