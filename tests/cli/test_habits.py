@@ -280,7 +280,7 @@ def test_a_quiet_run_prints_its_outcome_as_a_document(rankfall: Runner) -> None:
     assert (outcome["state"], outcome["code"], outcome["exit_origin"]) == ("failed", 17, "rank")
     assert outcome["verdict"]["rank"] == 1
     assert done.returncode == 17
-    assert done.stderr.splitlines()[-1] == "rankfall-exit: rank exit code 17"
+    assert done.stderr.splitlines()[-1] == "rankfall-exit: rank 17"
 
 
 def test_a_quiet_run_still_reports_that_its_message_was_not_delivered(rankfall: Runner, folder: Path) -> None:

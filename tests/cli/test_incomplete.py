@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +14,9 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Runner
+from rankfall.model import EvidenceLost, JobSpec
+from rankfall.rundir import RunDir
+from rankfall.supervisor import spawn_detached
 from support.helpers import wait_until
 
 LINES = 40_000
@@ -124,6 +129,37 @@ def test_i19_p4_a_disk_that_stays_full_still_has_room_for_the_end_and_what_is_lo
     assert len(lines) + int(found[1]) == 2 * (LINES + 1)
     status = json.loads(rankfall("status", "-o", "json").stdout)
     assert [rank["exit"] for rank in status["ranks"]] == ["0", "0"]
+
+
+@pytest.mark.root
+def test_a_home_that_a_job_filled_refuses_the_next_run_until_prune_made_room(rankfall, tiny, job):
+    job.touch()
+    assert rankfall("run", "--name", "filled", *WORDS).returncode == 0
+    waited = rankfall("wait", "filled")
+    assert waited.returncode == 0
+    assert LOST.search(waited.stderr), waited.stderr
+    before = [path.name for path in (tiny / "runs").iterdir()]
+    for verb in ("run", "submit"):
+        refused = rankfall(verb, "--name", "next", *WORDS)
+        assert refused.returncode == 74, refused.stderr
+        assert re.search(r"no run can start: .* \d+ KiB free; 2048 KiB are needed\n.*prune --keep 0", refused.stderr)
+    assert [path.name for path in (tiny / "runs").iterdir()] == before
+    assert rankfall("prune", "--keep", "0", "--yes").stdout.startswith("removed filled-")
+    assert (
+        rankfall("run", "-q", "--name", "next", "--launcher", "plain", "-e", f"GATE={job}", "train.py").returncode == 0
+    )
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("left_kib", [0, 700])
+def test_a_home_that_fills_before_the_supervisor_begins_keeps_no_queued_run(tiny, folder, left_kib):
+    run = RunDir.create(JobSpec(command=(str(folder / "train.py"),), python=sys.executable), home=tiny)
+    found = os.statvfs(tiny)
+    (tiny / "fill").write_bytes(bytes(found.f_bavail * found.f_frsize - (left_kib << 10)))
+    with pytest.raises(EvidenceLost, match=f"{run.id} could not start and was deleted: .*\n.*prune --keep 0") as caught:
+        spawn_detached(run)
+    assert "no room" in caught.value.message or "disk is full" in caught.value.message
+    assert not list((tiny / "runs").iterdir())
 
 
 @pytest.mark.root

@@ -146,9 +146,22 @@ def test_an_empty_run_keeps_at_most_100_kb(home: Path, folder: Path, rankfall: R
 
 
 def test_a_run_whose_end_is_incomplete_stays_and_names_a_way_out_of_a_full_disk(home: Path, rankfall: Runner) -> None:
-    run = rankfall("submit", "--launcher", "plain", "train.py").stdout.strip()
-    rankfall("wait", run)
-    (home / "runs" / run / "closing").touch()
+    folder = home.with_name("readable")
+    run = ended(rankfall, "kept", "--log-dir", str(folder))
+    other = ended(rankfall, "copies")
+    for one in (run, other):
+        (home / "runs" / one / "closing").touch()
+    live = rankfall("submit", "--name", "live", "--suspend", "train.py").stdout.strip()
+    # Of the other run only copies in its own folder are missing.
+    pruned = rankfall("prune", "--keep", "0", "--yes")
+    assert pruned.stdout.startswith(f"removed {other} ")
+    assert {one.id for one in list_runs(home)} == {run, live}
+    stay = sorted(line for line in pruned.stderr.splitlines() if " stays: " in line)
+    assert [line.split()[1] for line in stay] == [run, live]
+    assert f"the end of {run} is incomplete; rankfall attach {run} completes it" in stay[0]
+    assert f"{live} has not ended: " in stay[1]
+    assert stay[1].endswith(f"; rankfall cancel {live}")
+    assert rankfall("cancel", live).returncode in {0, 130}
     kept = rankfall("rm", "--yes", run)
     assert kept.returncode != 0
     assert f"rankfall attach {run} completes it" in kept.stderr

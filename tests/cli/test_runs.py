@@ -82,7 +82,7 @@ def test_run_of_a_failing_rank_tells_it_all_and_ends_with_its_code(rankfall: Run
     )
     assert re.search(r"      TypeError: unsupported operand\n        at .*/train.py:\d+\s+in <module>\n", done.stderr)
     assert re.search(r"\$ rankfall logs train-[0-9a-f]{6} --attempt 1 --rank 1 --tail 50", done.stderr)
-    assert done.stderr.splitlines()[-1] == "rankfall-exit: rank exit code 1"
+    assert done.stderr.splitlines()[-1] == "rankfall-exit: rank 1"
 
 
 @pytest.mark.parametrize(("word", "code"), [("exit", 17), ("kill", 137)])
@@ -90,7 +90,7 @@ def test_run_ends_with_the_root_ranks_own_code(word: str, code: int, rankfall: R
     done = rankfall("run", *GANG, "--max-restarts", "0", "-q", "train.py", word)
     assert done.returncode == code
     assert done.stdout == ""
-    assert done.stderr.splitlines()[-1] == f"rankfall-exit: rank exit code {code}"
+    assert done.stderr.splitlines()[-1] == f"rankfall-exit: rank {code}"
     assert "rank    1" in done.stderr
 
 
@@ -162,7 +162,7 @@ def test_the_documents_of_a_submitted_run_are_valid(rankfall: Runner, home: Path
     waited = rankfall("wait", name, "-o", "json")
     assert waited.returncode == 1
     assert json.loads(waited.stdout)["state"] == "failed"
-    assert waited.stderr.splitlines()[-1] == "rankfall-exit: rank exit code 1"
+    assert waited.stderr.splitlines()[-1] == "rankfall-exit: rank 1"
     listed = valid(rankfall("ps", "-o", "json").stdout, "rankfall.runs-1")
     assert [(run["run"], run["state"], run["cause"], run["rank"]) for run in listed["runs"]] == [
         (name, "failed", "user_code_exception", 1)
@@ -239,7 +239,7 @@ def test_a_stdout_on_a_full_disk_does_not_end_the_job(start: Starter) -> None:
     assert running.returncode == 17
     assert b"cannot write to stdout (No space left on device)" in told
     assert b"rank    1 (" in told
-    assert told.splitlines()[-1] == b"rankfall-exit: rank exit code 17"
+    assert told.splitlines()[-1] == b"rankfall-exit: rank 17"
 
 
 def test_closed_standard_streams_are_no_trouble(rankfall: Runner, folder: Path, home: Path) -> None:
@@ -319,7 +319,7 @@ def test_attach_takes_over_from_a_killed_supervisor(start: Starter, rankfall: Ru
     gate.touch()
     out, told = attached.communicate(timeout=scaled(30))
     assert attached.returncode == 17
-    assert told.decode().splitlines()[-1] == "rankfall-exit: rank exit code 17"
+    assert told.decode().splitlines()[-1] == "rankfall-exit: rank 17"
     assert out.count(b"[rank 1] rank 1 step 2\n") == 1
     assert rankfall("logs", "--rank", "1").stdout.count("rank 1 step 2\n") == 1
     assert json.loads(rankfall("ps", "-o", "json").stdout)["runs"][0]["attempts"] == 1

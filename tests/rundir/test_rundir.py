@@ -439,3 +439,15 @@ def test_a_run_of_an_earlier_version_under_the_same_token_is_found_by_its_name(t
     with pytest.raises(UsageError, match="run aaa-"):
         RunDir.create(msgspec.structs.replace(SPEC, name="new"), home=tmp_path, request_token=REQUEST)
     assert len(list_runs(tmp_path)) == 2
+
+
+def test_a_disk_without_room_for_a_run_is_refused_and_a_repeated_request_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = RunDir.create(SPEC, home=tmp_path, request_token="t1")  # noqa: S106 - no password
+    monkeypatch.setattr("rankfall.rundir.directory.NEW_RUN_BYTES", 1 << 62)
+    assert RunDir.create(SPEC, home=tmp_path, request_token="t1").path == first.path  # noqa: S106 - no password
+    for token in (None, "other"):
+        with pytest.raises(StoreError, match=r"no run can start: .* are needed\n  next: free space there"):
+            RunDir.create(SPEC, home=tmp_path, request_token=token)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [first.id]

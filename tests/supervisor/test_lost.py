@@ -47,6 +47,28 @@ time.sleep(600)
     assert any("ended leftover processes of slot" in text for text in bench.texts("gap"))
 
 
+def test_a_run_without_room_for_its_end_is_deleted_before_anything_begins(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankfall.rundir.database._make_room", lambda _: False)
+    run = bench.run_dir(bench.spec("pass"))
+    with pytest.raises(StoreError, match=f"{run.id} could not start and was deleted: .*\n  next: free space there"):
+        bench.supervise(run)
+    assert not list((bench.home / "runs").iterdir())
+
+
+def test_a_run_that_may_have_begun_goes_on_without_room_for_a_new_database(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its database is damaged, and there is no room for the end in the new one."""
+    run = bench.run_dir(bench.spec("pass"))
+    (run.path / "slots" / "attempt-1").mkdir()
+    run.db_path.write_bytes(b"x" * 5000)
+    monkeypatch.setattr("rankfall.rundir.database._make_room", lambda _: False)
+    assert bench.supervise(run).state == "succeeded"
+    assert list(run.path.glob("run.db.damaged-*"))
+
+
 def test_a_deaf_wrapper_is_ended_by_force(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankfall.supervisor.stopping.FORCE_AFTER_S", 0.5)
     run = bench.run_dir(bench.spec("print('here', flush=True)\ntime.sleep(600)", policies={"grace_s": 0.5}))

@@ -163,8 +163,8 @@ INSERT INTO run (id, state) VALUES (1, 'queued');
 """
 
 
-def open_for_writing(path: Path, *, journal: str) -> sqlite3.Connection:
-    """Opens the database; creates it if missing.
+def open_for_writing(path: Path, *, journal: str) -> tuple[sqlite3.Connection, bool]:
+    """Opens the database; creates it if missing. The second value is False if a new one has no reserved space.
 
     Raises:
         sqlite3.Error: Unopenable or damaged.
@@ -174,6 +174,7 @@ def open_for_writing(path: Path, *, journal: str) -> sqlite3.Connection:
     with contextlib.suppress(OSError):
         os.close(private(path, os.O_WRONLY | os.O_CREAT))
     connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    room = True
     try:
         connection.execute(f"PRAGMA journal_mode={journal}")
         # A power failure may lose a WAL's last moments, never its order.
@@ -183,22 +184,25 @@ def open_for_writing(path: Path, *, journal: str) -> sqlite3.Connection:
         version = version_of(connection)
         if version == 0:
             connection.executescript(f"BEGIN IMMEDIATE;{TABLES}PRAGMA user_version={VERSION};COMMIT;")
-            _make_room(connection)
+            room = _make_room(connection)
         else:
             refuse_newer(version, path)
     except BaseException:
         connection.close()
         raise
-    return connection
+    return connection, room
 
 
-def _make_room(connection: sqlite3.Connection) -> None:
+def _make_room(connection: sqlite3.Connection) -> bool:
     """Reserves disk space, so that a verdict and the run's end can be stored when the disk is full."""
-    with contextlib.suppress(sqlite3.Error):
+    try:
         connection.execute("CREATE TABLE room (bytes BLOB)")
         connection.execute("INSERT INTO room VALUES (zeroblob(?))", (ROOM,))
         connection.execute("DROP TABLE room")
         connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+    except sqlite3.Error:
+        return False
+    return True
 
 
 def open_for_reading(path: Path, *, immutable: bool = False) -> sqlite3.Connection:

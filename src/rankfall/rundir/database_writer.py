@@ -37,6 +37,9 @@ class Writer(Queries):
 
     ``journal`` is ``WAL`` or ``DELETE``.
 
+    Attributes:
+        reserved: False if a new database found no room for the run's end.
+
     Raises:
         StoreError: The database cannot be opened.
     """
@@ -47,9 +50,9 @@ class Writer(Queries):
         self._lock = threading.Lock()
         self._notes: list[str] = []
         self._encoder = msgspec.json.Encoder().encode
-        self._connection = self._open(journal)
+        self._connection, self.reserved = self._open(journal)
 
-    def _open(self, journal: str) -> sqlite3.Connection:
+    def _open(self, journal: str) -> tuple[sqlite3.Connection, bool]:
         try:
             return database.open_for_writing(self._path, journal=journal)
         except sqlite3.OperationalError as error:

@@ -29,6 +29,7 @@ from rankfall.rundir import database, salvage, status
 from rankfall.rundir import lease as leases
 from rankfall.rundir.database import AttemptRow, Queries, RunRow, StreamRow, read_all
 from rankfall.rundir.database_writer import Writer
+from rankfall.rundir.incomplete import NEW_RUN_BYTES, disk_trouble
 from rankfall.rundir.layout import FOREIGN_FILE, SECRETS_FILE, Meta, RunPaths, Secrets, meta_of, prepare
 from rankfall.rundir.lease import file_system, make_folder, write_file
 
@@ -141,6 +142,8 @@ _MAX_VALUE: Final = 120
 _MAX_NUMBERS: Final = 1000
 # Facts of the submitting process; a repeated request may come from another one.
 _OF_THE_SUBMITTER: Final = frozenset({"python", "notify"})
+#: Next step if a disk has no room for a run.
+MAKE_ROOM: Final = "free space there (rankfall prune --keep 0 deletes all ended runs), or set RANKFALL_HOME to a folder on another disk"
 
 
 class RunDir(RunPaths):
@@ -174,6 +177,9 @@ class RunDir(RunPaths):
         with _fresh(spec, home=home, meta=meta) as fresh, contextlib.ExitStack() as stack:
             if fill is not None:
                 fill(fresh)
+            trouble = disk_trouble(home, least=NEW_RUN_BYTES)
+            if trouble is not None:
+                raise StoreError(f"no run can start: {trouble}", hint=MAKE_ROOM)
             if request_token is not None:
                 stack.enter_context(_one_request(home))
             for number in range(_MAX_NUMBERS):
@@ -271,7 +277,9 @@ def _fresh(spec: JobSpec, *, home: Path, meta: Meta) -> Iterator[Path]:
     except OSError as error:
         raise StoreError(
             f"cannot create a run directory in {home}/runs: {error.strerror or error}",
-            hint="free space there, or set RANKFALL_HOME to a folder that you can write to",
+            hint=MAKE_ROOM
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}
+            else "set RANKFALL_HOME to a folder that you can write to",
         ) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 PREFIX: Final = "record incomplete: "
 #: Free bytes of a full disk: less than a slot writes before its command.
 FULL_BYTES: Final = 64 << 10
+#: Free bytes that a new run needs: its database with journal, room for its end, and the first files of slots.
+NEW_RUN_BYTES: Final = 2 << 20
 _MAX_FILES: Final = 4096
 _MAX_RECORD: Final = 64 << 10
 
@@ -103,16 +105,19 @@ def as_of_now(verdict: Verdict, run_dir: RunPaths) -> Verdict:
     return msgspec.structs.replace(verdict, missing=tuple(dict.fromkeys([*lost, *others])))
 
 
-def disk_trouble(path: Path) -> str | None:
-    """Returns why nothing can be stored below ``path`` now; None if it can."""
+def disk_trouble(path: Path, *, least: int = FULL_BYTES) -> str | None:
+    """Returns why nothing, or not more than ``least`` bytes, can be stored below ``path`` now; None if it can."""
     try:
         found = os.statvfs(path)
     except OSError as error:
         return f"{path} cannot be reached: {error.strerror}"
     if found.f_flag & os.ST_RDONLY:
         return f"the file system of {path} is read-only"
-    if found.f_bavail * found.f_frsize <= FULL_BYTES:
+    free = found.f_bavail * found.f_frsize
+    if free <= FULL_BYTES:
         return f"the file system of {path} is full"
+    if free < least:
+        return f"the file system of {path} has {free >> 10} KiB free; {least >> 10} KiB are needed"
     return None
 
 

@@ -78,11 +78,18 @@ def ended(run: RunDir) -> Ended:
         raise Kept(f"{run.id} still has objects in the cluster, for its ttl_s", hint="wait until then")
     if run.lease_holder() is not None:
         raise Kept(f"the end of {run.id} is incomplete", hint=f"rankfall wait {run.id}")
-    if run.end_lock_path.exists():
+    if run.end_lock_path.exists() and not _copies_only(run):
         # wait returns at the final state; only a supervisor completes the end.
         hint = f"rankfall attach {run.id} completes it; if the disk stays full, delete {run.path} yourself"
         raise Kept(f"the end of {run.id} is incomplete", hint=hint)
     return Ended(run=run, at=row.ended or (run.last_seen() if observed else 0) or run.created)
+
+
+def _copies_only(run: RunDir) -> bool:
+    """True if the end lacks only readable copies in the folder that is deleted, as on a full disk."""
+    with contextlib.suppress(StoreError):
+        return run.spec.backend == "local" and run.spec.log_dir is None
+    return False
 
 
 def remove(run: RunDir) -> int:
@@ -109,6 +116,27 @@ def remove(run: RunDir) -> int:
     except OSError as error:
         raise StoreError(f"cannot remove {run.path}: {error.strerror or error}") from error
     return _delete(hidden)
+
+
+def has_begun(run: RunDir) -> bool:
+    """True if an attempt may have begun, also without a database, or the run is of a foreign job."""
+    with contextlib.suppress(OSError):
+        return run.foreign is not None or any((run.path / "slots").iterdir()) or (run.path / "kube").exists()
+    return True
+
+
+def discard(run: RunDir) -> bool:
+    """Deletes a run of which nothing began; False if another process holds it, or something began."""
+    hidden = run.path.with_name(f"{_REMOVED}{os.urandom(8).hex()}")
+    try:
+        with leases.hold(run.lease_path):
+            if has_begun(run):
+                return False
+            run.path.rename(hidden)
+        _delete(hidden)
+    except (OSError, StoreError, LockHeld):
+        return False
+    return True
 
 
 def remove_remains(home: Path) -> int:

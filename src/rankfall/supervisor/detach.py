@@ -8,6 +8,7 @@ from typing import Final
 
 from rankfall.model import EvidenceLost, LockHeld, numbers
 from rankfall.rundir import RunDir
+from rankfall.rundir.directory import MAKE_ROOM
 
 LOG_NAME: Final = "supervisor.log"
 # Seconds until the lease, on a slow machine.
@@ -42,4 +43,6 @@ def spawn_detached(run_dir: RunDir, *, wait: float = 5.0) -> int:
     words = done.stderr.decode("utf-8", "replace").strip()[-1000:] or output
     if done.returncode == HELD:
         raise LockHeld(words, hint=f"rankfall attach {run_dir.id}")
-    raise EvidenceLost(f"the supervisor of {run_dir.id} did not start: {words}", hint=f"see {run_dir.path / LOG_NAME}")
+    # A run without room for its database is deleted.
+    hint = f"see {run_dir.path / LOG_NAME}" if run_dir.path.exists() else MAKE_ROOM
+    raise EvidenceLost(f"the supervisor of {run_dir.id} did not start: {words}", hint=hint)

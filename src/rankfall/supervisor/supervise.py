@@ -7,6 +7,7 @@ all three are harmless.
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -17,8 +18,11 @@ from typing import TYPE_CHECKING, Final
 
 from rankfall.backends.protocol import Backend
 from rankfall.backends.registry import backend_for, native_of
-from rankfall.model import FINAL_STATES, Outcome, RankfallError
+from rankfall.model import FINAL_STATES, Outcome, RankfallError, StoreError
 from rankfall.rundir import RunDir, Writer
+from rankfall.rundir.directory import MAKE_ROOM
+from rankfall.rundir.incomplete import NEW_RUN_BYTES, disk_trouble
+from rankfall.rundir.removal import discard, has_begun
 from rankfall.rundir.streams.writer import compress_run, unfinished_compressions
 from rankfall.supervisor.attended.driver import Supervised
 from rankfall.supervisor.outcome import done, pending_cleanup
@@ -180,6 +184,28 @@ class Notifier:
         EventLog(self._run_dir.path, self._on_event).say("notify", text, at=time.time_ns())
 
 
+@contextlib.contextmanager
+def _lease(run_dir: RunDir, *, wait: float) -> Iterator[Writer]:
+    """Holds the lease; deletes a new run whose end could not be stored, because it would stay queued for ever."""
+    begun = False
+    try:
+        with run_dir.lease(wait=wait) as writer:
+            begun = writer.reserved or has_begun(run_dir)
+            if begun:
+                yield writer
+                return
+        found = StoreError("the disk has no room for its database")
+    except StoreError as error:
+        # sqlite has several errors for a full disk.
+        failed = not begun and isinstance(error.__cause__, sqlite3.OperationalError)
+        if not failed or disk_trouble(run_dir.path, least=NEW_RUN_BYTES) is None:
+            raise
+        found = error
+    if not discard(run_dir):
+        raise found
+    raise StoreError(f"{run_dir.id} could not start and was deleted: {found.message}", hint=MAKE_ROOM) from found
+
+
 def supervise(
     run_dir: RunDir,
     *,
@@ -207,7 +233,7 @@ def supervise(
     notifier = Notifier(run_dir, on_event) if notifies else None
     try:
         with signals_to(own) if handle_signals else contextlib.nullcontext():
-            with run_dir.lease(wait=wait) as writer, mirror_to_log_dir(run_dir):
+            with _lease(run_dir, wait=wait) as writer, mirror_to_log_dir(run_dir):
                 if notifier is not None and writer.newest_attempt():
                     notifier.wake()
                 run = _of(

@@ -20,6 +20,7 @@ from rankfall.cli.viewer import Viewer
 from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, Outcome, UsageError
 from rankfall.render.formatting import count
 from rankfall.rundir import RunDir, list_runs
+from rankfall.rundir.incomplete import lost_of_run, sentences
 from rankfall.supervisor import request_cancel
 from rankfall.supervisor.outcome import outcome_of
 from rankfall.supervisor.requests import refuse_foreign
@@ -101,6 +102,8 @@ def wait(*, run: str | None, timeout: str | None, output: Output) -> int:
         console.say(f"rankfall: {directory.id} has not ended{f' after {timeout}' if limit else ' yet'}")
         console.say(f"rankfall-exit: rankfall {_TIMED_OUT}")
         return _TIMED_OUT
+    for text in sentences(lost_of_run(directory)):
+        console.say(f"rankfall: {text}")
     _tell(outcome, output)
     return print_exit_origin(outcome)
 

@@ -181,7 +181,8 @@ def _retain() -> None:
     go_on = removal.time_limit(_RETAIN_S)
     removed = 0
     try:
-        found, others = runs.candidates(default_home(), go_on=go_on)
+        found, staying = runs.candidates(default_home(), go_on=go_on)
+        others = [one.run for one in staying]
         for one in removal.chosen(rules, found, others=others, now=time.time_ns(), go_on=go_on):
             if not go_on():
                 break

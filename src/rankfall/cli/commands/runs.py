@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -163,30 +163,39 @@ def prune(*, older_than: str | None, keep: int | None, max_size: str | None, dry
     if rules.empty:
         raise UsageError("prune needs a rule", hint="rankfall prune --older-than 30d, --keep 20 or --max-size 10G")
     home = read_home()
-    found, others = candidates(home)
-    old = chosen(rules, found, others=others, now=time.time_ns())
+    found, staying = candidates(home)
+    old = chosen(rules, found, others=[one.run for one in staying], now=time.time_ns())
+    for one in staying[:_MAX_LISTED]:
+        console.say(f"rankfall: {one.run.id} stays: {one.why.in_one_line}")
+    if len(staying) > _MAX_LISTED:
+        console.say(f"rankfall: {count(len(staying) - _MAX_LISTED, 'more run')} stay: rankfall ps -a")
     if dry_run:
-        for one in old:
-            console.out(f"{one.run.id} {size(size_of(one.run.path))}")
-        console.say(f"rankfall: {len(old)} of {len(found) + len(others)} runs would be deleted")
+        for run in (one.run for one in old):
+            console.out(f"{run.id} {size(size_of(run.path))}")
+        console.say(f"rankfall: {len(old)} of {len(found) + len(staying)} runs would be deleted")
         return
     _remove(old, yes=yes, hint="rankfall prune --yes", remains=remove_remains(home))
 
 
-def candidates(home: Path, *, go_on: Callable[[], bool] = lambda: True) -> tuple[list[Ended], list[RunDir]]:
-    """Returns removable runs, and all others."""
+class Staying(NamedTuple):
+    """A run that may not be deleted, and the reason."""
+
+    run: RunDir
+    why: RankfallError
+
+
+def candidates(home: Path, *, go_on: Callable[[], bool] = lambda: True) -> tuple[list[Ended], list[Staying]]:
+    """Returns removable runs, and all others; after ``go_on`` has become False all are others."""
     found: list[Ended] = []
-    others = []
+    staying = []
     for run in list_runs(home):
         try:
-            one = ended(run) if go_on() else None
-        except RankfallError:
-            one = None
-        if one is None:
-            others.append(run)
-        else:
-            found.append(one)
-    return found, others
+            if not go_on():
+                raise Kept("there was no time for it")
+            found.append(ended(run))
+        except RankfallError as error:
+            staying.append(Staying(run, error))
+    return found, staying
 
 
 def rules_of(given: dict[str, Any], *, of: str = "") -> Rules:
