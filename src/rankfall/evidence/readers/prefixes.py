@@ -176,8 +176,8 @@ def parse_prefix(line: bytes) -> Prefix:
     if line.startswith(b"{") and _OBJECT.match(line) is not None:
         return _of_object(line)
     if _BEGINS.match(line) is None:
-        tag = _torchs_tag(line, 0)
-        return _made({"global": tag[2]}, length=tag.end(), raw=tag[1]) if tag is not None else _NOTHING
+        behind = _torchs_tag(line, 0)
+        return _made({"global": behind[2]}, length=behind.end(), raw=behind[1]) if behind is not None else _NOTHING
     found: dict[str, bytes] = {}
     raw: list[bytes] = []
     head = line[:_LOOK]
