@@ -18,8 +18,15 @@ from rankfall.rundir.removal import Ended, Kept, Rules, chosen, ended, remove, r
 _NS = 1_000_000_000
 
 
-def made(home: Path, name: str = "job", *, state: str | None = "succeeded", at: int = 5 * _NS) -> RunDir:
-    run = RunDir.create(JobSpec(name=name, command=("true",)), home=home)
+def made(
+    home: Path,
+    name: str = "job",
+    *,
+    state: str | None = "succeeded",
+    at: int = 5 * _NS,
+    log_dir: str | None = None,
+) -> RunDir:
+    run = RunDir.create(JobSpec(name=name, command=("true",), log_dir=log_dir), home=home)
     if state is not None:
         with run.lease() as writer:
             writer.set_run(state, at=at)  # type: ignore[arg-type]
@@ -51,14 +58,18 @@ def test_a_run_that_lives_stays(tmp_path: Path, state: str | None) -> None:
 
 
 def test_a_run_with_a_holder_or_an_unfinished_end_stays(tmp_path: Path) -> None:
-    held, half, cluster = made(tmp_path, "held"), made(tmp_path, "half"), made(tmp_path, "cluster")
-    half.end_lock_path.write_bytes(b"files\n")
+    held, cluster = made(tmp_path, "held"), made(tmp_path, "cluster")
+    half, copies = made(tmp_path, "half", log_dir=str(tmp_path / "readable")), made(tmp_path, "copies")
+    for run in (half, copies):
+        run.end_lock_path.write_bytes(b"files\n")
     (cluster.path / "kube").mkdir()
     with held.lease(), (cluster.path / "kube" / "expiry.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for run in (held, half, cluster):
             with pytest.raises(Kept):
                 remove(run)
+    # It lacks only copies in its own folder.
+    remove(copies)
     assert len(list_runs(tmp_path)) == 3
     remove(held)
     remove(cluster)

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Final, Literal
 
 from rankfall.evidence.readers.prefixes import parse_prefix
-from rankfall.model.patterns import Linear, bounded, linear
+from rankfall.model.patterns import Linear, anchored, bounded, linear
 
 MAX_LINE: Final = 2000
 # Bytes compared in one step.
@@ -143,9 +143,8 @@ _CODE: Final = bounded(
     rb"\A\s*(?:\^|File \"|Traceback|During handling|The above exception)|\bframe #\d", limit=MAX_ERROR_LINE
 )
 # A type of an exception, before its message.
-_TYPE: Final = bounded(
-    rb"\b[A-Za-z_][\w.]*(?:Error|Exception|Timeout|Exit|Refused|Interrupt|Option|Disconnected)(?::|\Z)",
-    limit=MAX_ERROR_LINE,
+_TYPE: Final = linear(
+    rb"\b[A-Za-z_][\w.]*(?:Error|Exception|Timeout|Exit|Refused|Interrupt|Option|Disconnected)(?::|\z)"
 )
 # A traceback that is cut off at its statement, or between its frames: its last line with text.
 _RAISING: Final = linear(
@@ -155,7 +154,7 @@ _CUT_OFF: Final = linear(
     rb'(?m)^[^\n]*File "[^"\n]+", line \d+, in [^\n]*\n(?:[^\n]*\n)?((?:[\[(][^\])\n]{1,80}[\])]:?)?[ \t]{2,}\S[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
 )
 # Frames of launchers, whose tracebacks contain nothing about a rank.
-_LAUNCHER: Final = bounded(
+_LAUNCHER: Final = anchored(
     rb'[^"]{0,1024}(?:torch/distributed/(?:run|launch|launcher/\w+|elastic/[\w/]+)|torch/multiprocessing/spawn|runpy|accelerate/commands/\w+|deepspeed/launcher/\w+)\.py"',
     limit=MAX_ERROR_LINE,
 )
@@ -219,7 +218,7 @@ def _is_low(line: bytes) -> bool:
 # Lines behind a message in which its detail is searched, and how such a line begins.
 _BEHIND: Final = 5
 MAX_BEHIND: Final = 8 << 10
-_DETAIL: Final = bounded(
+_DETAIL: Final = anchored(
     rb"(?i)\s*(?:what\(\): |(?:last error|caused by|(?:root )?cause|reason|details?|(?:error )?message) ?:|-{1,2}> )",
     limit=64,
 )
