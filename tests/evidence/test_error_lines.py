@@ -1,4 +1,4 @@
-"""What a text without a signature shows: its telling line, with the detail that it announces, its rank and its node."""
+"""What a text without a signature shows: its most informative line, with the detail that it announces, its rank and its node."""
 
 from __future__ import annotations
 

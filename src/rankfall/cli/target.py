@@ -27,6 +27,7 @@ from rankfall.model.patterns import anchored
 from rankfall.render.escape import one_line
 from rankfall.render.formatting import count
 from rankfall.rundir import RunDir, default_home, home, list_runs
+from rankfall.rundir.layout import RUN_FILES
 from rankfall.rundir.lease import append_to
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ def opened_copy(path: Path) -> RunDir | None:
     try:
         if path.is_file() and is_bundle(path):
             path = unpack(path, _temporary_folder())
-        if not all((path / name).exists() for name in ("meta.json", "spec.json", "run.db")):
+        if not all((path / name).exists() for name in (*RUN_FILES, "run.db")):
             return None
     except OSError:
         return None
@@ -264,7 +265,7 @@ def _runs_below(path: Path) -> Iterator[RunDir]:
     folders = [(path, 0)]
     for folder, depth in folders:
         with contextlib.suppress(OSError, ValueError):
-            if all((folder / name).exists() for name in ("meta.json", "spec.json")) and any(
+            if all((folder / name).exists() for name in RUN_FILES) and any(
                 (folder / name).exists() for name in ("run.db", "logs")
             ):
                 yield RunDir(folder)

@@ -16,7 +16,7 @@ from rankfall.evidence.readers.stream_reader import When
 from rankfall.evidence.readers.text import ErrorKind, decode
 from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
 from rankfall.model.evidence import digest
-from rankfall.model.patterns import bounded
+from rankfall.model.patterns import anchored, bounded
 from rankfall.verdict.diagnose.cause_tables import CUT_OFF, HINT, LAST_ERROR, LAST_LINE
 from rankfall.verdict.signatures.catalogue import Catalogue
 
@@ -139,14 +139,10 @@ def of_finding(
 
 
 _OF_JAVA: Final = bounded(rb"\A(?:org|com|net|io|javax?|scala|akka)\.[a-z]", limit=64)
-
-
 _STATEMENT: Final = bounded(rb"\A(?:raise ([A-Za-z_][\w.]{0,120})|assert\b)", limit=4096)
-
-
 # An exception behind the words of a logger or collector, which end with a bracket, bar or dash.
-_BEHIND_LOGGER: Final = bounded(
-    rb"\A[^\n]{0,200}?[\]|-] +((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception)(?:: .*)?)\Z", limit=4096
+_BEHIND_LOGGER: Final = anchored(
+    rb"[^\n]{0,200}?[\]|-] +((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception)(?:: .*)?)\Z", limit=4096
 )
 
 
@@ -165,7 +161,7 @@ def of_last_error(
     """
     prefix = parse_prefix(line)
     text = line[prefix.length :].strip()
-    behind = _BEHIND_LOGGER.search(text)
+    behind = _BEHIND_LOGGER.match(text)
     raised = exception_of(text if behind is None else behind[1]) or _raising(text)
     tail = msgspec.structs.replace(
         _like_an_error(line, stream=stream, byte=byte, where=where),

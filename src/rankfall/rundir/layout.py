@@ -21,6 +21,8 @@ from rankfall.rundir import lease as leases
 from rankfall.rundir.lease import make_folder, write_file
 
 LAYOUT: Final = "1"
+#: Files of every run directory, from its creation on.
+RUN_FILES: Final = ("meta.json", "spec.json")
 _OTHERS: Final = 0o077
 
 

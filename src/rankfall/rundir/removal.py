@@ -20,11 +20,11 @@ import msgspec
 from rankfall.model import FINAL_STATES, LockHeld, StoreError, UsageError
 from rankfall.rundir import lease as leases
 from rankfall.rundir.directory import RunDir
+from rankfall.rundir.layout import RUN_FILES
 
 _NS: Final = 1_000_000_000
 _REMOVED: Final = ".removed-"
 _BLOCK: Final = 512
-_MARKS: Final = ("meta.json", "spec.json")
 # Held while an ended run's objects remain in the cluster.
 TTL_LOCK: Final = "kube/expiry.lock"
 
@@ -92,6 +92,11 @@ def _copies_only(run: RunDir) -> bool:
     return False
 
 
+def _hidden(path: Path) -> Path:
+    """New name of a run directory that is being deleted."""
+    return path.with_name(f"{_REMOVED}{os.urandom(8).hex()}")
+
+
 def remove(run: RunDir) -> int:
     """Deletes an ended run's directory; returns the freed bytes.
 
@@ -100,7 +105,7 @@ def remove(run: RunDir) -> int:
         StoreError: Files remain.
     """
     ended(run)
-    hidden = run.path.with_name(f"{_REMOVED}{os.urandom(8).hex()}")
+    hidden = _hidden(run.path)
     try:
         with leases.hold(run.lease_path):
             with run.reader() as reader:
@@ -127,7 +132,7 @@ def has_begun(run: RunDir) -> bool:
 
 def discard(run: RunDir) -> bool:
     """Deletes a run of which nothing began; False if another process holds it, or something began."""
-    hidden = run.path.with_name(f"{_REMOVED}{os.urandom(8).hex()}")
+    hidden = _hidden(run.path)
     try:
         with leases.hold(run.lease_path):
             if has_begun(run):
@@ -206,7 +211,7 @@ def time_limit(seconds: float) -> Callable[[], bool]:
 def _check_folder(path: Path) -> None:
     try:
         found = path.lstat()
-        marks = [(path / name).lstat() for name in _MARKS]
+        marks = [(path / name).lstat() for name in RUN_FILES]
     except OSError as error:
         raise Kept(
             f"{path} is no run directory: {error.strerror or error}", hint="rankfall ps lists the runs"

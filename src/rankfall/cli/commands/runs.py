@@ -165,13 +165,13 @@ def prune(*, older_than: str | None, keep: int | None, max_size: str | None, dry
     home = read_home()
     found, staying = candidates(home)
     old = chosen(rules, found, others=[one.run for one in staying], now=time.time_ns())
-    for one in staying[:_MAX_LISTED]:
-        console.say(f"rankfall: {one.run.id} stays: {one.why.in_one_line}")
+    for run, why in staying[:_MAX_LISTED]:
+        console.say(f"rankfall: {run.id} stays: {why.in_one_line}")
     if len(staying) > _MAX_LISTED:
         console.say(f"rankfall: {count(len(staying) - _MAX_LISTED, 'more run')} stay: rankfall ps -a")
     if dry_run:
-        for run in (one.run for one in old):
-            console.out(f"{run.id} {size(size_of(run.path))}")
+        for one in old:
+            console.out(f"{one.run.id} {size(size_of(one.run.path))}")
         console.say(f"rankfall: {len(old)} of {len(found) + len(staying)} runs would be deleted")
         return
     _remove(old, yes=yes, hint="rankfall prune --yes", remains=remove_remains(home))

@@ -46,7 +46,8 @@ def own_process_holds_most(text: str) -> bool:
     allocated = _ALLOCATED.search(text[:_MOST])
     if not own and allocated is not None and (size := _bytes(allocated)) > 0:
         own = min((one for one in others if one >= size), default=0.0)
-        others = others if not own else [*others, -own]
+        if own:
+            others.remove(own)
     return own > 0 and own >= sum(others)
 
 

@@ -123,11 +123,6 @@ class ChunkScanner:
         return self._tracebacks.cut_off
 
     @property
-    def position(self) -> int:
-        """Number of bytes that were read."""
-        return self._at
-
-    @property
     def lines(self) -> int:
         """Number of newlines that were read."""
         return self._lines
