@@ -145,7 +145,8 @@ COVERED = Trial(
 COVERAGE = Commands("coverage-report", (tool("coverage", "report", "--sort=cover"),), COVERAGE_FILE)
 EXPLORE = Trial(
     "explore",
-    ("-m", "hypothesis and not cluster and not torch and not root", "-o", "timeout=900", "tests"),
+    # Names as they end: the whole takes an hour, and its first finding can be mended meanwhile.
+    ("-vv", "-m", "hypothesis and not cluster and not torch and not root", "-o", "timeout=900", "tests"),
     WORKERS,
     env={"RANKFALL_EXAMPLES": "explore"},
 )

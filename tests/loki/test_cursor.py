@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankfall.loki.cursor import Cursor, Entry, State
@@ -44,6 +44,7 @@ LINES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, OVERLAP)), max_siz
 
 
 @given(LINES, st.integers(1, 7), st.lists(st.integers(0, 60), max_size=6), st.booleans())
+@example([(0, 0), (0, 0), (20, 0), (30, 0), (0, OVERLAP)], 1, [3], False)
 def test_every_line_comes_once_however_late_it_is_stored(steps, limit, passes, killed):
     model, got = Model(), []
     cursor = Cursor(State.starting_at(0), overlap_ns=OVERLAP, limit=limit, most=64)

@@ -106,7 +106,8 @@ class Cursor:
         self.limit = limit
         self.stuck_at: int | None = None
         self._most = most
-        self._overlap = overlap_ns
+        # The newest line that was read lies before the mark.
+        self._overlap = overlap_ns + 1
         self._max_seen = max_seen
         self._mark = state.mark
         self._forgotten = state.forgotten
@@ -139,7 +140,7 @@ class Cursor:
         ``settled``: the mark stays before this time, because earlier lines may still arrive. ``overlap_ns`` shortens
         the overlap.
         """
-        overlap = self._overlap if overlap_ns is None else min(overlap_ns, self._overlap)
+        overlap = self._overlap if overlap_ns is None else min(overlap_ns + 1, self._overlap)
         self._next = max(0, self._mark - overlap, self._forgotten + 1)
         self._end = end
         self._settled = end if settled is None else settled
