@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from support import patience
+from support.further import further
 
 # Switched off on some machines: each process of a test would compile torch and ourselves anew, which no user's does (Makefile).
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -114,6 +115,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 raise pytest.UsageError(
                     f"{item.nodeid} is marked {marker} and its file has no {words}: no stage would run it"
                 )
+        if further(item.name):
+            if item.get_closest_marker("steady"):
+                raise pytest.UsageError(f"{item.nodeid} is steady: the gate runs it (tests/support/further.py)")
+            item.add_marker(pytest.mark.full)
         _with_profile(item)
         _with_scale(item)
 
