@@ -6,7 +6,7 @@ import json
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankfall.kube.exec.protocol import (
@@ -110,9 +110,10 @@ def test_an_odd_status_is_an_answer_or_refused_and_nothing_else(document):
 
 
 @given(data=st.binary())
+@example(data=b'"\xc3"')
 def test_bytes_that_are_no_status_are_refused(data):
     try:
         msgspec.json.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         with pytest.raises(BadFrame, match="not JSON"):
             read_status(data)
