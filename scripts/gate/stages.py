@@ -146,7 +146,7 @@ COVERAGE = Commands("coverage-report", (tool("coverage", "report", "--sort=cover
 EXPLORE = Trial(
     "explore",
     # Names as they end: the whole takes an hour, and its first finding can be mended meanwhile.
-    ("-vv", "-m", "hypothesis and not cluster and not torch and not root", "-o", "timeout=900", "tests"),
+    ("-vv", "-m", "hypothesis and not cluster and not torch and not root", "-o", "timeout=1800", "tests"),
     WORKERS,
     env={"RANKFALL_EXAMPLES": "explore"},
 )

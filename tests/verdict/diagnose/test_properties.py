@@ -164,3 +164,12 @@ def test_a_verdict_never_breaks_its_own_rules(item):
     for consequence in verdict.consequences:
         assert consequence.rank != verdict.rank
     assert verdict.time.at is None or at(-1) < at(0)
+
+
+def test_faults_that_differ_in_nothing_but_their_rank_are_listed_in_one_order():
+    ranks = [left(0, 1), left(1, 1), died(2, 15, by="agent"), died(3, 15, by="agent")]
+    own = piece("address_in_use", 0, line="a", specificity=10, source="log", trust="job")
+    elsewhere = [piece("address_in_use", n, line="a", specificity=10, source="kernel", trust="wrapper") for n in (2, 3)]
+    there, back = (diagnose(case(ranks, [own, *faults])).verdict for faults in (elsewhere, elsewhere[::-1]))
+    assert [one.rank for one in there.independent] == [2, 3]
+    assert there == back

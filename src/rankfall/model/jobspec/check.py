@@ -203,6 +203,11 @@ def _check_single_role(spec: JobSpec) -> None:
     check_kubernetes(spec)
 
 
+@cache
+def _job_fields() -> Any:
+    return msgspec.inspect.type_info(JobSpec)
+
+
 def spec_from(data: Any) -> JobSpec:
     """Returns a checked spec from plain data (parsed YAML or JSON).
 
@@ -211,7 +216,7 @@ def spec_from(data: Any) -> JobSpec:
     """
     if not isinstance(data, dict):
         raise SpecError("$", f"a job is a mapping of fields, not {type(data).__name__}")
-    _known_fields(data, msgspec.inspect.type_info(JobSpec), "$")
+    _known_fields(data, _job_fields(), "$")
     try:
         return check_spec(decoding.convert(data, JobSpec))
     except msgspec.ValidationError as error:

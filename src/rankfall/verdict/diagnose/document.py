@@ -151,9 +151,10 @@ def alternatives_of(root: Root) -> tuple[Alternative, ...]:
 
 
 def independent_of(root: Root) -> tuple[IndependentFault, ...]:
-    """Returns faults that neither caused the failure nor followed from it; bounded."""
+    """Returns faults that neither caused the failure nor followed from it, the strongest first; bounded."""
     found = []
-    for candidate, because in root.independent[:MAX_INDEPENDENT]:
+    rows = sorted(root.independent, key=lambda row: (-row[0].tier, row[0].order))
+    for candidate, because in rows[:MAX_INDEPENDENT]:
         subject, best = candidate.subject, candidate.best
         at, uncertainty = candidate.moment.common
         found.append(
