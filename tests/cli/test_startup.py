@@ -90,6 +90,11 @@ def test_importing_rankfall_is_free() -> None:
     loads_none(set(done.stdout.split()), {"msgspec", "click", "sqlite3", "rankfall.model", "asyncio"})
 
 
+def test_documents_load_no_renderer_before_a_notebook_shows_them() -> None:
+    program = "import sys, rankfall.model.verdict; print(chr(0), *sys.modules, file=sys.stderr)"
+    loads_none(shown(program), {"sqlite3", "asyncio"}, below=("rankfall.render", "rankfall.rundir"))
+
+
 @pytest.mark.timeout(120)
 def test_a_run_on_this_machine_loads_nothing_of_clusters(tmp_path: Path) -> None:
     """Whoever starts, supervises, watches or asks."""

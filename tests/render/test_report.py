@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from html.parser import HTMLParser
 
 import msgspec
@@ -9,9 +11,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankfall.model import Cause, Consequence, Decisive, Proof, RunSummary, Verdict
+from rankfall.model import Cause, Consequence, Decision, Decisive, Proof, RunSummary, Verdict
 from rankfall.model.run_status import AttemptReport, RankSpan, ReportDocument
 from rankfall.render.report import render_html, render_markdown
+from rankfall.render.summary import summary
+from rankfall.render.verdict import labels
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -191,3 +195,52 @@ def test_i24_p3_without_a_verdict_or_times_it_says_so() -> None:
     page = render_html(msgspec.structs.replace(empty, attempts=(one,)))
     assert "All times are unknown" in page
     assert "This attempt has no verdict" in page
+
+
+def placed(text: str, **fields: object) -> Verdict:
+    """A verdict with the text in every field that a job or a cluster can choose."""
+    why = Decision(action="retry", rule="r", because=text, budget=text, left=1)
+    return verdict(text, pod=text, gpu=text, decision=why, **fields)
+
+
+@given(
+    text=st.text(max_size=200) | st.sampled_from(HOSTILE),
+    source=st.sampled_from(["log", "record", "pod"]),
+    nameless=st.booleans(),
+)
+@example(text="\x1b[31m\u202e</pre><script>\ud800\r\n<img src=x onerror=alert(1)>", source="log", nameless=True)
+@example(text="</dd></dl></div><style>*{display:none}</style>", source="pod", nameless=False)
+def test_i24_p3_no_tag_of_a_job_survives_in_a_notebook(*, text: str, source: str, nameless: bool) -> None:
+    def shown(line: str) -> Page:
+        decisive = Decisive(source=source, where=line, line=line)
+        return Page(placed(line, decisive=decisive, rank=None if nameless else 1)._repr_html_())
+
+    page = shown(text)
+    assert page.tags == shown("plain").tags
+    assert page.attributes == {"style"}
+    assert not page.open
+    hidden = {
+        char for char in page.text if unicodedata.category(char) in {"Cc", "Cs", "Zl", "Zp"} or char in "\u202e\u2066"
+    }
+    assert hidden <= {"\n", "\t"}
+
+
+def test_i24_p3_a_notebook_shows_sentence_labels_and_decisive_line_in_its_own_colors() -> None:
+    found = placed("KeyError: 'column_7'")
+    html = found._repr_html_()
+    page = Page(html)
+    assert "Rank 1" in page.text
+    assert summary(found) in page.text
+    for label, text in labels(found, source=None):
+        assert f"{label}{text}" in page.text
+    assert "log, KeyError: 'column_7'" in page.text
+    # A theme of the notebook sets text and background; nothing is loaded.
+    assert not re.search(r"(?<!-)\bcolor:|http|url\(|@import|background:#", html)
+
+
+def test_i24_p3_a_huge_line_and_no_decisive_line_are_shown_too() -> None:
+    huge = "<b>\u202e" * 3_000_000
+    for decisive in (Decisive(source="log", where=huge, line=huge), None):
+        html = placed("x", decisive=decisive)._repr_html_()
+        assert len(html) < 100_000
+        assert Page(html).tags.count("pre") == (decisive is not None)

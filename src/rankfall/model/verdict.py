@@ -185,6 +185,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     decision: Decision | None = None
     answer: Answer | msgspec.UnsetType = msgspec.UNSET
 
+    def _repr_html_(self) -> str:
+        """Shows the verdict in a notebook."""
+        from rankfall.render.report import render_fragment  # noqa: PLC0415
+
+        return render_fragment(self)
+
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """A verdict with internal data; stored, never printed.

@@ -1,4 +1,4 @@
-"""Renders a report as HTML or Markdown. Pure.
+"""Renders a report as HTML or Markdown, and a verdict for a notebook. Pure.
 
 The page loads nothing and runs no script. Job text is escaped twice: control characters, then markup.
 """
@@ -15,7 +15,7 @@ from rankfall.model import Proof, Verdict
 from rankfall.model.run_status import AttemptReport, RankSpan, ReportDocument
 from rankfall.render import formatting
 from rankfall.render.escape import clean, clean_line, one_line
-from rankfall.render.summary import action_text
+from rankfall.render.summary import action_text, summary
 from rankfall.render.verdict import Details, labels, next_commands
 
 # A report of 1,024 ranks stays below 2 MB.
@@ -305,6 +305,32 @@ def render_markdown(report: ReportDocument) -> str:
     if last.advice:
         parts += ["Next:", _plain(last.advice)]
     return "\n\n".join([*parts, f"_Made {report.made} by Rankfall {_plain(report.version)}._"]) + "\n"
+
+
+# Colors come from the notebook, so its light and dark themes fit. Styles are inline: untrusted notebooks lose others.
+_BORDER: Final = "border-left:4px solid #d1453b;padding:.1em 0 .1em .8em"
+_ANSWER: Final = "margin:.2em 0 .5em;font-size:1.1em;font-weight:600;overflow-wrap:anywhere"
+_GRID: Final = "display:grid;grid-template-columns:max-content 1fr;gap:.1em 1em;margin:.3em 0"
+_LABEL: Final = "font-weight:400;opacity:.75"
+_VALUE: Final = "margin:0;overflow-wrap:anywhere"
+_LINES: Final = (
+    "margin:.3em 0;padding:.5em;background:rgba(128,128,128,.15);white-space:pre-wrap;overflow-wrap:anywhere"
+)
+_MAX_DECISIVE: Final = 8000
+
+
+def render_fragment(verdict: Verdict) -> str:
+    """Returns sentence, labels and decisive line as HTML for a notebook."""
+    rows = "".join(
+        f'<dt style="{_LABEL}">{label}</dt><dd style="{_VALUE}">{_t(text)}</dd>'
+        for label, text in labels(verdict, source=None)
+    )
+    parts = [f'<p style="{_ANSWER}">{_t(summary(verdict))}</p><dl style="{_GRID}">{rows}</dl>']
+    if verdict.decisive is not None:
+        line = html.escape(clean(verdict.decisive.line, max_line=_MAX_LINE, max_text=_MAX_DECISIVE))
+        place = f"{_t(verdict.decisive.source)}, {_t(verdict.decisive.where)}"
+        parts.append(f'<p style="{_VALUE};opacity:.75">{place}</p><pre style="{_LINES}">{line}</pre>')
+    return f'<div style="{_BORDER}">{"".join(parts)}</div>'
 
 
 # Characters that mean something to Markdown, HTML, mentions or references.
