@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import jsonschema
 import pytest
 
 from cli.conftest import Runner
@@ -20,6 +21,7 @@ from rankfall.cli import console
 from rankfall.cli.app import VERBS, load, table
 from rankfall.cli.app import run as main
 from rankfall.cli.job_options import Flags, make_spec
+from rankfall.model.schemas import schema_of
 from rankfall.rundir import list_runs
 from support.patience import scaled
 
@@ -277,6 +279,7 @@ def test_a_run_is_tried_again_with_another_variable_beside_its_secrets(
 def test_a_quiet_run_prints_its_outcome_as_a_document(rankfall: Runner) -> None:
     done = rankfall("run", "-q", "--json", "--nproc-per-node", "2", "--launcher", "plain", "train.py", "exit")
     outcome = json.loads(done.stdout)
+    jsonschema.validate(outcome, schema_of("rankfall.outcome-1"))
     assert (outcome["state"], outcome["code"], outcome["exit_origin"]) == ("failed", 17, "rank")
     assert outcome["verdict"]["rank"] == 1
     assert done.returncode == 17

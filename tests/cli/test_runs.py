@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 import yaml
 
-from rankfall.model.schemas import schema_of
+from rankfall.model.schemas import DOCUMENTS, schema_of
 from rankfall.rundir.streams.content import content_size, read_bytes
 from support.helpers import wait_until
 from support.patience import scaled
@@ -352,8 +352,8 @@ def test_why_of_files_and_of_a_pipe(rankfall: Runner, folder: Path) -> None:
 
 
 def test_doctor_tries_everything_and_finds_the_hook(rankfall: Runner) -> None:
-    done = rankfall("doctor", "-o", "json")
-    document = json.loads(done.stdout)
+    done = rankfall("doctor", "--json")
+    document = valid(done.stdout, "rankfall.doctor-1")
     checks = {check["name"]: check for check in document["checks"]}
     assert document["schema"] == "rankfall.doctor/1"
     assert checks["hook"]["state"] == "pass"
@@ -367,19 +367,20 @@ def test_doctor_tries_everything_and_finds_the_hook(rankfall: Runner) -> None:
 
 
 def test_config_prints_the_schemas(rankfall: Runner) -> None:
-    for name in (
-        "job",
-        "record",
-        "verdict",
-        "runs",
-        "status",
-        "notification",
-        "nodehealth",
-        "nodefault",
-        "kernelreport",
-        "kernelline",
-    ):
-        assert json.loads(rankfall("config", "schema", name).stdout) == schema_of(f"rankfall.{name}-1")
+    for name in DOCUMENTS:
+        short = name.removeprefix("rankfall.").removesuffix("-1")
+        assert json.loads(rankfall("config", "schema", short).stdout) == schema_of(name)
+
+
+def test_i24_outcomes_of_a_failed_and_of_a_good_run_fit_their_schema(rankfall: Runner, folder: Path) -> None:
+    """The text of the failed one is hostile."""
+    (folder / "bad.py").write_text("raise ValueError('\\x1b[31m\\u202e<script>\\udcff')\n")
+    for program, state in (("train.py", "succeeded"), ("bad.py", "failed")):
+        run = rankfall("submit", "--launcher", "plain", program).stdout.strip()
+        outcome = valid(rankfall("wait", run, "-o", "json").stdout, "rankfall.outcome-1")
+        assert (outcome["schema"], outcome["run"], outcome["state"]) == ("rankfall.outcome/1", run, state)
+        assert (outcome["verdict"] is None) == (state == "succeeded")
+    assert valid(rankfall("why", run, "-o", "json").stdout, "rankfall.verdict-1") == outcome["verdict"]
 
 
 @pytest.mark.torch

@@ -10,13 +10,12 @@ import csv
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rankfall.kube.object_fields import mapping, mappings
 from rankfall.model import InfrastructureError, RankfallError
 from rankfall.model.patterns import anchored
+from rankfall.model.run_status import Check, CheckState
 
 if TYPE_CHECKING:
     from rankfall.backends.kubernetes.rights import Need
@@ -24,24 +23,6 @@ if TYPE_CHECKING:
     from rankfall.kube.auth.access import Access
     from rankfall.kube.client import Kube
     from rankfall.kube.discovery import Served
-
-State = Literal["pass", "note", "warn", "fail"]
-
-
-class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one check.
-
-    Attributes:
-        name: Stable name.
-        state: ``fail``: jobs cannot run; ``warn``: jobs run with limits; ``note``: worth knowing, no limit here.
-        text: Finding.
-        next: Remedy; None if not needed.
-    """
-
-    name: str
-    state: State
-    text: str
-    next: str | None = None
 
 
 class Tested(NamedTuple):
@@ -132,11 +113,11 @@ def cluster_checks(where: Where, *, backend: str | None) -> tuple[Check, ...]:
     from rankfall.kube.auth.kubeconfig import access_of  # noqa: PLC0415
     from rankfall.kube.errors import NoKubeConfig  # noqa: PLC0415
 
-    lost: State = "fail" if backend is not None or where.given else "warn"
+    lost: CheckState = "fail" if backend is not None or where.given else "warn"
     try:
         access = access_of(where)
     except NoKubeConfig as error:
-        state: State = "note" if lost == "warn" else lost
+        state: CheckState = "note" if lost == "warn" else lost
         return (Check(name="cluster", state=state, text=f"no cluster was checked: {error.message}", next=error.hint),)
     except RankfallError as error:
         return (_refused(error, state=lost, text="no cluster was checked"),)
@@ -148,7 +129,7 @@ def cluster_checks(where: Where, *, backend: str | None) -> tuple[Check, ...]:
     return (Check(name="cluster", state="pass", text=f"context {access.context}: {access.server} answers"), *found)
 
 
-def _refused(error: RankfallError | TimeoutError, *, state: State, text: str) -> Check:
+def _refused(error: RankfallError | TimeoutError, *, state: CheckState, text: str) -> Check:
     if isinstance(error, TimeoutError):
         error = InfrastructureError(
             f"no complete answer within {_TOTAL_S:g} s", hint="check the network and the plug-in of your login"
@@ -283,7 +264,7 @@ async def _rights(kube: Kube, served: Served, *, backend: str | None) -> list[Ch
         _allowed(kube, set(needs), namespace=kube.namespace),
         _allowed(kube, set().union(*nodes.values()), namespace=None),
     )
-    lost: State = "fail" if backend is not None else "warn"
+    lost: CheckState = "fail" if backend is not None else "warn"
     checks = [
         _right(
             f"run-{name}",
@@ -321,7 +302,7 @@ async def _rights(kube: Kube, served: Served, *, backend: str | None) -> list[Ch
     return checks
 
 
-def _right(name: str, what: str, missing: Mapping[Need, str], *, state: State, hint: str, namespace: str) -> Check:
+def _right(name: str, what: str, missing: Mapping[Need, str], *, state: CheckState, hint: str, namespace: str) -> Check:
     """Check of rights: ``state`` if a missing one stops ``what``, ``warn`` if it only limits it."""
     if not missing:
         return Check(name=name, state="pass", text=f"{what}: all rights in {namespace}")

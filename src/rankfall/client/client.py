@@ -27,6 +27,9 @@ class Client:
     Args:
         home: Default ``$RANKFALL_HOME`` or the platform's data folder.
 
+    Attributes:
+        home: Absolute path of the home folder.
+
     Raises:
         StoreError: Not creatable, or another version's layout.
     """
@@ -46,8 +49,13 @@ class Client:
             request_token: Request id; a repeated call returns the same run, another job with it is refused.
             replace: Remove cluster objects that an earlier call left without a run directory.
 
+        Returns:
+            The run, perhaps before its first slot starts.
+
         Raises:
+            SpecError: A field is wrong, or fields contradict each other.
             UsageError: The spec cannot work; nothing was created.
+            InfrastructureError: The cluster does not answer.
             StoreError: Home is not writable.
         """
         return await asyncio.to_thread(self._submit, spec, detach, request_token, replace)
@@ -55,17 +63,28 @@ class Client:
     async def plan(self, spec: JobSpec) -> dict[str, Any]:
         """Returns the plan of ``submit`` as plain data, secrets masked; creates nothing.
 
+        Args:
+            spec: As for :meth:`Client.submit`.
+
         Raises:
             UsageError: The spec cannot work.
+            InfrastructureError: The cluster does not answer.
         """
         return await asyncio.to_thread(self._plan, complete(spec))
 
     async def runs(self) -> list[RunSummary]:
-        """Returns all runs, newest first."""
+        """Returns all runs, newest first.
+
+        Raises:
+            StoreError: The home folder is not readable.
+        """
         return await asyncio.to_thread(self._runs)
 
     async def get(self, run: str) -> Run:
-        """Returns the run with this id or unique prefix.
+        """Returns a run.
+
+        Args:
+            run: Id or unique prefix.
 
         Raises:
             NotFound: No match.
@@ -122,9 +141,21 @@ class Client:
     async def copy_from_workspace(
         self, run: str | Run, remote: str, local: Path, *, exclude: Collection[str] = ()
     ) -> Copied | None:
-        """Copies a file or folder of a run to ``local``; see :meth:`copy_to_workspace`.
+        """Copies a file or folder of a run to this machine; skips existing files.
 
-        A single file goes into an existing folder.
+        Args:
+            run: Run or id.
+            remote: Relative to the code directory, or absolute on the volume.
+            local: New name, or an existing folder for a single file.
+            exclude: Patterns of names or paths.
+
+        Returns:
+            Summary; None if the run has no volume.
+
+        Raises:
+            NotFound: No such run or file.
+            UsageError: Path outside or target unusable.
+            InfrastructureError: The copy failed; a repeated call resumes it.
         """
         from rankfall.backends.files import get  # noqa: PLC0415
 

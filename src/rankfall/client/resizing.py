@@ -26,6 +26,7 @@ class Resized(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to a resize request.
 
     Attributes:
+        role: Resized role.
         nodes: Requested number.
         before: Nodes of the newest attempt, or of the first if none started.
         how: ``nothing`` to change; ``in_place``: slots join or leave; ``new_attempt``; ``next_attempt``, as none runs

@@ -37,7 +37,12 @@ _STATES: Final = {"going": "it still runs", "unknown": "its state in the cluster
 
 
 class Run:
-    """One run, live or ended; ``directory`` is its run directory."""
+    """One run, live or ended.
+
+    Attributes:
+        id: Its id.
+        directory: Its run directory; ``directory.path`` is the folder.
+    """
 
     def __init__(self, directory: RunDir) -> None:
         self.directory = directory
@@ -47,7 +52,11 @@ class Run:
         return f"Run({self.id!r})"
 
     async def status(self) -> StatusDocument:
-        """Current state of the run, its slots and ranks."""
+        """Returns the current state of the run, its slots and ranks.
+
+        Raises:
+            StoreError: The run directory is missing or unreadable.
+        """
         return await asyncio.to_thread(self._status)
 
     async def verdict(self, *, attempt: int | None = None, slot: int | None = None) -> Verdict | None:
@@ -56,6 +65,9 @@ class Run:
         Args:
             attempt: Number; default the newest with a verdict.
             slot: Slot that failed alone (``restart_scope: replica``).
+
+        Raises:
+            StoreError: The run directory is missing or unreadable.
         """
         return await asyncio.to_thread(self._verdict, attempt, slot)
 
@@ -92,6 +104,9 @@ class Run:
             level: ``"error"`` for error lines.
             instance: Start of the slot, from 0.
             include_unranked: Include lines without rank.
+
+        Yields:
+            Each line once.
 
         Raises:
             UsageError: Contradictory filters.
@@ -139,6 +154,9 @@ class Run:
 
         Args:
             timeout: Seconds; None for no limit.
+
+        Returns:
+            The outcome, also of a failed run.
 
         Raises:
             TimeoutError: Not ended in time; the run continues.
@@ -189,7 +207,15 @@ class Run:
     async def cancel(self, reason: str = "") -> Outcome:
         """Requests the end and waits; without a supervisor, stops the slots from here.
 
-        An ended run stays unchanged.
+        Args:
+            reason: Text stored with the run.
+
+        Returns:
+            The outcome; an ended run stays unchanged.
+
+        Raises:
+            UsageError: Rankfall did not start this job.
+            InfrastructureError: The cluster did not confirm the end of an unattended job.
         """
         refuse_foreign(self.directory, "cancel")
         if (ended := await asyncio.to_thread(self.outcome)) is not None:
@@ -207,8 +233,15 @@ class Run:
     async def suspend(self, reason: str = "") -> bool:
         """Stops all slots without using budget; waits until nothing runs.
 
+        Args:
+            reason: Text stored with the run.
+
         Returns:
             False if the run ended first.
+
+        Raises:
+            UsageError: Rankfall did not start this job.
+            InfrastructureError: The cluster did not confirm the suspension of an unattended job.
         """
         refuse_foreign(self.directory, "suspend")
         if self.directory.spec.unattended:
@@ -225,8 +258,14 @@ class Run:
     async def resume(self, reason: str = "") -> bool:
         """Continues a suspended run in a new attempt; starts a detached supervisor if none runs.
 
+        Args:
+            reason: Text stored with the run.
+
         Returns:
             True if the run was suspended or had no supervisor.
+
+        Raises:
+            UsageError: Rankfall did not start this job.
         """
         refuse_foreign(self.directory, "resume")
         if await asyncio.to_thread(self.outcome) is not None:
@@ -248,6 +287,9 @@ class Run:
             role: Required only with several roles.
             reason: Text stored with the run.
             wait: Wait for the size, the end, suspension or another request.
+
+        Returns:
+            How the size changes, and whether the run has it.
 
         Raises:
             UsageError: Impossible size; nothing changed.
@@ -343,7 +385,11 @@ class Run:
         return self._state() in FINAL_STATES
 
     def outcome(self) -> Outcome | None:
-        """Outcome, None before the end; reads files, so blocks the event loop."""
+        """Returns the outcome, None before the end; reads files, so blocks the event loop.
+
+        Raises:
+            StoreError: The run directory is missing or unreadable.
+        """
         from rankfall.supervisor.outcome import outcome_of  # noqa: PLC0415
 
         with self.directory.reader() as reader:

@@ -125,7 +125,12 @@ T = TypeVar("T")
 
 
 class SyncRun:
-    """Methods of :class:`Run` for code without an event loop."""
+    """Methods of :class:`Run` for code without an event loop; inside one they raise UsageError.
+
+    Attributes:
+        id: Id of the run.
+        directory: Its run directory; ``directory.path`` is the folder.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -144,7 +149,11 @@ class SyncRun:
         return _sync(self._run.verdict(attempt=attempt, slot=slot))
 
     def logs(self, **filters: Any) -> Iterator[Line]:
-        """Calls :meth:`Run.logs`."""
+        """Calls :meth:`Run.logs`.
+
+        Args:
+            filters: Its arguments.
+        """
         _refuse_loop()
         with asyncio.Runner() as runner:
             lines = self._run.logs(**filters)
@@ -199,7 +208,10 @@ class SyncRun:
             lines: Number of last lines without ``stream``; None for all.
 
         Yields:
-            Lines as :meth:`log_iter`.
+            Lines as :meth:`SyncRun.log_iter`.
+
+        Raises:
+            UsageError: ``lines`` is negative.
         """
         return fetch_logs(self.directory, stream=stream, lines=lines)
 
@@ -225,10 +237,13 @@ class SyncRun:
 
 
 class SyncClient:
-    """Methods of :class:`Client` for code without an event loop.
+    """Methods of :class:`Client` for code without an event loop; inside one they raise UsageError.
 
     Args:
         home: See :class:`Client`.
+
+    Attributes:
+        home: Absolute path of the home folder.
     """
 
     def __init__(self, *, home: str | Path | None = None) -> None:

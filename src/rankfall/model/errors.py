@@ -24,6 +24,10 @@ class RankfallError(Exception):
     Args:
         message: Problem and object.
         hint: Next step, on a separate line.
+
+    Attributes:
+        exit_code: Exit code of the command line.
+        passing: True if a retry may succeed.
     """
 
     exit_code: ClassVar[int] = 74
@@ -56,6 +60,7 @@ class SpecError(UsageError):
     Args:
         path: Path of the field, as ``$.policies.max_restarts``.
         message: Fault and allowed values.
+        hint: Next step.
     """
 
     def __init__(self, path: str, message: str, *, hint: str | None = None) -> None:
@@ -98,7 +103,13 @@ class HeldElsewhere(EvidenceLost):
 
 
 class JobFailed(RankfallError):
-    """The job failed; only ``Outcome.raise_for_status()`` raises it."""
+    """The job failed; only ``Outcome.raise_for_status()`` raises it.
+
+    Args:
+        message: Run, end and cause.
+        code: Exit code of the rank that failed first.
+        hint: Next step.
+    """
 
     def __init__(self, message: str, *, code: int, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)

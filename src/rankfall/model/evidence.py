@@ -29,6 +29,13 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         id: Content identity; equal ids are one piece.
+        role: Part in the failure; only ``primary`` can be the root.
+        uncertainty: Of ``at``, seconds.
+        stamped: Clock of ``at``.
+        signature: Id of the matching signature.
+        peer_hosts: Addresses of ``peers`` without a rank.
+        detail: Further text for display.
+        stream: Path of the stream; its key for ``order``.
         specificity: 0-100; the most specific proven slug of a rank wins.
         at: Nanoseconds since the epoch, clock ``stamped``, ± ``uncertainty`` seconds; None = unknown. ``Case.clocks``
             holds the clock's offset.
@@ -101,6 +108,11 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         exit_code, signal: Its end; both None when ``ended`` = unreadable.
         killed_by: ``wrapper`` (Rankfall), ``agent`` (torchrun), ``foreign``; None = unknown.
         ended_at: Nanoseconds since the epoch, node's clock, ± ``ended_uncertainty`` seconds.
+        ended_uncertainty: Seconds, of ``ended_at``.
+        group_rank: Number of its node in torchrun's round.
+        round: Rendezvous of the attempt.
+        phase: Last phase that it reported.
+        last_line_at: Arrival of its newest line, nanoseconds since the epoch.
         hook: ``loaded`` or ``absent``.
         last_seq: Last collective in torch's flight recorder.
         finished: Its output shows completed work and no later work.
@@ -147,6 +159,9 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         launcher: torchrun, plain or exec.
         recorder: True if its wrapper reported, so its ranks become visible.
         signalled: True if it received an external signal before its end.
+        state: ``lost``: without a known end.
+        killed_by: ``wrapper`` (Rankfall), ``foreign``; None = unknown.
+        oom_kills: Processes that the kernel killed for memory in its cgroup.
         ended_uncertainty: Seconds, of ``ended_at``; a kubelet stamps whole seconds.
         platform_ready: Pod's Ready condition; None on the local machine.
     """
@@ -187,7 +202,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Complete input of one verdict.
 
     Attributes:
+        role: The only role; None with several.
         world_size: Expected number of ranks; None offline.
+        nnodes: Slots of the attempt; None offline.
+        ranks: Facts of the newest round.
+        slots: Facts of all slots.
+        evidence: All pieces of the attempt.
         ended: True if all slots ended; False for a hang or live snapshot.
         succeeded: True if all slots ended with 0 and no error file contradicts.
         denied: True if a slot with exit code 0 wrote an error file, so exit codes prove nothing.
@@ -217,7 +237,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     clocks: tuple[SlotClock, ...] = ()
 
     def clock_of(self, slot: int | None) -> Bound:
-        """Returns the clock offset of a slot's node; None: API server."""
+        """Returns the clock offset of a slot's node.
+
+        Args:
+            slot: Number; None for the API server.
+        """
         return next((one.ahead for one in self.clocks if one.slot == slot), EXACT)
 
 

@@ -1,4 +1,4 @@
-"""``rankfall.runs/1``, ``rankfall.status/1``, ``rankfall.report/1``, ``rankfall.notification/1`` and a run's outcome.
+"""Documents about runs: ``rankfall.runs/1``, ``status/1``, ``outcome/1``, ``report/1``, ``notification/1``; ``doctor/1``.
 
 All are computed, never stored.
 """
@@ -17,16 +17,21 @@ RUNS_SCHEMA = "rankfall.runs/1"
 STATUS_SCHEMA = "rankfall.status/1"
 REPORT_SCHEMA = "rankfall.report/1"
 NOTIFICATION_SCHEMA = "rankfall.notification/1"
+OUTCOME_SCHEMA = "rankfall.outcome/1"
+DOCTOR_SCHEMA = "rankfall.doctor/1"
 # Totals appear above this count.
 _MANY = 3
 FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled", "deleted"})
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One run in ``ps``; times RFC 3339; ``cause``, ``rank``, ``node`` of the newest verdict.
+    """One run in ``ps``; ``cause``, ``rank``, ``node`` of the newest verdict.
 
-    ``supervised``: a supervisor here decides; ``unattended``: it needs none; ``foreign``: ``KIND/NAME`` of a job not
-    started by Rankfall. ``seen``: time of ``state`` if the run has not ended and no process watches it.
+    Attributes:
+        supervised: A supervisor here decides.
+        unattended: It needs none.
+        foreign: ``KIND/NAME`` of a job not started by Rankfall.
+        seen: Time of ``state`` if the run has not ended and no process watches it, RFC 3339.
     """
 
     run: str
@@ -74,8 +79,11 @@ class Restarts(msgspec.Struct, frozen=True, kw_only=True):
 class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One slot of the newest attempt.
 
-    ``ready`` as in :class:`StatusDocument`; ``line_age_s``: seconds since the last line of slot or ranks. ``restarts``
-    counts restarts of this slot without the others. ``note`` explains an exit, as ``stopped after success``.
+    Attributes:
+        ready: As in :class:`StatusDocument`.
+        line_age_s: Seconds since the last line of slot or ranks.
+        restarts: Restarts of this slot without the others.
+        note: Explanation of an exit, as ``stopped after success``.
     """
 
     slot: int
@@ -95,7 +103,10 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of the newest round.
 
-    ``exit`` is ``0``, ``1`` or ``SIGKILL``; ``line_age_s``: seconds since its last line.
+    Attributes:
+        hook: ``loaded`` or ``absent``; null if unknown.
+        line_age_s: Seconds since its last line.
+        note: Explanation of an exit.
     """
 
     rank: int
@@ -159,6 +170,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         state: Phase.
+        reason: Text about the state or the end.
         supervised: True if a supervisor decides about the run.
         unattended: True if the platform restarts and ends the run.
         foreign: ``KIND/NAME`` of a job not started by Rankfall.
@@ -175,6 +187,8 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
         sizes_wished: Target nodes by role; differs during a resize.
         incomplete: Deficits as sentences, ``lost_lines`` first.
         lost_lines: Printed lines missing in the record.
+        slots: By number.
+        ranks: By number; known ones only.
     """
 
     schema: str = STATUS_SCHEMA
@@ -209,13 +223,18 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """End of a run.
+    """End of a run; ``rankfall wait -o json`` and ``rankfall run -q -o json``.
 
     Attributes:
+        run: Id of the run.
+        state: Final state.
         code: Exit code of ``run`` and ``wait``.
         exit_origin: Root-cause rank or Rankfall.
+        attempts: Number of attempts.
+        verdict: Newest verdict; None if nothing failed.
     """
 
+    schema: str = OUTCOME_SCHEMA
     run: str
     state: RunState
     code: int
@@ -336,3 +355,35 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     decision: str | None = None
     command: str
     link: str | None = None
+
+
+CheckState = Literal["pass", "note", "warn", "fail"]
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of one check.
+
+    Attributes:
+        name: Stable name.
+        state: ``fail``: jobs cannot run; ``warn``: jobs run with limits; ``note``: worth knowing, no limit here.
+        text: Finding.
+        next: Remedy; None if not needed.
+    """
+
+    name: str
+    state: CheckState
+    text: str
+    next: str | None = None
+
+
+class DoctorDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """``rankfall doctor -o json``.
+
+    Attributes:
+        state: Worst state of the checks; never ``note``.
+        checks: In order of display.
+    """
+
+    schema: str = DOCTOR_SCHEMA
+    state: CheckState
+    checks: tuple[Check, ...] = ()

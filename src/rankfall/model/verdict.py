@@ -22,6 +22,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """One decision; stored as ``intent``, executed, stored as ``done``.
 
     Attributes:
+        action: Reaction to the verdict.
+        because: Reason, for people.
+        state: ``done`` once executed.
         rule: Matching rule of ``rankfall.verdict.decide``.
         budget: Name of the budget that the restart uses, as ``total``; empty = none.
         left: Restarts left in the tightest budget.
@@ -59,7 +62,14 @@ RunState = Literal[
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """A slug of the catalogue and its confidence."""
+    """A slug of the catalogue and its confidence.
+
+    Attributes:
+        slug: Name in docs/causes.md.
+        family: Group of causes, also a key of budgets.
+        title: Cause in words.
+        confidence: Strength of the proof.
+    """
 
     slug: str
     family: Family
@@ -74,14 +84,24 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Time(msgspec.Struct, frozen=True, kw_only=True):
-    """RFC 3339 time with nanoseconds in UTC, uncertainty in seconds; null if unknown."""
+    """A time with its uncertainty; null if unknown.
+
+    Attributes:
+        at: RFC 3339, nanoseconds, UTC.
+        uncertainty_s: Seconds by which ``at`` may be wrong, in both directions.
+    """
 
     at: str | None = None
     uncertainty_s: float | None = None
 
 
 class Decisive(msgspec.Struct, frozen=True, kw_only=True):
-    """The deciding observation; ``where`` is ``path:line`` of stream, record or object."""
+    """The deciding observation.
+
+    Attributes:
+        where: ``path:line`` of a stream, or path of a record or object.
+        line: Its text; a job can choose it.
+    """
 
     source: Source
     where: str
@@ -89,7 +109,13 @@ class Decisive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of evidence for display."""
+    """One piece of evidence for display.
+
+    Attributes:
+        id: Content identity; equal ids are one piece.
+        role: Part in the failure; only ``primary`` can be the root.
+        where: As in :class:`Decisive`.
+    """
 
     id: str
     source: Source
@@ -106,7 +132,11 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Consequence(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that failed because of the root; ``rank`` is null if unknown."""
+    """A rank that failed because of the root.
+
+    Attributes:
+        rank: Null if unknown.
+    """
 
     rank: int | None
     slug: str
@@ -114,7 +144,11 @@ class Consequence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):
-    """A rejected candidate and the reason."""
+    """A rejected candidate.
+
+    Attributes:
+        rejected: Reason.
+    """
 
     slug: str
     rank: int | None
@@ -122,7 +156,11 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IndependentFault(msgspec.Struct, frozen=True, kw_only=True):
-    """Another fault, neither cause nor consequence; ``because`` holds the proof."""
+    """Another fault, neither cause nor consequence.
+
+    Attributes:
+        because: Proof.
+    """
 
     slug: str
     rank: int | None
@@ -137,6 +175,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Form of a redacted or bounded document.
 
     Attributes:
+        sentence: The verdict in one sentence.
+        redacted: True if secrets are masked.
+        max_bytes: Bound of the document, bytes; null = none.
         cut: Removed rows of each field, and ``characters``.
         untrusted: JSON pointers of text that a job can choose, ``*`` for any index.
     """
@@ -151,9 +192,26 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Cause, rank, node, confidence, proof, consequences, rejected alternatives, missing evidence.
 
-    Later, stronger evidence increments ``version``. ``phase`` is ``teardown`` if the work was complete, else absent;
-    ``independent`` is absent if empty. ``exclude`` is Slurm's list of suspected nodes, else absent. ``answer`` is
-    absent from the complete document.
+    Attributes:
+        version: From 1; later, stronger evidence increments it.
+        run: Null for files.
+        attempt: From 1; null for files.
+        state: State of the run at the verdict.
+        exit_origin: Root-cause rank or Rankfall: whose code ends the run.
+        scope: Extent of the root cause; ``external``: outside the job.
+        time: Time of the root cause.
+        decisive: Observation that decides; null without a cause.
+        evidence: Proof and context, the most important first.
+        consequences: Failures because of the root.
+        alternatives: Rejected candidates.
+        missing: Unavailable evidence, as sentences.
+        independent: Other faults; absent if empty.
+        phase: ``teardown`` if the work was complete, else absent.
+        exclude: Slurm's list of suspected nodes, else absent.
+        retry: Advice about a restart.
+        node_action: Advice about the node.
+        decision: Reaction; null before it, and for files.
+        answer: Absent from the complete document.
     """
 
     schema: str = SCHEMA
@@ -196,6 +254,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """A verdict with internal data; stored, never printed.
 
     Attributes:
+        verdict: Public part.
         fingerprint: Equal for the same fault on another rank, node or time.
         exit_code: Root-cause rank's code, 128+n for a signal; None if unknown.
         mark: User's mark on the root exception.

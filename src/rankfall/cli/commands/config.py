@@ -22,18 +22,10 @@ from rankfall.model.jobspec.secrets import masked_url, masked_words
 from rankfall.render.escape import one_line
 from rankfall.rundir import default_home
 
-_SCHEMAS = (
-    "job",
-    "record",
-    "verdict",
-    "runs",
-    "status",
-    "notification",
-    "nodes",
-    "nodehealth",
-    "nodefault",
-    "kernelreport",
-    "kernelline",
+_SCHEMAS: Final = sorted(
+    file.name.removeprefix("rankfall.").removesuffix("-1.json")
+    for file in resources.files("rankfall.model.schemas").iterdir()
+    if file.name.endswith(".json")
 )
 
 _ESCAPES: Final = str.maketrans({"*": "\\*", "<": "&lt;"})

@@ -25,29 +25,20 @@ from rankfall.backends.kubernetes.rights import BACKENDS
 from rankfall.backends.local.processes import Reservation
 from rankfall.backends.payload import unpack
 from rankfall.cli import console
-from rankfall.cli.cluster_checks import Check, State, cluster_checks
+from rankfall.cli.cluster_checks import cluster_checks
 from rankfall.cli.console import Output
 from rankfall.cli.options import cluster_options, output_option
 from rankfall.cli.target import Where
 from rankfall.model import JobSpec, Record, SpecError, StoreError, UsageError, decoding
+from rankfall.model.run_status import Check, CheckState, DoctorDocument
 from rankfall.render.escape import clean
 from rankfall.render.formatting import Paint
 from rankfall.rundir import default_home, home
 from rankfall.rundir.lease import file_system
 from rankfall_inside import procfs
 
-SCHEMA = "rankfall.doctor/1"
 
-
-class DoctorDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """``rankfall doctor -o json``."""
-
-    schema: str = SCHEMA
-    state: State
-    checks: tuple[Check, ...] = ()
-
-
-def worst(checks: tuple[Check, ...]) -> State:
+def worst(checks: tuple[Check, ...]) -> CheckState:
     """Worst state."""
     states = {check.state for check in checks}
     return "fail" if "fail" in states else "warn" if "warn" in states else "pass"
@@ -343,7 +334,7 @@ def _hook(found: Interpreter, folder: Path) -> Check:
         streams = (
             "its streams are stored separately" if starts[0].streams else "its streams are part of the slot's stream"
         )
-        state: State = "pass" if starts[0].streams else "warn"
+        state: CheckState = "pass" if starts[0].streams else "warn"
         return Check(name="hook", state=state, text=f"the hook is loaded in a rank; {streams}")
     text = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
     return Check(
@@ -424,7 +415,7 @@ def run_checks(python: str | None) -> tuple[Check, ...]:
     )
 
 
-def _print(checks: tuple[Check, ...], found: State) -> None:
+def _print(checks: tuple[Check, ...], found: CheckState) -> None:
     paint = Paint(color=console.color_on())
     style = {"pass": paint.good, "note": paint.dim, "warn": paint.warn, "fail": paint.bad}
     for check in checks:

@@ -88,16 +88,22 @@ class JobSpec(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         backend: ``local`` processes, Indexed ``job``, ``jobset``, or Kubeflow ``trainjob``. ``foreign`` marks jobs not
             started by Rankfall and is refused.
         command: Program and arguments; for ``torchrun`` a script or ``-m module``. Optional if every role has one.
+        module: The first word of ``command`` is a module, as with ``python -m``.
         launcher: ``auto``: torchrun if the job's Python has torch, else plain; ``exec``: the unchanged command, once
             per node.
         nnodes, nnodes_max: Nodes; ``nnodes_max`` > ``nnodes`` is elastic (c10d rendezvous).
         nproc_per_node: Ranks per node.
+        role: Name of the only role.
         roles: Roles with their own settings; empty = the one ``role``.
+        cwd: Working folder of the ranks; null = that of the submitting process.
         code: Local folders, copied at submission as the job's code; later ones on top. ``cwd`` is then a path below
             them.
         code_exclude: Shell patterns to omit; without a slash for names, with one for paths below the folder.
         python: The job's Python; null = Rankfall's.
         env: Additional variables.
+        inside: Hook and wrapper in the ranks: if possible, always, or not.
+        rdzv: Rendezvous of torchrun; ``auto``: c10d if elastic, else static.
+        policies: Reaction to failures.
         success: Condition of success.
         deadlines: Time limits.
         rules: Failure rules, first match wins; else the cause decides.

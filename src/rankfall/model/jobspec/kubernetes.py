@@ -18,7 +18,12 @@ GPU_RESOURCE = "nvidia.com/gpu"
 
 
 class EnvSource(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Value of a variable: one key of exactly one secret or config map."""
+    """Value of a variable: one key of exactly one secret or config map.
+
+    Attributes:
+        secret, config_map: Name of the object.
+        key: Key in it.
+    """
 
     secret: str | None = None
     config_map: str | None = None
@@ -30,6 +35,7 @@ class Resources(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Attributes:
         gpus: Number of ``gpu_resource``, in requests and limits.
+        gpu_resource: Name of the device plugin's resource.
         requests, limits: Quantities, as ``{"cpu": "8", "memory": "64Gi", "rdma/ib": "1"}``.
     """
 
@@ -59,6 +65,11 @@ class Kubernetes(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Pods of a job and their place.
 
     Attributes:
+        image: Image of the training container; null only with a TrainJob whose runtime has one.
+        image_pull_policy, image_pull_secrets: As in a pod's spec; null = the cluster's default.
+        service_account, priority_class, affinity: As in a pod's spec; null = none.
+        volumes, volume_mounts, tolerations, node_selector: As in a pod's spec.
+        resources: Of each container.
         namespace, context, kubeconfig: Cluster and namespace; null = kubectl's choice.
         queue: Local queue of Kueue.
         env_from: Secret or shared variables; ``$.env`` has literals.

@@ -93,6 +93,8 @@ class Policies(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         settle_min_s: Minimum wait after the first failure.
         settle_max_s: Maximum wait after the first failure.
         grace_s: Seconds between SIGTERM and SIGKILL.
+        backoff_s: Seconds before the first restart; doubled for each further one.
+        backoff_max_s: Longest wait before a restart, seconds.
     """
 
     max_restarts: Count = 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -13,10 +13,18 @@ from rankfall.model.node_health.nodes_document import NodesDocument
 from rankfall.model.node_health.records import NodeFault, NodeHealth
 from rankfall.model.node_health.run_verdicts import RunVerdicts
 from rankfall.model.record import Record
-from rankfall.model.run_status import Notification, ReportDocument, RunsDocument, StatusDocument
+from rankfall.model.run_status import (
+    DoctorDocument,
+    Notification,
+    Outcome,
+    ReportDocument,
+    RunsDocument,
+    StatusDocument,
+)
 from rankfall.model.verdict import Verdict
 
 DOCUMENTS: dict[str, type[msgspec.Struct]] = {
+    "rankfall.doctor-1": DoctorDocument,
     "rankfall.job-1": JobSpec,
     "rankfall.kernelline-1": KernelLine,
     "rankfall.kernelreport-1": KernelReport,
@@ -24,6 +32,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "rankfall.nodehealth-1": NodeHealth,
     "rankfall.nodes-1": NodesDocument,
     "rankfall.notification-1": Notification,
+    "rankfall.outcome-1": Outcome,
     "rankfall.record-1": Record,
     "rankfall.report-1": ReportDocument,
     "rankfall.runs-1": RunsDocument,
@@ -31,6 +40,8 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "rankfall.status-1": StatusDocument,
     "rankfall.verdict-1": Verdict,
 }
+# Documents that commands print.
+_PRINTED: Final = frozenset({"doctor", "nodes", "notification", "outcome", "report", "runs", "status", "verdict"})
 #: Fields that printed documents may lack.
 OPTIONAL = frozenset({"answer", "exclude", "independent", "phase"})
 
@@ -41,7 +52,7 @@ def schema_of(name: str) -> dict[str, Any]:
     Printed documents require every field except ``OPTIONAL``; job and record only fields without default.
     """
     schema = msgspec.json.schema(DOCUMENTS[name])
-    if name.split(".")[1].split("-", maxsplit=1)[0] in {"nodes", "notification", "report", "runs", "status", "verdict"}:
+    if name.split(".")[1].split("-", maxsplit=1)[0] in _PRINTED:
         for part in schema.get("$defs", {}).values():
             if "properties" in part:
                 part["required"] = [field for field in part["properties"] if field not in OPTIONAL]

@@ -51,9 +51,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         at: Chunk's arrival, nanoseconds since the epoch, or None.
-        stream: Path relative to the run directory; ``offset`` of the line.
+        stream: Path relative to the run directory.
+        offset: Bytes of the stream before the line.
         out: True for stdout, False for stderr.
         data: Without LF; truncated lines end with ``CUT_MARK``.
+        truncated: True if ``data`` is only its beginning.
         late: Yielded after a later line.
     """
 
