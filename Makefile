@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster test-all coverage explore steady testbed-build testbed-up testbed-down bench bench-hostile bench-cluster bench-logs bench-loss bench-foreign bench-verdict zoo bench-health soak-health fuzz fuzz-readers house prose picture lint lock sbom clean
+.PHONY: help setup demo test test-cluster test-all coverage explore steady testbed-build testbed-up testbed-down bench bench-hostile bench-cluster bench-logs bench-loss bench-foreign bench-verdict zoo bench-health soak-health fuzz fuzz-readers house prose picture api notebook lint lock sbom clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -83,6 +83,12 @@ fuzz-readers: setup ## Measure what each reader of foreign bytes costs over host
 
 picture: setup ## Make the picture of the README from a real failed run: docs/images/verdict.svg
 	@$(PY) scripts/picture.py
+
+api: setup ## Write docs/api.md from the signatures and docstrings of the Python API
+	@$(PY) scripts/api.py
+
+notebook: setup ## Execute examples/explain.ipynb and store its outputs
+	@$(PY) scripts/notebook.py
 
 house: setup ## Print sizes, imports, wide constructors and private words of the sources, room by room
 	@$(PY) scripts/house.py
