@@ -132,6 +132,7 @@ class VerdictRow(msgspec.Struct, frozen=True, kw_only=True):
 VERSION: Final = 1
 BUSY_S: Final = 10.0
 ROOM: Final = 512 << 10
+_MAX_WORDS: Final = 20
 
 TABLES: Final = """
 CREATE TABLE run (
@@ -187,10 +188,17 @@ def open_for_writing(path: Path, *, journal: str) -> tuple[sqlite3.Connection, b
             room = _make_room(connection)
         else:
             refuse_newer(version, path)
+            _refuse_damaged(connection)
     except BaseException:
         connection.close()
         raise
     return connection, room
+
+
+def _refuse_damaged(connection: sqlite3.Connection) -> None:
+    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise sqlite3.DatabaseError(" ".join(found.split()[-_MAX_WORDS:]))
 
 
 def _make_room(connection: sqlite3.Connection) -> bool:

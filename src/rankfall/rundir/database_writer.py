@@ -273,8 +273,10 @@ def _set_aside(path: Path) -> str:
             break
     try:
         path.rename(aside)
-        for suffix in ("-wal", "-shm", "-journal"):
-            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        path.with_name(path.name + "-shm").unlink(missing_ok=True)
+        for suffix in ("-wal", "-journal"):
+            with contextlib.suppress(FileNotFoundError):
+                path.with_name(path.name + suffix).rename(f"{aside}{suffix}")
     except OSError as error:
         raise _failed(path, error) from error
     return aside.name

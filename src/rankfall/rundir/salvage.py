@@ -44,6 +44,20 @@ def slots(run_dir: RunPaths, attempt: int) -> list[SlotFacts]:
     return sorted(found, key=lambda facts: (facts.role or "", facts.slot))
 
 
+def newest_start(run_dir: RunPaths, attempt: int, role: str, slot: int) -> int:
+    """Number of a slot's newest start, from 0; a slot restarted alone has a folder for each."""
+    number = 0
+    while run_dir.slot_dir(attempt, role, slot, number + 1).exists():
+        number += 1
+    return number
+
+
+def started(run_dir: RunPaths, attempt: int) -> int | None:
+    """Time at which the first wrapper of an attempt took its lock, nanoseconds since the epoch; None without any."""
+    locks = (run_dir.path / "slots" / f"attempt-{attempt}").glob("*/lock")
+    return min((path.lstat().st_mtime_ns for path in locks), default=None)
+
+
 def ranks(run_dir: RunPaths, attempt: int) -> list[RankFacts]:
     """Ranks with a start record, each with its end from a later record."""
     found: dict[tuple[int, int], RankFacts] = {}

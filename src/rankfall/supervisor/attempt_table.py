@@ -69,13 +69,21 @@ class Attempts:
         """Returns an attempt's diagnosis; None also if only interrupted."""
         return self._verdicts.get(number) or self._writer.diagnosis(number)
 
-    def begin(self, plan: Plan) -> int:
-        """Stores a new attempt before its start; returns the stored time."""
-        number, at = plan.attempt, time.time_ns()
+    def begin(self, plan: Plan, *, at: int | None = None) -> int:
+        """Stores a new attempt before its start, or one begun ``at`` a time; returns the stored time."""
+        number, at = plan.attempt, at or time.time_ns()
         self._rows[number] = AttemptRow(attempt=number, started=at, plan=plan.row())
         self._run_store.begin_attempt(number, at=at, plan=plan.row())
         self._run_store.set_run("starting", reason=f"attempt {number}", at=at)
         return at
+
+    def restore(self, plan: Plan, *, started: int) -> None:
+        """Stores an attempt that the database lost; an earlier one has ended by then."""
+        before = self._rows.get(self.newest)
+        if before is not None and before.ended is None:
+            self._run_store.end_attempt(before.attempt, at=started, state="unknown")
+            self._rows[before.attempt] = msgspec.structs.replace(before, ended=started, state="unknown")
+        self.begin(plan, at=started)
 
     def tell(self, plan: Plan, *, at: int) -> None:
         """Reports a started attempt to viewers."""

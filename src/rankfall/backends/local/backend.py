@@ -151,7 +151,8 @@ class LocalBackend:
 
     def resizes(self, plan: Plan) -> bool:
         """True if torchrun starts new rounds for joining and departing slots."""
-        return plan.launcher == "torchrun" and plan.rdzv == "c10d"
+        # A restored plan has no port that a joining slot could use.
+        return plan.launcher == "torchrun" and plan.rdzv == "c10d" and plan.port is not None
 
     def resize(self, plan: Plan) -> bool:
         """Starts joined slots and stops removed ones; returns True if nothing remains to do.

@@ -149,20 +149,18 @@ def tell(slot_dir: Path, line: str) -> bool:
 
 def members(slot_dir: Path) -> list[int]:
     """Processes whose environment names this slot; unreadable ones do not count."""
-    wanted = b"RANKFALL_SLOT_DIR=" + os.fsencode(slot_dir)
-    found = []
     me = os.getpid()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal() or int(entry.name) == me:
-            continue
-        try:
-            with (entry / "environ").open("rb") as file:
-                words = file.read(_MAX_ENVIRON).split(b"\0")
-        except OSError:
-            continue
-        if wanted in words:
-            found.append(int(entry.name))
-    return found
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return [pid for pid in pids if pid != me and _is_member(pid, slot_dir)]
+
+
+def _is_member(pid: int, slot_dir: Path) -> bool:
+    try:
+        with Path(f"/proc/{pid}/environ").open("rb") as file:
+            words = file.read(_MAX_ENVIRON).split(b"\0")
+    except OSError:
+        return False
+    return b"RANKFALL_SLOT_DIR=" + os.fsencode(slot_dir) in words
 
 
 def end_members(slot_dir: Path, *, grace: float) -> int:
@@ -180,7 +178,8 @@ def end_members(slot_dir: Path, *, grace: float) -> int:
         number = signal.SIGKILL if time.monotonic() >= deadline else signal.SIGTERM
         for pid, ticks in living:
             seen.add((pid, ticks))
-            if (pid, ticks, number) not in sent and start_ticks(pid) == ticks:
+            # The process may have ended before its ticks were read, and another one may have its number.
+            if (pid, ticks, number) not in sent and _is_member(pid, slot_dir) and start_ticks(pid) == ticks:
                 sent.add((pid, ticks, number))
                 _send(pid, number)
         time.sleep(_STEP_S)

@@ -18,9 +18,10 @@ from rankfall.cli.target import one_run, read_home, several_runs
 from rankfall.cli.values import Ranks, parse_ranks, parse_span
 from rankfall.cli.viewer import Viewer
 from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, Outcome, UsageError
+from rankfall.render.escape import one_line
 from rankfall.render.formatting import count
 from rankfall.rundir import RunDir, list_runs
-from rankfall.rundir.incomplete import lost_of_run, sentences
+from rankfall.rundir.incomplete import PREFIX, lost_of_run, sentences
 from rankfall.supervisor import request_cancel
 from rankfall.supervisor.outcome import outcome_of
 from rankfall.supervisor.requests import refuse_foreign
@@ -36,6 +37,8 @@ _OWN_S: Final = 3600.0
 _ALONE_S: Final = 10.0
 _TIMED_OUT: Final = 124
 _CANCELLED: Final = 130
+_MAX_NOTES: Final = 8
+_TEXT: Final = 400
 
 
 @click.command("attach")
@@ -104,6 +107,7 @@ def wait(*, run: str | None, timeout: str | None, output: Output) -> int:
         return _TIMED_OUT
     for text in sentences(lost_of_run(directory)):
         console.say(f"rankfall: {text}")
+    _say_notes(directory)
     _tell(outcome, output)
     return print_exit_origin(outcome)
 
@@ -173,8 +177,15 @@ def _cancel(directory: RunDir, reason: str, output: Output) -> int:
     outcome = Session(directory, viewer, own=False).stay()
     if outcome is None:
         return _CANCELLED
+    _say_notes(directory)
     _tell(outcome, output)
     return 0
+
+
+def _say_notes(directory: RunDir) -> None:
+    with directory.reader() as reader:
+        for text in reader.run().incomplete[:_MAX_NOTES]:
+            console.say(f"rankfall: {PREFIX}{one_line(text, width=_TEXT)}")
 
 
 def _cancel_unattended(directory: RunDir, reason: str, output: Output) -> int:

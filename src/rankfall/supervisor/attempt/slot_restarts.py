@@ -78,6 +78,11 @@ class SlotRestarts:
         self._announced_at: dict[int, int] = {}
         # First observation of a failure, monotonic seconds.
         self._seen: dict[int, float] = {}
+        for slot in plan.slots:
+            if slot.instance:
+                # The decision that restarted it may be lost.
+                observer.select_start(slot.slot, slot.instance)
+                slot_states.start_again(plan, slot.slot)
         for row in falls:
             if row.attempt == plan.attempt:
                 self._take(row)

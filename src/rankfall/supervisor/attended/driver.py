@@ -19,7 +19,7 @@ from rankfall.supervisor.attempt_facts import start_failure
 from rankfall.supervisor.attempt_table import Attempts
 from rankfall.supervisor.attended.decisions import Decisions, LateEvidence
 from rankfall.supervisor.attended.next_attempt import Planner, RestartSchedule
-from rankfall.supervisor.attended.takeover import AttemptMirror, Takeover
+from rankfall.supervisor.attended.takeover import AttemptMirror, Takeover, restore_attempts
 from rankfall.supervisor.attended.ttl import needed, spawn
 from rankfall.supervisor.best_effort_store import BestEffortStore
 from rankfall.supervisor.external_suspension import ExternalRelease
@@ -229,6 +229,7 @@ class Supervised:
             self._ready()
             self._run_end.again(state)
             return outcome_of(self._run_dir, self._writer)
+        restore_attempts(self._run_dir, attempts=self._attempts, backend=self._backend, run_store=self._run_store)
         try:
             if not self._hold():
                 return self._run_end.between(cancelled=self._request() == "cancel")

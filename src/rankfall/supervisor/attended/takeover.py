@@ -1,4 +1,4 @@
-"""Makes this process the only supervisor of a run across machines.
+"""Makes this process the only supervisor of a run across machines, and restores attempts that its database lost.
 
 A run that has begun waits for an unreachable cluster; another fails after 30 s.
 """
@@ -6,20 +6,26 @@ A run that has begun waits for an unreachable cluster; another fails after 30 s.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from rankfall.backends.plan import Plan
+import msgspec
+
+from rankfall.backends.plan import Plan, SlotPlan
 from rankfall.backends.protocol import Backend, HeldBy
 from rankfall.collect.pods.lazy_collector import LazyCollector
 from rankfall.collect.stores.record_store import record_store_of
 from rankfall.evidence.attempt.observer import AttemptObserver
-from rankfall.model import HeldElsewhere, InfrastructureError
+from rankfall.model import EvidenceLost, HeldElsewhere, InfrastructureError, RankfallError, SlotFacts
 from rankfall.model.jobspec.sizes import first_sizes, sized
-from rankfall.rundir import RunDir
+from rankfall.rundir import RunDir, salvage
+from rankfall.rundir.requests import requested_sizes
 from rankfall.supervisor.attempt_facts import AttemptEvents, AttemptWriter, SlotStates
+from rankfall.supervisor.attempt_table import Attempts
+from rankfall.supervisor.attended.next_attempt import within_bounds
 from rankfall.supervisor.best_effort_store import BestEffortStore
-from rankfall.supervisor.requests import Control
+from rankfall.supervisor.requests import Control, read_cancel
 from rankfall.supervisor.run_events import EventLog
 
 
@@ -173,3 +179,63 @@ class Takeover:
         if text.partition(" (for ")[0] != self._said:
             self._said = text.partition(" (for ")[0]
             self._say(text)
+
+
+def restore_attempts(run_dir: RunDir, *, attempts: Attempts, backend: Backend, run_store: BestEffortStore) -> None:
+    """Stores attempts of this machine that the database lost; the newest one may still run.
+
+    Raises:
+        EvidenceLost: An attempt cannot be planned again and is not to be cancelled.
+    """
+    if run_dir.spec.backend != "local":
+        return
+    found = {row.attempt: salvage.slots(run_dir, row.attempt) for row in salvage.attempts(run_dir)}
+    lost = [number for number, slots in found.items() if slots and number > attempts.newest]
+    for number in lost:
+        try:
+            plan = _plan_again(run_dir, number, slots=found[number], backend=backend)
+        except RankfallError as error:
+            if read_cancel(run_dir.path) is None:
+                raise EvidenceLost(
+                    f"{run_dir.db_path.name} of {run_dir.id} lost attempt {number}, "
+                    f"which cannot be planned again: {error.message}",
+                    hint=f"correct this and run the command again, or end the run: rankfall cancel {run_dir.id}",
+                ) from error
+            plan = _plan_to_stop(run_dir, number, slots=found[number])
+        for slot in plan.slots:
+            start = salvage.newest_start(run_dir, number, slot.role, slot.slot)
+            plan = plan.with_start(slot.slot, start) if start else plan
+        attempts.restore(plan, started=salvage.started(run_dir, number) or time.time_ns())
+    if lost:
+        run_store.note(
+            f"{run_dir.db_path.name} lost attempt{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}, restored from the "
+            "folders of slots; verdicts and decisions are lost, so earlier restarts do not count"
+        )
+
+
+def _plan_again(run_dir: RunDir, number: int, *, slots: Sequence[SlotFacts], backend: Backend) -> Plan:
+    """Plans a begun attempt with the slots that have a folder; its port is unknown."""
+    spec = run_dir.whole_spec()
+    begun = Counter(facts.role for facts in slots)
+    sizes = {role: begun[role] or size for role, size in requested_sizes(run_dir.path, spec).items()}
+    plan = backend.plan(sized(spec, sizes), run_dir, number, nnodes=within_bounds(spec, sizes))
+    plan = plan.without([role for role in sizes if not begun[role]])
+    return msgspec.structs.replace(plan, sizes=sizes, port=None)
+
+
+def _plan_to_stop(run_dir: RunDir, number: int, *, slots: Sequence[SlotFacts]) -> Plan:
+    """Plans only what stops these slots."""
+    made = [
+        SlotPlan(
+            slot=facts.slot,
+            role=facts.role or "",
+            node=f"node{facts.slot}",
+            argv=(),
+            env={"RANKFALL_RECORD_DIR": str(run_dir.records_dir)},
+            cwd=str(run_dir.path),
+            slot_dir=str(run_dir.slot_dir(number, facts.role or "", facts.slot)),
+            stream_dir=str(run_dir.stream_dir(number, facts.role or "", facts.slot)),
+        )
+        for facts in slots
+    ]
+    return Plan(attempt=number, launcher="exec", slots=tuple(made))
