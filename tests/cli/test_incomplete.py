@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Runner
-from rankfall.model import EvidenceLost, JobSpec
-from rankfall.rundir import RunDir
+from rankfall.model import FINAL_STATES, EvidenceLost, JobSpec
+from rankfall.rundir import RunDir, list_runs
 from rankfall.supervisor import spawn_detached
 from support.helpers import wait_until
 
@@ -160,6 +163,32 @@ def test_a_home_that_fills_before_the_supervisor_begins_keeps_no_queued_run(tiny
         spawn_detached(run)
     assert "no room" in caught.value.message or "disk is full" in caught.value.message
     assert not list((tiny / "runs").iterdir())
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("left_kib", [0, 36, 40])
+def test_a_cancel_that_a_full_home_cannot_store_is_no_success_and_is_repeated_later(rankfall, tiny, left_kib):
+    """The supervisor was killed, and its journal with the reserved room is gone."""
+    assert rankfall("submit", "--name", "held", "--suspend", "train.py").returncode == 0
+    (run,) = list_runs(tiny)
+    holder = run.lease_holder()
+    assert holder is not None
+    os.kill(holder.pid, signal.SIGKILL)
+    wait_until(lambda: run.lease_holder() is None, timeout=40, what="the supervisor's death")
+    with contextlib.closing(sqlite3.connect(run.db_path)) as connection:
+        connection.execute("PRAGMA journal_mode=DELETE")
+    found = os.statvfs(tiny)
+    (tiny / "fill").write_bytes(bytes(found.f_bavail * found.f_frsize - (left_kib << 10)))
+    done = rankfall("cancel", run.id)
+    with run.reader() as reader:
+        assert reader.run().state not in FINAL_STATES
+    assert done.returncode == 74, done.stderr
+    assert "cancelled" not in done.stdout
+    assert "next: free space" in done.stderr
+    (tiny / "fill").unlink()
+    assert rankfall("cancel", run.id).stdout == f"{run.id} cancelled\n"
+    with run.reader() as reader:
+        assert reader.run().state == "cancelled"
 
 
 @pytest.mark.root

@@ -17,11 +17,11 @@ from rankfall.cli.session import Session, Supervision, print_exit_origin
 from rankfall.cli.target import one_run, read_home, several_runs
 from rankfall.cli.values import Ranks, parse_ranks, parse_span
 from rankfall.cli.viewer import Viewer
-from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, Outcome, UsageError
+from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, Outcome, RankfallError, UsageError
 from rankfall.render.escape import one_line
 from rankfall.render.formatting import count
 from rankfall.rundir import RunDir, list_runs
-from rankfall.rundir.incomplete import PREFIX, lost_of_run, sentences
+from rankfall.rundir.incomplete import NEW_RUN_BYTES, PREFIX, disk_trouble, lost_of_run, sentences
 from rankfall.supervisor import request_cancel
 from rankfall.supervisor.outcome import outcome_of
 from rankfall.supervisor.requests import refuse_foreign
@@ -146,12 +146,12 @@ def cancel(*, runs: tuple[str, ...], everything: bool, reason: str, yes: bool, o
     for directory in live:
         if not directory.spec.unattended:
             request_cancel(directory.path, reason=reason)
-    failed: InfrastructureError | None = None
+    failed: RankfallError | None = None
     code = 0
     for directory in live:
         try:
             code = max(code, _cancel(directory, reason, output))
-        except InfrastructureError as error:
+        except (InfrastructureError, EvidenceLost) as error:
             if failed is not None:
                 console.say(f"rankfall: {error.in_one_line}")
             failed = failed or error
@@ -177,6 +177,14 @@ def _cancel(directory: RunDir, reason: str, output: Output) -> int:
     outcome = Session(directory, viewer, own=False).stay()
     if outcome is None:
         return _CANCELLED
+    with directory.reader() as reader:
+        stored = reader.run().state
+    if stored not in FINAL_STATES:
+        raise EvidenceLost(
+            f"{directory.id} was cancelled and none of its processes runs, but its end could not be stored: "
+            f"{disk_trouble(directory.path, least=NEW_RUN_BYTES) or f'{directory.db_path} takes nothing'}",
+            hint=f"free space there, then store the end: rankfall cancel {directory.id}",
+        )
     _say_notes(directory)
     _tell(outcome, output)
     return 0
