@@ -44,6 +44,12 @@ def slots(run_dir: RunPaths, attempt: int) -> list[SlotFacts]:
     return sorted(found, key=lambda facts: (facts.role or "", facts.slot))
 
 
+def begun_slots(run_dir: RunPaths, attempt: int) -> list[SlotFacts]:
+    """Slots of this machine whose wrapper was started."""
+    found = slots(run_dir, attempt)
+    return [one for one in found if (run_dir.slot_dir(attempt, one.role or "", one.slot) / "wrapper.log").exists()]
+
+
 def newest_start(run_dir: RunPaths, attempt: int, role: str, slot: int) -> int:
     """Number of a slot's newest start, from 0; a slot restarted alone has a folder for each."""
     number = 0

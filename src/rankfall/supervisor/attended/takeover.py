@@ -189,7 +189,7 @@ def restore_attempts(run_dir: RunDir, *, attempts: Attempts, backend: Backend, r
     """
     if run_dir.spec.backend != "local":
         return
-    found = {row.attempt: salvage.slots(run_dir, row.attempt) for row in salvage.attempts(run_dir)}
+    found = {row.attempt: salvage.begun_slots(run_dir, row.attempt) for row in salvage.attempts(run_dir)}
     lost = [number for number, slots in found.items() if slots and number > attempts.newest]
     for number in lost:
         try:
@@ -214,7 +214,7 @@ def restore_attempts(run_dir: RunDir, *, attempts: Attempts, backend: Backend, r
 
 
 def _plan_again(run_dir: RunDir, number: int, *, slots: Sequence[SlotFacts], backend: Backend) -> Plan:
-    """Plans a begun attempt with the slots that have a folder; its port is unknown."""
+    """Plans a begun attempt with the slots that were started; its port is unknown."""
     spec = run_dir.whole_spec()
     begun = Counter(facts.role for facts in slots)
     sizes = {role: begun[role] or size for role, size in requested_sizes(run_dir.path, spec).items()}
