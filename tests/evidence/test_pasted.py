@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rankfall.explain import explain_files
+
 HEAD = "Traceback (most recent call last):\n"
 
 
@@ -58,3 +60,58 @@ def test_of_equal_ends_without_a_message_the_launchers_first_one_is_named_with_d
         "user_exit",
         None,
     )
+
+
+BAR = "Tokenizing (num_proc=64):  92%|█████████▏| 328986/359152 [{elapsed}<12:05, 41.59 examples/s]"
+WAITED = "[rank{r}]:[E ProcessGroupNCCL.cpp:616] [Rank {r}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=1800000) ran for 1800572 milliseconds before timing out.\n"
+
+
+def test_a_rank_that_prepared_data_until_the_others_time_was_over_is_the_slow_one(answer):
+    waits = WAITED.format(r=1) + WAITED.format(r=3)
+    assert answer(BAR.format(elapsed="29:58") + waits) == ("slow_rank_timeout", None)
+    assert answer(BAR.format(elapsed="30:02") + "\n" + waits) == ("slow_rank_timeout", None)
+    # It ended long before, is another kind of work, or had an error of its own.
+    assert answer(BAR.format(elapsed="05:58") + waits)[0] == "collective_timeout"
+    assert answer(BAR.format(elapsed="29:58").replace("examples", "it").replace("Tokenizing", "Epoch 1") + waits)[
+        0
+    ] == ("collective_timeout")
+    own = f'[rank0]: {HEAD}[rank0]:   File "/w/t.py", line 3, in f\n[rank0]:     f()\n[rank0]: KeyError: 1\n'
+    assert answer(own + BAR.format(elapsed="29:58") + waits) == ("user_code_exception", 0)
+
+
+def test_a_key_that_a_terminal_shows_is_a_cancellation_by_its_user(answer):
+    trace = f'{HEAD}  File "/w/t.py", line 3, in f\n    f()\nKeyboardInterrupt\n'
+    assert answer(f"step 1\n^C{trace}") == ("cancelled", None)
+    assert answer(f"step 1\n{trace}") == ("external_signal", None)
+    failed = f'{HEAD}  File "/w/t.py", line 3, in f\n    f()\nKeyError: 1\n'
+    assert answer(f"{failed}^C{trace}")[0] == "user_code_exception"
+
+
+def test_a_launcher_of_an_older_python_names_its_signal(answer):
+    death = "WARNING:torch.distributed.elastic.agent.server.api:Received Signals.SIGHUP death signal, shutting down workers\n"
+    forced = "WARNING:torch.distributed.elastic.multiprocessing.api:Unable to shutdown process 40386 via Signals.SIGHUP, forcefully exiting via Signals.SIGKILL\n"
+    cut = f'{HEAD}  File "/w/bin/torchrun", line 8, in <module>\n    sys.exit(main())\n'
+    assert answer(f"step 5 loss 1.2\n{death}step 6 loss 1.1\n{forced}{cut}") == ("external_signal", None)
+
+
+def test_the_line_behind_an_accelerators_error_says_whose_it_is(answer):
+    trace = f'{HEAD}  File "/w/t.py", line 3, in f\n    f()\nRuntimeError: f:build/compiler_depend.ts:1 NPU function error: aclInit, error code is 500001\n'
+    said = "[ERROR] 2025-03-01-10:00:11 (PID:991, Device:3, RankID:{r}) ERR00100 PTA call acl api failed\n"
+    assert answer(trace + said.format(r=11))[1] == 11
+    # -1: it is no rank yet.
+    assert answer(trace + said.format(r=-1))[1] is None
+
+
+def test_a_statement_that_the_end_of_a_text_leaves_says_what_it_asserts(answer):
+    cut = 'egatron/training/arguments.py", line 561, in validate_args\n[rank14]:     {0}\n[rank14]:\n'
+    sizes = "assert num_layers % args.transformer_pipeline_model_parallel_size == 0, \\"
+    assert answer(cut.format(sizes)) == ("bad_parallel_config", 14)
+    assert answer(cut.format("assert step % log_every == 0")) == ("user_code_exception", 14)
+    assert answer(cut.format("step(batch)"))[0] == "unknown"
+
+
+def test_an_exception_is_shown_before_the_warnings_that_led_to_it(tmp_path):
+    warning = "[W socket.cpp:663] [c10d] The client socket has failed to connect to 192.168.7.219:23456 (errno: 110 - Connection timed out).\n"
+    error = "RuntimeError: The client socket has failed to connect to any network address of (192.168.7.219, 23456).\n"
+    (tmp_path / "a.log").write_text(warning * 2 + error)
+    assert explain_files([tmp_path / "a.log"]).verdict.decisive.line == error.strip()

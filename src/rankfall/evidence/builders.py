@@ -17,7 +17,7 @@ from rankfall.evidence.readers.text import ErrorKind, decode
 from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored, bounded
-from rankfall.verdict.diagnose.cause_tables import CUT_OFF, HINT, LAST_ERROR, LAST_LINE
+from rankfall.verdict.diagnose.cause_tables import CUT_OFF, HINT, LAST_ERROR, LAST_LINE, WORKING_BAR
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 # A later exception counts only without other evidence.
@@ -139,7 +139,7 @@ def of_finding(
 
 
 _OF_JAVA: Final = bounded(rb"\A(?:org|com|net|io|javax?|scala|akka)\.[a-z]", limit=64)
-_STATEMENT: Final = bounded(rb"\A(?:raise ([A-Za-z_][\w.]{0,120})|assert\b)", limit=4096)
+_STATEMENT: Final = bounded(rb"\A(?:raise ([A-Za-z_][\w.]{0,120})|assert\b ?(.*))", limit=4096)
 # An exception behind the words of a logger or collector, which end with a bracket, bar or dash.
 _BEHIND_LOGGER: Final = anchored(
     rb"[^\n]{0,200}?[\]|-] +((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception)(?:: .*)?)\Z", limit=4096
@@ -147,9 +147,9 @@ _BEHIND_LOGGER: Final = anchored(
 
 
 def _raising(text: bytes) -> tuple[bytes, bytes] | None:
-    """Type of the exception that a statement of Python raises; None for another line."""
+    """Type of the exception that a statement of Python raises, and what it asserts; None for another line."""
     match = _STATEMENT.match(text)
-    return ((match[1] or b"AssertionError").rpartition(b".")[2], b"") if match is not None else None
+    return ((match[1] or b"AssertionError").rpartition(b".")[2], match[2] or b"") if match is not None else None
 
 
 def of_last_error(
@@ -210,6 +210,19 @@ def of_last_words(
         uncertainty=uncertainty,
         attempt=attempt,
         round=facts.round,
+    )
+
+
+def of_bar(line: bytes, *, stream: str, byte: int, where: str) -> Evidence:
+    """Evidence of a progress bar that ran while other ranks waited for its rank until their time was over."""
+    return msgspec.structs.replace(
+        _like_an_error(line, stream=stream, byte=byte, where=where),
+        id=digest("bar", stream, byte),
+        slug="slow_rank_timeout",
+        role="primary",
+        signature=WORKING_BAR,
+        specificity=50,
+        fingerprint=WORKING_BAR,
     )
 
 

@@ -21,12 +21,12 @@ from rankfall.evidence.readers.findings import Finding
 from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.scan import ChunkScanner
 from rankfall.evidence.readers.stacks import NewestDump
-from rankfall.evidence.readers.survival import Survival
+from rankfall.evidence.readers.survival import Bar, Survival, bars_of
 from rankfall.evidence.readers.text import MAX_BEHIND, best_error_line, decode, detail_behind
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Evidence, RankfallError, numbers
 from rankfall.model.evidence import digest
-from rankfall.model.patterns import bounded, linear
+from rankfall.model.patterns import anchored, bounded, linear
 from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.verdict.diagnose.cause_tables import BARE_ENDS, NEVER_CAUSE, SEEN_FROM_OUTSIDE, reports_code
 from rankfall.verdict.signatures.catalogue import Catalogue
@@ -54,22 +54,12 @@ _ENDINGS: Final = (
     (".stdout", ".stderr", ".out", ".err"),
 )
 _NUMBER: Final = bounded(r"\d{1,6}\Z", limit=_MAX_NAME)
-_OF_NODES: Final = bounded(
-    r"(?:node|host|pod|slot|replica|attempt|restart|run|job|step|epoch|part)[^a-z]*$", limit=_MAX_NAME
-)
+_NO_RANKS: Final = "node|host|pod|slot|replica|attempt|restart|run|job|step|epoch|part"
+_OF_NODES: Final = bounded(rf"(?:{_NO_RANKS})[^a-z]*$", limit=_MAX_NAME)
 # Workers are ranks only without other roles, and without a launcher that starts several ranks in each.
 _WORKER: Final = bounded(r"(?:^|[-_.])(?:worker|trainer|learner|proc|rank)[-_](\d{1,6})$", limit=_MAX_NAME)
-_SEVERAL: Final = (
-    b"master-",
-    b"chief-",
-    b"launcher-",
-    b"-ps-",
-    b"elastic",
-    b"torchrun",
-    b"ocal_rank",
-    b"OCAL_RANK",
-    b"nproc",
-)
+_SEVERAL: Final = tuple(b"master- chief- launcher- -ps- elastic torchrun ocal_rank OCAL_RANK nproc".split())
+_BARS: Final = 16
 # Last bytes of a text in which an error is searched.
 _TAIL: Final = 64 << 10
 _FIRST_WORKERS: Final = (b"worker-0", b"trainer-0", b"learner-0", b"proc-0", b"rank-0", b"worker_0", b"rank_0")
@@ -77,8 +67,11 @@ _FIRST_WORKERS: Final = (b"worker-0", b"trainer-0", b"learner-0", b"proc-0", b"r
 _WORLD: Final = linear(
     rb"""(?:^|[^A-Za-z_\d.-])(?:(?:dist_|global_)?world_?sizes?["']?(?: ?[=:] ?\[?| )|using world size: |MEMBER: \d+/|registered\. Starting with )(\d{1,6})\b"""
 )
-# Ray's tables of processes.
-_PID_RANKS: Final = linear(rb"\bpid=(\d{1,9})(?:, ip=[\d.]+)?\)[^\n(]{0,90}?[\s,{\[](?:world_)?rank=(\d{1,6})\b")
+# Processes in Ray's tables and torch_npu's errors; the latter's lines behind the message of an exception.
+_PID_RANKS: Final = linear(
+    rb"(?:\bpid=(\d{1,9})(?:, ip=[\d.]+)?\)[^\n(]{0,90}?[\s,{\[](?:world_)?rank=|\(PID:(\d{1,9}), Device:\d{1,4}, RankID:)(\d{1,6})\b"
+)
+_OWN_PID: Final = anchored(rb"(?:[^\n]{0,512}\n){0,2}[^\n]{0,160}?\(PID:(\d{1,9}), Device:", limit=2048)
 _PEERS: Final = linear(rb"Expected number of connected peer ranks is : (\d{1,6})")
 # Statements that a job has several nodes.
 _NODES: Final = linear(
@@ -115,6 +108,7 @@ class Source(msgspec.Struct, kw_only=True):
         tasks: srun's tasks that failed.
         het: A component of a heterogeneous step is named.
         cut_off: Prefix of the traceback that the text does not finish.
+        bars: Newest progress bars of preparing data.
         details: Line that a finding's line announces, by ID.
         pids: Process of a finding, by ID.
         pid_ranks: Rank of each process by tables; None if they differ.
@@ -141,6 +135,7 @@ class Source(msgspec.Struct, kw_only=True):
     tasks: set[int] = msgspec.field(default_factory=set)
     het: bool = False
     cut_off: Prefix | None = None
+    bars: list[Bar] = msgspec.field(default_factory=list)
     details: dict[str, str] = msgspec.field(default_factory=dict)
     pids: dict[str, int] = msgspec.field(default_factory=dict)
     pid_ranks: dict[int, int | None] = msgspec.field(default_factory=dict)
@@ -172,7 +167,7 @@ class Source(msgspec.Struct, kw_only=True):
         stated += [numbers.matched(one[1]) + 1 for one in _PEERS.finditer(data)]
         self.world = max(self.world, *stated, 0)
         for one in islice(_PID_RANKS.finditer(data), MAX_RANKS):
-            pid, rank = numbers.matched(one[1]), numbers.matched(one[2])
+            pid, rank = numbers.matched(one[1] or one[2]), numbers.matched(one[3])
             if len(self.pid_ranks) < MAX_RANKS:
                 self.pid_ranks[pid] = rank if self.pid_ranks.get(pid, rank) == rank else None
 
@@ -182,6 +177,9 @@ class Source(msgspec.Struct, kw_only=True):
         ``alone``: the whole file is from one process.
         """
         pieces = [*self._weighed(alone=alone)]
+        waits = [e.line for e in pieces if e.slug == "collective_timeout" and e.role != "context"]
+        if bar := next((one for one in reversed(self.bars) if any(one.covers(line) for line in waits)), None):
+            yield make.of_bar(bar.line, stream=self.group, byte=bar.byte, where=f"{self.name}:byte {bar.byte}")
         explained = {
             self.pids.get(e.id) for e in pieces if e.role != "context" and e.signature not in SEEN_FROM_OUTSIDE
         }
@@ -343,6 +341,7 @@ class TextReader:
         if self._searched < _SEARCHED:
             self._searched += len(data)
             self._source.learn(data)
+            self._source.bars = [*self._source.bars, *bars_of(data, at=self._next - len(data))][-_BARS:]
         try:
             findings, statements = self._scanner.push(data, final=final)
             for finding, byte, line in findings:
@@ -368,9 +367,10 @@ class TextReader:
             behind = text[max(0, end - start) : max(0, end - start) + MAX_BEHIND].removeprefix(b"\n")
             if final or len(behind) >= MAX_BEHIND - 1:
                 del self._heads[id_]
-                detail = detail_behind(finding.line.encode(), behind)
-                if detail is not None:
+                if (detail := detail_behind(finding.line.encode(), behind)) is not None:
                     self._source.details[id_] = decode(detail)
+                if (own := _OWN_PID.match(behind)) is not None:
+                    self._source.pids[id_] = numbers.matched(own[1])
 
     def _keep_last_error(self) -> None:
         """Stores the last line that resembles an error, for a verdict without a cause."""

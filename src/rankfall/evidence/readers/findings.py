@@ -12,7 +12,7 @@ import msgspec
 
 from rankfall.evidence.readers.classify import Meaning, meaning_of_hit
 from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
-from rankfall.evidence.readers.text import decode, message_of, normalise
+from rankfall.evidence.readers.text import decode, is_low, message_of, normalise
 from rankfall.model import numbers
 from rankfall.model.patterns import bounded, linear
 from rankfall.verdict.signatures.catalogue import Catalogue
@@ -109,6 +109,9 @@ class LineMeaning:
         meaning = meaning_of_hit(hit, text=text, fingerprint=f"{signature.slug}:{signature.id}:{matched}")
         if "launcher" not in signature.where and _DAMAGED_LOGGED.search(raw) is not None:
             meaning = msgspec.structs.replace(meaning, slug="controller_verdict", role="context")
+        if is_low(raw):
+            # The error that the warning came to tells more.
+            meaning = msgspec.structs.replace(meaning, specificity=meaning.specificity - 1)
         merged = {key: value for each in self._hits for key, value in each.groups.items()} | hit.groups
         return Finding(start=0, end=len(raw), line=meaning.text, meaning=meaning, prefix=self._prefix, groups=merged)
 

@@ -299,6 +299,9 @@ class ChunkScanner:
         elif meaning.slug == "checkpoint_corrupt" and "spawned" in item.origins:
             # The parent ended before its worker had started.
             meaning = msgspec.structs.replace(meaning, slug="peer_teardown", role="secondary")
+        elif meaning.slug == "external_signal" and item.prefix.raw.endswith(b"^C"):
+            # The terminal shows the key that was pressed.
+            meaning = msgspec.structs.replace(meaning, slug="cancelled", role="primary")
         elif "command" in item.origins:
             meaning = of_missing_command(meaning)
         return Finding(

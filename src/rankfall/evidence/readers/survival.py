@@ -1,4 +1,4 @@
-"""Detects which speakers of a stream continued after an apparent error.
+"""Detects which speakers of a stream continued after an apparent error, and what one did while others waited.
 
 A prefix identifies a speaker. Work is progress: steps, bars, losses, rates, retries. Cost is linear: after a
 finding ``CREDIT`` bytes, then a ``SHARE``, are read.
@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
+from rankfall.model import numbers
 from rankfall.model.patterns import bounded, linear
 
 #: Bytes read line by line after a finding.
@@ -95,8 +96,39 @@ _WORKED_AGAIN: Final = linear(f"(?i){_AGAIN}".encode())
 _SHOWS_NONE: Final = linear(f"(?i){_NO_WORK}".encode())
 _WORK_DONE: Final = linear(f"(?i){_DONE}".encode())
 _PART_DONE: Final = linear(f"(?i){_NOT_DONE}".encode())
+# A bar of preparing data that is not full: ``Tokenizing:  9%|##   | 280000/2969526 [29:55<4:48:08, 155.57 examples/s]``.
+_BAR: Final = linear(
+    rb"([^\n\r|]{0,120})\b\d{1,2}%\|[^|\n\r]{0,600}\|[^\[\n\r]{1,60}\[(?:(\d{1,3}):)?(\d{1,2}):(\d\d)<[^\]\n\r]{1,80}\]"
+)
+_PREPARES: Final = linear(
+    rb"(?i)token|\bmap|filter|process|generat|pack|group|format|extract|convert|download|pars|cach|prepar|index|encod|examples/s"
+)
+_WAITED: Final = bounded(r"(?:Timeout\(ms\)=|timed? ?out after )(\d{5,9})(?:ms|\))", limit=1024)
 _DIGITS: Final = bounded(rb"[-+]?\d+(?:\.\d+)?", limit=_MAX_LINE)
 _SAYS_NOTHING: Final = linear(f"(?i){_NO_TALK}".encode())
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """Progress bar of preparing data that is not full: its time in seconds, its first byte and its text."""
+
+    seconds: int
+    byte: int
+    line: bytes
+
+    def covers(self, complaint: str) -> bool:
+        """True if the bar ran during the whole time that a line of a time-out states."""
+        waited = _WAITED.search(complaint)
+        return waited is not None and 0.9 <= self.seconds * 1000 / (numbers.matched(waited[1]) or 1) <= 1.2  # noqa: PLR2004 - both are rounded
+
+
+def bars_of(data: bytes, *, at: int) -> Iterator[Bar]:
+    """Yields the bars of preparing data in a part of a stream that begins at byte ``at``."""
+    if b"%|" not in data:
+        return
+    for found in _BAR.finditer(data):
+        if _PREPARES.search(found[0]) is not None:
+            hours, minutes, seconds = (numbers.matched(found[each] or b"0") or 0 for each in (2, 3, 4))
+            yield Bar(seconds=(hours * 60 + minutes) * 60 + seconds, byte=at + found.start(), line=found[0].strip())
 
 
 class Speaker(msgspec.Struct):
@@ -315,9 +347,9 @@ def speaker_of(prefix: Prefix) -> bytes:
 def _counters(line: bytes) -> tuple[str, tuple[bytes, ...]] | None:
     """Returns a work line's counters and the text before each, or None."""
     words: list[bytes] = []
-    numbers: list[bytes] = []
+    counters: list[bytes] = []
     for match in _COUNTER.finditer(line):
         number = next(group for group in match.groups() if group is not None)
-        numbers.append(number)
+        counters.append(number)
         words.append(_DIGITS.sub(b"", match.group())[:32].strip().lower())
-    return (b" ".join(words).decode("latin-1"), tuple(numbers)) if numbers else None
+    return (b" ".join(words).decode("latin-1"), tuple(counters)) if counters else None

@@ -148,7 +148,7 @@ _TYPE: Final = linear(
 )
 # A traceback that is cut off at its statement, or between its frames: its last line with text.
 _RAISING: Final = linear(
-    rb'(?m)^[^\n]*File "[^"\n]+", line \d+, in [^\n]*\n([^\n]*?\b(?:raise [A-Za-z_]|assert )[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
+    rb'(?m)^[^"\n]*(?:"[^"\n]+)?", line \d+, in [^\n]*\n([^\n]*?\b(?:raise [A-Za-z_]|assert )[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
 )
 _CUT_OFF: Final = linear(
     rb'(?m)^[^\n]*File "[^"\n]+", line \d+, in [^\n]*\n(?:[^\n]*\n)?((?:[\[(][^\])\n]{1,80}[\])]:?)?[ \t]{2,}\S[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
@@ -186,19 +186,19 @@ def best_error_line(text: bytes, *, since: int = 0, known: Collection[int] = ())
     """
     for begin, line in _lines(_RAISING, text, since, group=1):
         return begin, line, "cut_off"
-    likely = (one for one in error_lines(text, since=since) if one[0] not in known and not _is_low(one[1]))
+    likely = (one for one in error_lines(text, since=since) if one[0] not in known and not is_low(one[1]))
     errors = list(islice(likely, _MAX_ERRORS))
     if errors and (states_reason(errors[0][1]) or _TYPE.search(errors[0][1]) is not None):
         return (*_first_alike(errors[0], errors), "error")
     hints = [one for one in islice(_lines(_HINT, text, since), _MAX_ERRORS) if one[0] not in known]
     hints = [one for one in hints if not _CODE.search(one[1])]
     reasons = [one for one in (*errors, *hints) if states_reason(one[1])]
-    if reason := min((one for one in reasons if not _is_low(one[1])), default=None):
+    if reason := min((one for one in reasons if not is_low(one[1])), default=None):
         return (*reason, "error" if reason in errors else "hint")
     if errors:
         return (*_first_alike(errors[0], errors), "error")
     cut = next(_lines(_CUT_OFF, text, since, group=1), None)
-    loud = [one for one in hints if not _is_low(one[1])]
+    loud = [one for one in hints if not is_low(one[1])]
     if cut is not None and (
         not loud or _LAUNCHER.match(text[max(0, cut[0] - MAX_ERROR_LINE) : cut[0]].rpartition(b'File "')[2]) is None
     ):
@@ -210,7 +210,7 @@ def best_error_line(text: bytes, *, since: int = 0, known: Collection[int] = ())
     return (*(reasons or loud or hints)[-1], "hint") if hints else None
 
 
-def _is_low(line: bytes) -> bool:
+def is_low(line: bytes) -> bool:
     """True for a line of a warning or a lower level; NCCL calls its errors warnings."""
     return b"NCCL WARN" not in line and _LOW_LEVEL.search(line) is not None
 

@@ -81,6 +81,8 @@ LAST_LINE: Final = "unknown.last_line"
 LAST_ERROR: Final = "unknown:last error"
 # Fingerprint of a line with a word about an end, which a job that succeeded prints too.
 HINT: Final = "unknown:hint"
+# A progress bar of preparing data that ran until the others' time-out.
+WORKING_BAR: Final = "slow_rank_timeout.bar"
 # Of the last line of a traceback without its exception.
 CUT_OFF: Final = "unknown.cut_off"
 # Lines without a cause that name the rank that failed.
@@ -103,6 +105,7 @@ BARE_ENDS: Final = frozenset({"user_exit.exit", "unknown.child_failed"})
 SUSPECT_ONLY: Final = frozenset(
     {
         LAST_LINE,
+        WORKING_BAR,
         "gpu_nvlink.xid5",
         "killed_unknown.ray_worker",
         "shm_exhausted.signal",
@@ -154,6 +157,7 @@ KERNEL_SIGNATURE_IDS: Final = frozenset(
         "gpu_ecc.xid",
         "gpu_ecc_contained.xid",
         "gpu_nvlink.xid",
+        WORKING_BAR,
         "gpu_nvlink.xid5",
         "gpu_nvlink.xid5_fatal",
         "gpu_nvlink.sxid",
