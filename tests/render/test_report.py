@@ -11,9 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rankfall.client.client import Client
 from rankfall.model import Cause, Consequence, Decision, Decisive, Proof, RunSummary, Verdict
 from rankfall.model.run_status import AttemptReport, RankSpan, ReportDocument
-from rankfall.render.report import render_html, render_markdown
+from rankfall.render.report import render_fragment, render_html, render_markdown
 from rankfall.render.summary import summary
 from rankfall.render.verdict import labels
 
@@ -213,7 +214,7 @@ def placed(text: str, **fields: object) -> Verdict:
 def test_i24_p3_no_tag_of_a_job_survives_in_a_notebook(*, text: str, source: str, nameless: bool) -> None:
     def shown(line: str) -> Page:
         decisive = Decisive(source=source, where=line, line=line)
-        return Page(placed(line, decisive=decisive, rank=None if nameless else 1)._repr_html_())
+        return Page(render_fragment(placed(line, decisive=decisive, rank=None if nameless else 1)))
 
     page = shown(text)
     assert page.tags == shown("plain").tags
@@ -227,7 +228,10 @@ def test_i24_p3_no_tag_of_a_job_survives_in_a_notebook(*, text: str, source: str
 
 def test_i24_p3_a_notebook_shows_sentence_labels_and_decisive_line_in_its_own_colors() -> None:
     found = placed("KeyError: 'column_7'")
+    # The Python API is loaded.
+    assert Client.__module__ == "rankfall.client.client"
     html = found._repr_html_()
+    assert html == render_fragment(found)
     page = Page(html)
     assert "Rank 1" in page.text
     assert summary(found) in page.text
@@ -241,6 +245,6 @@ def test_i24_p3_a_notebook_shows_sentence_labels_and_decisive_line_in_its_own_co
 def test_i24_p3_a_huge_line_and_no_decisive_line_are_shown_too() -> None:
     huge = "<b>\u202e" * 3_000_000
     for decisive in (Decisive(source="log", where=huge, line=huge), None):
-        html = placed("x", decisive=decisive)._repr_html_()
+        html = render_fragment(placed("x", decisive=decisive))
         assert len(html) < 100_000
         assert Page(html).tags.count("pre") == (decisive is not None)

@@ -13,12 +13,22 @@ from typing import TYPE_CHECKING, Any
 from rankfall.client.run import Run, supervise_here
 from rankfall.client.submission import complete, create_run
 from rankfall.model import JobSpec, LockHeld, NotFound, RunSummary, UsageError, Verdict
+from rankfall.model.verdict import render_notebooks_with
 from rankfall.rundir import RunDir, list_runs
 from rankfall.rundir import home as default_home
 from rankfall.supervisor import spawn_detached
 
 if TYPE_CHECKING:
     from rankfall.backends.files import Copied, Place
+
+
+def _in_html(verdict: Verdict) -> str:
+    from rankfall.render.report import render_fragment  # noqa: PLC0415 - only for a notebook
+
+    return render_fragment(verdict)
+
+
+render_notebooks_with(_in_html)
 
 
 class Client:

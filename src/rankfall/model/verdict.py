@@ -5,6 +5,7 @@ Unknown fields are null, never absent. A fault of all ranks has rank null and sc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Literal
 
 import msgspec
@@ -243,11 +244,18 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     decision: Decision | None = None
     answer: Answer | msgspec.UnsetType = msgspec.UNSET
 
-    def _repr_html_(self) -> str:
-        """Shows the verdict in a notebook."""
-        from rankfall.render.report import render_fragment  # noqa: PLC0415
+    def _repr_html_(self) -> str | None:
+        """Shows the verdict in a notebook; None, and so as text, without the Python API."""
+        return _MAKERS_OF_HTML[-1](self) if _MAKERS_OF_HTML else None
 
-        return render_fragment(self)
+
+# Model does not know how a verdict is rendered.
+_MAKERS_OF_HTML: Final[list[Callable[[Verdict], str]]] = []
+
+
+def render_notebooks_with(make: Callable[[Verdict], str]) -> None:
+    """Sets what makes the HTML of verdicts in notebooks."""
+    _MAKERS_OF_HTML.append(make)
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):

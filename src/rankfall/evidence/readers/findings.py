@@ -110,7 +110,7 @@ class LineMeaning:
         if "launcher" not in signature.where and _DAMAGED_LOGGED.search(raw) is not None:
             meaning = msgspec.structs.replace(meaning, slug="controller_verdict", role="context")
         if is_low(raw):
-            # The error that the warning came to tells more.
+            # The error that follows such a warning has more detail.
             meaning = msgspec.structs.replace(meaning, specificity=meaning.specificity - 1)
         merged = {key: value for each in self._hits for key, value in each.groups.items()} | hit.groups
         return Finding(start=0, end=len(raw), line=meaning.text, meaning=meaning, prefix=self._prefix, groups=merged)
