@@ -57,7 +57,7 @@ FLAGS = [
     (["ps", "--colour"], ["--colour"]),
     (["wait", "--timeout", "soon"], ["--timeout", "10m"]),
     (["why", "-", "other"], ["- stands alone"]),
-    (["config", "schema", "nonsense"], ["nonsense", "job, record, verdict, runs, status"]),
+    (["config", "schema", "nonsense"], ["nonsense", "doctor, job, kernelline"]),
     (["stauts"], ["stauts", "status"]),
     (["--nonsense"], ["--nonsense"]),
 ]

@@ -115,3 +115,13 @@ def test_an_exception_is_shown_before_the_warnings_that_led_to_it(tmp_path):
     error = "RuntimeError: The client socket has failed to connect to any network address of (192.168.7.219, 23456).\n"
     (tmp_path / "a.log").write_text(warning * 2 + error)
     assert explain_files([tmp_path / "a.log"]).verdict.decisive.line == error.strip()
+
+
+def test_a_launchers_own_trouble_with_a_folder_is_the_cause_and_its_report_is_not(answer):
+    frames = (
+        f'{HEAD}  File "/w/t.py", line 3, in <module>\n    mp.spawn(main, nprocs=2)\n'
+        '  File "/opt/site-packages/torch/multiprocessing/spawn.py", line 150, in join\n    raise ProcessRaisedException(msg, error_index, failed_process.pid)\n'
+    )
+    assert answer(f"{frames}PermissionError: [Errno 13] Permission denied: '/data'\n") == ("permission_denied", None)
+    report = "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with exit code 3\n"
+    assert answer(frames + report)[0] == "user_exit"

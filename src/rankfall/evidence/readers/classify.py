@@ -66,6 +66,10 @@ _RUNS_TRAINING: Final = bounded(
 )
 _BUILDS: Final = bounded(r"\bpip\b|\bsetup\.py\b|\bninja\b|\bcmake\b|\bnvcc\b", limit=2048)
 _GROUPS = ("ExceptionGroup",)
+# Causes that an exception of a launcher has itself.
+_OF_A_MACHINE: Final = frozenset(
+    {"permission_denied", "disk_full", "disk_fault", "shared_fs_error", "host_alloc_failed"}
+)
 # An exception that only repeats another one, with its traceback in the message.
 _WRAPPERS = frozenset({"user_code_exception.dataloader"})
 _RAISED: Final = bounded(r"\A([A-Za-z_][\w.]{0,200})(?:: (.*))?\Z", limit=_MOST)
@@ -137,7 +141,7 @@ def exception_meaning(
     if ended is not None and mark is None:
         made = meaning_of_hit(ended, text=spoken, fingerprint=f"{ended.signature.slug}:{print_of}")
         return msgspec.structs.replace(made, end=True)
-    if launcher and mark is None:
+    if launcher and mark is None and not _has_a_reason(catalogue, head_type, head_text):
         return Meaning(
             slug="controller_verdict",
             role="context",
@@ -227,6 +231,12 @@ def meaning_of_hit(hit: Hit, *, text: str, fingerprint: str) -> Meaning:
         pid=next(iter(listed_numbers(groups.get("pid", ""))), None),
         groups=groups,
     )
+
+
+def _has_a_reason(catalogue: Catalogue, kind: str, message: str) -> bool:
+    """True if an exception in a launcher's frames names a fault of this machine, as a folder without permission."""
+    hit = best(catalogue.match_line(_one_line(kind, message), where="exception"))
+    return hit is not None and kind.endswith("Error") and hit.signature.slug in _OF_A_MACHINE
 
 
 def _end_of_child(catalogue: Catalogue, kind: str, message: str, *, launcher: bool) -> Hit | None:
