@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankfall.model.causes import catalogue as causes
+from rankfall.verdict.diagnose.cause_tables import KERNEL_SIGNATURE_IDS
 from rankfall.verdict.signatures.catalogue import (
     FAMILIES,
     Catalogue,
@@ -175,3 +176,7 @@ text = "out of cards"
     (hit,) = changed.match_line(b"OUT OF CARDS on n7")
     assert hit.groups == {"node": "n7"}
     assert default_catalogue().match_line(b"OUT OF CARDS on n7") == []
+
+
+def test_what_only_the_kernel_can_know_is_read_from_its_lines_by_signatures_that_exist():
+    assert {each.id for each in FULL} >= KERNEL_SIGNATURE_IDS

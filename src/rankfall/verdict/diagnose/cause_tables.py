@@ -157,7 +157,6 @@ KERNEL_SIGNATURE_IDS: Final = frozenset(
         "gpu_ecc.xid",
         "gpu_ecc_contained.xid",
         "gpu_nvlink.xid",
-        WORKING_BAR,
         "gpu_nvlink.xid5",
         "gpu_nvlink.xid5_fatal",
         "gpu_nvlink.sxid",
