@@ -341,7 +341,7 @@ class TextReader:
         if self._searched < _SEARCHED:
             self._searched += len(data)
             self._source.learn(data)
-            self._source.bars = [*self._source.bars, *bars_of(data, at=self._next - len(data))][-_BARS:]
+            self._source.bars = [*self._source.bars, *bars_of(data, at=self._base + self._given)][-_BARS:]
         try:
             findings, statements = self._scanner.push(data, final=final)
             for finding, byte, line in findings:
