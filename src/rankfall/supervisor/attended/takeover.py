@@ -189,11 +189,11 @@ def restore_attempts(run_dir: RunDir, *, attempts: Attempts, backend: Backend, r
     """
     if run_dir.spec.backend != "local":
         return
-    found = {row.attempt: salvage.begun_slots(run_dir, row.attempt) for row in salvage.attempts(run_dir)}
-    lost = [number for number, slots in found.items() if slots and number > attempts.newest]
-    for number in lost:
+    unknown = [row.attempt for row in salvage.attempts(run_dir) if row.attempt > attempts.newest]
+    lost = {number: slots for number in unknown if (slots := salvage.begun_slots(run_dir, number))}
+    for number, slots in lost.items():
         try:
-            plan = _plan_again(run_dir, number, slots=found[number], backend=backend)
+            plan = _plan_again(run_dir, number, slots=slots, backend=backend)
         except RankfallError as error:
             if read_cancel(run_dir.path) is None:
                 raise EvidenceLost(
@@ -201,7 +201,7 @@ def restore_attempts(run_dir: RunDir, *, attempts: Attempts, backend: Backend, r
                     f"which cannot be planned again: {error.message}",
                     hint=f"correct this and run the command again, or end the run: rankfall cancel {run_dir.id}",
                 ) from error
-            plan = _plan_to_stop(run_dir, number, slots=found[number])
+            plan = _plan_to_stop(run_dir, number, slots=slots)
         for slot in plan.slots:
             start = salvage.newest_start(run_dir, number, slot.role, slot.slot)
             plan = plan.with_start(slot.slot, start) if start else plan
