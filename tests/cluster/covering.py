@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
+from support.further import listed
+
 COVERING = {
     "each backend: run, failure, verdict, restart, cancel": (
         "test_a_run_trains_over_two_nodes_and_keeps_every_line[job]",
@@ -107,7 +109,7 @@ def on_other_versions(test: str) -> bool:
 
 def covers(name: str) -> bool:
     """Whether the gate runs a test of this name, cases in brackets included."""
-    return name in _NAMES or name.partition("[")[0] in _NAMES
+    return listed(name, _NAMES)
 
 
 _NAMES = frozenset(name for names in COVERING.values() for name in names)

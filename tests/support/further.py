@@ -6,6 +6,8 @@ stands here. The bed has its own table, of what the gate does run: ``cluster/cov
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 FURTHER = {
     "of the same command with another compression or another form of the archive": (
         "test_a_pipe_and_a_file_of_the_same_bytes_have_one_answer[2-compress1]",
@@ -155,4 +157,9 @@ _NAMES = frozenset(name for names in FURTHER.values() for name in names)
 
 def further(name: str) -> bool:
     """Whether a test of this name, cases in brackets included, runs with everything only."""
-    return name in _NAMES or name.partition("[")[0] in _NAMES
+    return listed(name, _NAMES)
+
+
+def listed(name: str, names: Collection[str]) -> bool:
+    """Whether a list has a test of this name, or the test without its case, which means all of its cases."""
+    return name in names or name.partition("[")[0] in names

@@ -68,7 +68,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         slug: Name in docs/causes.md.
         family: Group of causes, also a key of budgets.
-        title: Cause in words.
+        title: Cause for people.
         confidence: Strength of the proof.
     """
 
