@@ -86,6 +86,8 @@ def start(
         pid = _await_child(process.pid) or 0
         if not pid:
             raise StartError(f"{name} ended while it started:\n{tail(log)}", hint=f"the whole log: {log}")
+    # Popen returns before the kernel shows the environment of the new program, by which a component is found.
+    poll(lambda: _is_ours(layout, pid) or not _runs(pid), _CHILD_S)
     (layout.logs / f"{name}.pid").write_text(f"{pid}\n")
     return Daemon(name, pid, log)
 
