@@ -19,8 +19,9 @@ from typing import Any, Final
 from cluster.fault_injectors import RESOURCE, let_go, limit, node_clock, rival
 from cluster.fault_stage import INDEX, PYTHON, Stage
 from faults.pairs_table import AWAY_S, DISK_FULL_S, STARTS, SUPERVISOR_AWAY_S, Pair
-from faults.supervised import alive, fill
+from faults.supervised import fill
 from rankfall.backends.kubernetes.manifests.names import LABEL_ATTEMPT
+from support.helpers import gone
 from testbed import faults
 from testbed.client import Object
 from testbed.proxy import Cut, Proxy, before
@@ -130,7 +131,7 @@ class Play:
         if self.starts:
             self.stage.until(lambda: refused(self.stage.pod(1)), "slot 1 not to start")
         elif self.first not in {"hang", "node-down"}:
-            self.stage.until(lambda: not alive(self._rank_2), "the end of rank 2")
+            self.stage.until(lambda: gone(self._rank_2), "the end of rank 2")
         else:
             self.stage.stop.wait(1.0)
 

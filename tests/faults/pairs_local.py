@@ -16,10 +16,10 @@ from faults.inject import Setting, await_mark, injected, strike, tighten
 from faults.lines import Lines, lines_of
 from faults.pairs_table import DISK_FULL_S, FIRST, SUPERVISOR_AWAY_S, with_survived
 from faults.run import TIMEOUT_S, Ours, job_file, read, still_running, write_plan
-from faults.supervised import Supervised, alive, fill
+from faults.supervised import Supervised, fill
 from faults.table import Fault
 from rankfall.rundir import list_runs
-from support.helpers import wait_until
+from support.helpers import gone, wait_until
 from support.patience import scaled
 
 ROWS: Final = ("exception", "sigkill", "oom", "hang")
@@ -149,7 +149,7 @@ def _act(pair: LocalPair, plan: Path, supervisor: Supervised, setting: Setting, 
         else:
             plan.with_suffix(".go").touch()
         if pair.fault.name != "hang":
-            wait_until(lambda: not alive(note["pid"]), timeout=60, what="the end of rank 2")
+            wait_until(lambda: gone(note["pid"]), timeout=60, what="the end of rank 2")
 
 
 @contextmanager

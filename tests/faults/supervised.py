@@ -76,14 +76,6 @@ def _ended(process: subprocess.Popen[str], timeout: float) -> subprocess.Complet
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def alive(pid: int) -> bool:
-    """Whether a process still runs; one that nobody has waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def fill(path: Path) -> None:
     """Take what room is left on a file system."""
     with path.open("wb", buffering=0) as file:

@@ -20,7 +20,7 @@ from rankfall.kube.auth.access import Access, Endpoint, ExecPlugin
 from rankfall.kube.auth.exec_plugin import Plugin
 from rankfall.kube.errors import CredentialsError
 from rankfall.kube.secret import Secret
-from support.helpers import wait_until
+from support.helpers import gone, wait_until
 
 V1 = "client.authentication.k8s.io/v1"
 BETA = "client.authentication.k8s.io/v1beta1"
@@ -241,13 +241,6 @@ def test_it_is_not_there(tmp_path):
         given(made(str(broken)))
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 def test_it_takes_too_long_and_is_ended_with_what_it_started(tmp_path):
     body = "import subprocess\nchild = subprocess.Popen(['sleep', '600'])\n"
     body += f"open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\nprint('one moment', file=sys.stderr, flush=True)\ntime.sleep(600)\n"
@@ -255,7 +248,7 @@ def test_it_takes_too_long_and_is_ended_with_what_it_started(tmp_path):
     with pytest.raises(CredentialsError, match="did not end within 1 s; its message: one moment"):
         given(made(program, how={"timeout": 1.0}))
     pids = [program.notes[0]["pid"], int((tmp_path / "child").read_text())]
-    wait_until(lambda: not any(map(alive, pids)), timeout=10, what="the end of the plug-in")
+    wait_until(lambda: all(map(gone, pids)), timeout=10, what="the end of the plug-in")
 
 
 def test_it_is_ended_when_the_client_is_closed(tmp_path):
@@ -275,7 +268,7 @@ def test_it_is_ended_when_the_client_is_closed(tmp_path):
             await caller
 
     asyncio.run(story())
-    wait_until(lambda: not alive(program.notes[0]["pid"]), timeout=10, what="the end of the plug-in")
+    wait_until(lambda: gone(program.notes[0]["pid"]), timeout=10, what="the end of the plug-in")
 
 
 def test_an_agent_that_it_leaves_behind_lives_on(tmp_path):
@@ -284,7 +277,7 @@ def test_an_agent_that_it_leaves_behind_lives_on(tmp_path):
     body += f"open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\nprint({credential(TOKEN)!r})\n"
     given(made(Program(tmp_path, body)))
     child = int((tmp_path / "child").read_text())
-    assert alive(child)
+    assert not gone(child)
     os.kill(child, 9)
 
 

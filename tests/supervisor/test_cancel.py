@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ from rankfall.rundir import RunDir
 from rankfall.supervisor import Control, read_cancel, request_cancel, spawn_detached
 from rankfall.supervisor.__main__ import main
 from rankfall.supervisor.requests import signals_to
-from support.helpers import wait_until, waits_for
+from support.helpers import gone, wait_until, waits_for
 from support.patience import scaled
 
 from .conftest import Bench
@@ -67,13 +66,6 @@ def alone() -> Iterator[list[int]]:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-
-
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in {b"Z", b"X"}
-    except OSError:
-        return True
 
 
 def test_errors_s40_cancel_by_request_means_cancelled_and_no_retry(bench: Bench) -> None:

@@ -22,7 +22,7 @@ from rankfall.model.run_status import Notification
 from rankfall.model.timestamps import rfc3339
 from rankfall.rundir import RunDir
 from rankfall.supervisor import read_events, request_cancel
-from support.helpers import wait_until
+from support.helpers import gone, wait_until
 from support.patience import scaled
 from support.receiver import Receiver, receiver
 
@@ -343,13 +343,6 @@ def test_a_receiver_or_command_that_hangs_is_left(hook: Receiver, tmp_path: Path
     assert sent_once(NotifyTarget(command=("sh", "-c", code))) == notify.Problem("no answer within 1 s")
     for pid in map(int, (tmp_path / "pids").read_text().split()):
         wait_until(lambda pid=pid: gone(pid), timeout=10, what=f"process {pid} ends")  # type: ignore[misc]
-
-
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def test_problems_name_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -42,6 +42,14 @@ def wait_until(predicate: Callable[[], T], *, timeout: float, what: str) -> T:
     return value
 
 
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in {"Z", "X"}
+    except OSError:
+        return True
+
+
 def waits_for(path: Path | str) -> str:
     """A Python expression for the program of a job: it waits until the file ``path`` exists.
 
