@@ -11,8 +11,7 @@ import pytest
 from cluster.loki_push import push
 from rankfall.loki import logql
 from rankfall.loki.client import Loki
-from rankfall.loki.cursor import Cursor, State
-from rankfall.loki.reader import Reader
+from rankfall.loki.reader import Cursor, Reader, State
 from rankfall.loki.settings import loki_settings
 from testbed.ondemand import loki as lokis
 

@@ -11,8 +11,7 @@ import pytest
 from kube.apiserver import answer, cut, serving, silence
 from rankfall.loki import LimitRefused, LokiError
 from rankfall.loki.client import Loki
-from rankfall.loki.cursor import Cursor, State
-from rankfall.loki.reader import Reader
+from rankfall.loki.reader import Cursor, Reader, State
 from rankfall.loki.settings import loki_settings
 
 KEYS = ("namespace", "pod")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankfall.loki.cursor import Cursor, Entry, State
+from rankfall.loki.reader import Cursor, Entry, State
 
 OVERLAP = 50
 

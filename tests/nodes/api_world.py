@@ -16,7 +16,7 @@ from rankfall.kube.client import Kube
 from rankfall.kube.resources import NODES
 from rankfall.kube.watch.watcher import watch
 from rankfall.loki import LimitRefused, LokiError
-from rankfall.loki.cursor import Entry
+from rankfall.loki.reader import Entry
 from rankfall.model.node_health.records import ANNOTATION, NodeHealth, decode_health
 from rankfall.nodes.config import ConfigFile
 from rankfall.nodes.controller.decision_loop import Loop

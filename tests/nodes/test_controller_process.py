@@ -25,7 +25,7 @@ from rankfall.kube.errors import Forbidden, KubeConfigError
 from rankfall.kube.lease import stamp
 from rankfall.kube.resources import CONFIG_MAPS, NODES
 from rankfall.kube.watch.watcher import Event
-from rankfall.loki.cursor import Entry
+from rankfall.loki.reader import Entry
 from rankfall.loki.settings import loki_settings
 from rankfall.model import SpecError, UsageError
 from rankfall.model.node_health.kernel_reports import KernelLine

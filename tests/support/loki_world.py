@@ -11,7 +11,7 @@ import msgspec
 from rankfall.collect.loki.attempt_lines import LokiCollector, LokiLive
 from rankfall.collect.pods.instance_folders import Instances
 from rankfall.loki import LokiError
-from rankfall.loki.cursor import SECOND, Entry
+from rankfall.loki.reader import SECOND, Entry
 from rankfall.loki.settings import LokiSettings
 from rankfall.model import JobSpec, Record
 from rankfall.rundir import RunDir

@@ -26,7 +26,7 @@ from rankfall.kube.http.sessions import read
 from rankfall.kube.request import TOO_MANY, seconds
 from rankfall.kube.secret import excerpt
 from rankfall.loki import LimitRefused, LokiError
-from rankfall.loki.cursor import Entry
+from rankfall.loki.reader import Entry
 from rankfall.loki.settings import LokiSettings
 from rankfall.model import decoding, numbers
 from rankfall.model.patterns import bounded

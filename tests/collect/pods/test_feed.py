@@ -18,7 +18,7 @@ from rankfall.collect.pods.collector import Session
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeConfigError
 from rankfall.kube.request import Retry
-from rankfall.rundir.cluster.cursor_rows import CURSOR_NAME
+from rankfall.rundir.cluster.marks import CURSOR_NAME
 from rankfall.rundir.incomplete import lost_of_run
 from rankfall.rundir.streams import writer
 from support.feeding import Fed, quicken, record_line, until

@@ -20,8 +20,7 @@ from rankfall.collect.pods import log_gaps
 from rankfall.collect.pods.instance_folders import Instances
 from rankfall.collect.pods.log_gaps import LogOf, gap_record
 from rankfall.loki import LokiError
-from rankfall.loki.cursor import SECOND, Cursor, Entry
-from rankfall.loki.reader import PATIENCE_S, PageSource, Reader
+from rankfall.loki.reader import PATIENCE_S, SECOND, Cursor, Entry, PageSource, Reader
 from rankfall.loki.settings import LokiSettings
 from rankfall.model import Record, decoding
 from rankfall.rundir import RunDir

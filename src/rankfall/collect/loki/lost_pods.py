@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from rankfall.collect.loki.pod_lines import LostPod, origin
 from rankfall.collect.pods.known_pods import instances_of
 from rankfall.loki import logql
-from rankfall.loki.cursor import Cursor, Entry, State
+from rankfall.loki.reader import Cursor, Entry, State
 from rankfall.model import Record, decoding
 from rankfall.rundir import RunDir
 from rankfall.rundir.cluster.journal import JournalReader, journal_path

@@ -14,7 +14,7 @@ import msgspec
 from rankfall.collect.loki.resume_state import LokiState, Part
 from rankfall.collect.pods.instance_log import InstanceLog
 from rankfall.collect.pods.line_splitter import stamp_text
-from rankfall.loki.cursor import SECOND, Cursor, Entry
+from rankfall.loki.reader import SECOND, Cursor, Entry
 from rankfall.model import numbers
 from rankfall.model.patterns import bounded
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.loki.cursor import State
+from rankfall.loki.reader import State
 from rankfall.model import decoding
 from rankfall.rundir.layout import pods_folder
 from rankfall.rundir.lease import make_folder, private, write_file

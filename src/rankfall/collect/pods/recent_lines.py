@@ -16,7 +16,7 @@ from typing import Final
 
 from rankfall.collect.pods.line_splitter import StampParser
 from rankfall.model import numbers
-from rankfall.rundir.cluster.cursor_rows import Chunk
+from rankfall.rundir.cluster.marks import Chunk
 from rankfall.rundir.lease import private
 
 # Remembered lines; a resume inside a second with more repeats the excess.

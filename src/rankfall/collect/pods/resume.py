@@ -21,7 +21,7 @@ from rankfall.collect.pods.line_splitter import StampParser
 from rankfall.collect.pods.recent_lines import Overlap, Run
 from rankfall.model import decoding
 from rankfall.model.patterns import anchored
-from rankfall.rundir.cluster.cursor_rows import CURSOR_NAME, Chunk, CursorRow
+from rankfall.rundir.cluster.marks import CURSOR_NAME, Chunk, CursorRow
 from rankfall.rundir.lease import make_folder, private, write_file
 
 # Streams from a container's log.

@@ -25,7 +25,7 @@ from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import RankfallError
 from rankfall.model.numbers import whole
 from rankfall.model.patterns import bounded
-from rankfall.rundir.cluster.cursor_rows import newest_of_log
+from rankfall.rundir.cluster.marks import newest_of_log
 from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.rundir.reading_time import LIVE, TAIL, Allowance, ReadingTime
 from rankfall.rundir.streams.content import Packed, Raw, content_size, open_content

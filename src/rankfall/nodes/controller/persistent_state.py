@@ -14,7 +14,7 @@ import msgspec
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import Conflict, ObjectNotFound
 from rankfall.kube.resources import CONFIG_MAPS
-from rankfall.loki.cursor import State
+from rankfall.loki.reader import State
 from rankfall.model import decoding
 from rankfall.model.errors import EvidenceLost
 from rankfall.model.node_health.records import NodeFault, printable

@@ -11,7 +11,7 @@ from typing import Final
 
 from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION, REPORT_CONDITION
 from rankfall.nodes.agent.api import EVENT_NAMESPACE
-from rankfall.nodes.manifests.admission import Object, account, admission
+from rankfall.nodes.manifests import Object, account, admission
 
 NAME: Final = "rankfall-agent"
 STATE: Final = "/var/lib/rankfall-agent"

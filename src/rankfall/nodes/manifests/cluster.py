@@ -11,7 +11,7 @@ from typing import Final
 from rankfall.model.node_health.run_verdicts import LEASE, MAX_VERDICTS_TEXT, VERDICTS_ANNOTATION
 from rankfall.nodes.config import load_config
 from rankfall.nodes.controller.settings import AGENT, DMESG, Stream
-from rankfall.nodes.manifests.admission import Object, admission, annotations_but, unchanged
+from rankfall.nodes.manifests import Object, admission, annotations_but, unchanged
 from rankfall.nodes.manifests.agent import agent_admission, agent_objects
 from rankfall.nodes.manifests.controller import controller_admission, controller_objects
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from rankfall.model.node_health.records import ANNOTATION, CONDITION
 from rankfall.nodes.agent.api import EVENT_NAMESPACE
-from rankfall.nodes.manifests.admission import Object, account, admission, annotations_but, unchanged
+from rankfall.nodes.manifests import Object, account, admission, annotations_but, unchanged
 from rankfall.nodes.rules.policy import Policy
 
 NAME: Final = "rankfall-controller"

@@ -1,6 +1,7 @@
-"""Small files of an attempt's pods: log folder owner, proved ranks, Rankfall's stop.
+"""Small files of an attempt's pods: log folder owner, proved ranks, Rankfall's stop, commits of stored lines.
 
-The stop mark precedes the stop request, so Rankfall's signals are recognizable.
+The stop mark precedes the stop request, so Rankfall's signals are recognizable. ``collect.pods.resume`` writes commits:
+stored chunks, newest line.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from rankfall.model import decoding
 from rankfall.rundir.cluster.log_routes import Routes
 from rankfall.rundir.layout import pods_folder, replace_file, write_new
 from rankfall.rundir.lease import make_folder
+from rankfall.rundir.streams.content import open_regular
 
 OWNER_NAME: Final = "instance.json"
 
@@ -186,4 +188,72 @@ def _read(path: Path) -> Stop | None:
     try:
         return decoding.decode(path.read_bytes(), kind=Stop)
     except (OSError, msgspec.DecodeError):
+        return None
+
+
+CURSOR_NAME: Final = "cursor.jsonl"
+# Bytes that contain the last row, unless of some hundred thousand lines.
+_ROW_END: Final = 1 << 20
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk of whole lines in one of the files.
+
+    Attributes:
+        segment, offset, size: Position and size.
+        lines: Number of lines.
+        high, low: Newest and oldest second of its timestamps.
+    """
+
+    segment: int
+    offset: int
+    size: int
+    lines: int
+    high: int
+    low: int = 0
+
+
+class CursorRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One commit.
+
+    Attributes:
+        second: Whole second of the newest line.
+        forgotten: Newest second with forgotten lines.
+        seconds: (second, lines in sequence) of stored lines.
+        sums: Checksums of these lines, 4 bytes each, base64.
+        chunks: Chunks stored unchanged; their lines are not in ``seconds``.
+        sizes: Length of each changed stream in bytes.
+        last: Newest line's timestamp, nanoseconds.
+        closed: Reason why no more lines will come.
+        lines, repeated, gaps: Totals so far.
+        printed: (lines, bytes) of each stream, by the wrapper.
+        settled: True if stored lines were compared with ``printed``.
+    """
+
+    second: int | None = None
+    forgotten: int | None = None
+    seconds: tuple[tuple[int, int], ...] = ()
+    sums: str = ""
+    chunks: tuple[Chunk, ...] = ()
+    sizes: dict[str, int] = {}
+    last: int | None = None
+    closed: str | None = None
+    lines: int = 0
+    repeated: int = 0
+    gaps: int = 0
+    printed: dict[str, tuple[int, int]] | None = None
+    settled: bool = False
+
+
+def newest_of_log(folder: Path) -> int | None:
+    """Timestamp of the newest stored line of this instance folder in nanoseconds; None if unknown."""
+    try:
+        fd = open_regular(folder / CURSOR_NAME)
+        try:
+            data = os.pread(fd, _ROW_END, max(0, os.fstat(fd).st_size - _ROW_END))
+        finally:
+            os.close(fd)
+        end = data.rfind(b"\n")
+        return decoding.decode(data[data.rfind(b"\n", 0, max(0, end)) + 1 : end + 1], kind=CursorRow).last
+    except (OSError, ValueError):
         return None

@@ -16,8 +16,7 @@ from typing import Final, Protocol
 from rankfall.kube.errors import KubeError
 from rankfall.loki import LokiError
 from rankfall.loki.client import Loki
-from rankfall.loki.cursor import OVERLAP_NS, SECOND, Cursor, Entry, State
-from rankfall.loki.reader import PageSource, Reader
+from rankfall.loki.reader import OVERLAP_NS, SECOND, Cursor, Entry, PageSource, Reader, State
 from rankfall.model import numbers
 from rankfall.model.node_health.kernel_reports import LINE_SCHEMA, decode_line
 from rankfall.model.node_health.records import NodeFault
