@@ -25,6 +25,7 @@ FOREIGN = {
     "local.md": {"--bug", "--lr", "--master-port", "--ntasks"},
     "node-health.md": {"--build-arg", "--from-literal", "--push", "--quick", "--server-side"},
     "security.md": {"--build-arg", "--require-hashes", "--token"},
+    "slurm.md": {"--gpus-per-node", "--lr", "--no-kill", "--nodes", "--ntasks-per-node"},
     "testbed.md": {"--address", "--bed", "--dist", "--mount", "--net", "--nodes", "--pid", "--target"},
     "verdicts.md": {"--kill-on-bad-exit", "--label"},
 }

@@ -57,9 +57,9 @@ def test_resume_of_a_run_that_is_not_suspended_says_so(rankfall: Runner, folder:
 
 
 def test_a_backend_that_is_not_there_is_refused_before_anything_is_created(rankfall: Runner, home: Path) -> None:
-    done = rankfall("run", "--backend", "slurm", "train.py")
+    done = rankfall("run", "--backend", "lsf", "train.py")
     assert done.returncode == 2
-    assert "allowed values of $.backend: local, job, jobset, trainjob" in done.stderr
+    assert "allowed values of $.backend: local, slurm, job, jobset, trainjob" in done.stderr
     assert not home.exists()
 
 

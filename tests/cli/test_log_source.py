@@ -14,7 +14,7 @@ from rankfall.collect.loki.attempt_lines import LokiLive
 from rankfall.collect.pods.line_splitter import stamp_text
 from rankfall.collect.stores.log_store import AT, StoreCopies, Volume
 from rankfall.loki import LokiError
-from rankfall.loki.cursor import Entry
+from rankfall.loki.reader import Entry
 from rankfall.loki.settings import LokiSettings
 from rankfall.model import JobSpec, LockHeld, Record, Refused, StoreError
 from rankfall.model.jobspec.kubernetes import Kubernetes
@@ -177,7 +177,7 @@ def test_runs_whose_pods_only_the_cluster_tells_apart_are_not_followed_out_of_lo
     spec = JobSpec(name="u", command=("x",), backend="jobset", unattended=True)
     with pytest.raises(Refused, match=r"cannot follow run u-\w+ in Loki: "):
         follow_of(RunDir.create(spec, home=home))
-    with pytest.raises(Refused, match="ran on this machine"):
+    with pytest.raises(Refused, match="has no pods"):
         follow_of(RunDir.create(JobSpec(name="l", command=("x",)), home=home))
 
 
@@ -186,7 +186,7 @@ def test_a_run_of_this_machine_has_all_of_its_lines(home, capsys):
     with made.lease() as writer:
         writer.begin_attempt(1, at=BEGAN, plan={})
     assert app.run(["logs", made.id, *URL]) == 2
-    assert "ran on this machine" in capsys.readouterr().err
+    assert "has no pods" in capsys.readouterr().err
 
 
 def stored(home, tmp_path, *, place: str) -> tuple[RunDir, Path]:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-BACKENDS = ("local", "job", "jobset", "trainjob")
-CLUSTER = BACKENDS[1:]
+BACKENDS = ("local", "slurm", "job", "jobset", "trainjob")
+CLUSTER = BACKENDS[2:]
 Story = Mapping[str, Mapping[str, str]]
 Drive = Literal["run", "suspended_start", "suspend_resume", "resize", "cancel", "plan"]
 
@@ -241,7 +241,11 @@ CASES: tuple[Case, ...] = (
         seen_in="job-api 7, 27",
         fields={"nnodes": 1, "nnodes_max": 2, "launcher": "torchrun"},
         drive="plan",
-        refused={"jobset": "needs JobSet 0.12", "trainjob": "MIN:MAX nodes are not supported"},
+        refused={
+            "slurm": "MIN:MAX nodes are not supported",
+            "jobset": "needs JobSet 0.12",
+            "trainjob": "MIN:MAX nodes are not supported",
+        },
     ),
     Case(
         name="rank_0_and_elastic",
@@ -256,7 +260,7 @@ CASES: tuple[Case, ...] = (
         feature="`kubernetes.queue`: left to Kueue, with its label",
         fields={"kubernetes": {"queue": "gpus"}},
         drive="plan",
-        absent={"local": "there is no queue"},
+        absent={"local": "there is no queue", "slurm": "the allocation has been through its queue"},
     ),
     Case(
         name="excluded_nodes",
@@ -264,14 +268,14 @@ CASES: tuple[Case, ...] = (
         seen_in="job-api 26",
         fields={"kubernetes": {"exclude_nodes": ["n9"]}},
         drive="plan",
-        absent={"local": "there is one machine"},
+        absent={"local": "there is one machine", "slurm": "sbatch has --exclude"},
     ),
     Case(
         name="without_a_supervisor",
         feature="`unattended`: the platform's own rules run the job, whoever watches records it",
         seen_in="job-api 13, 14",
         fields={"unattended": True, "policies": {"max_restarts": 0}},
-        refused={"local": "the local backend has no platform that would run the job alone"},
+        refused={one: f"the {one} backend has no platform that would run the job alone" for one in ("local", "slurm")},
     ),
     Case(
         name="a_supervisors_field_without_one",
@@ -280,7 +284,7 @@ CASES: tuple[Case, ...] = (
         fields={"unattended": True, "policies": {"max_restarts": 0}, "deadlines": {"total_s": 100}},
         drive="plan",
         refused={
-            "local": "the local backend has no platform that would run the job alone",
+            **{one: f"the {one} backend has no platform that would run the job alone" for one in ("local", "slurm")},
             **dict.fromkeys(CLUSTER, "$.deadlines.total_s: needs a supervisor"),
         },
     ),
@@ -297,6 +301,6 @@ CASES: tuple[Case, ...] = (
         state="failed",
         causes={"1": ("image_pull", None)},
         counts=(0, 2, 0),
-        absent={"local": "it has no images"},
+        absent={"local": "it has no images", "slurm": "it has no images"},
     ),
 )

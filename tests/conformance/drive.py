@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from conformance.cases import FAST, Case
+from conformance.cases import CLUSTER, FAST, Case
 from conformance.program import PROGRAM
 from support.helpers import wait_until
 from support.patience import scaled
@@ -78,7 +78,7 @@ def job_file(case: Case, place: Place) -> dict[str, Any]:
     # What nobody supervises has no use for most of these, and refuses them.
     usual = {"grace_s": 3} if case.fields.get("unattended") else FAST
     spec["policies"] = usual | dict(own.pop("policies", {}))
-    if place.backend != "local":
+    if place.backend in CLUSTER:
         spec["kubernetes"] = spec["kubernetes"] | dict(own.pop("kubernetes", {}))
     own.pop("kubernetes", None)
     return {name: value for name, value in (spec | own).items() if value is not None}

@@ -20,8 +20,8 @@ PAGE: Final = ROOT / "docs" / "results" / "conformance.md"
 
 _HEAD: Final = """# Conformance
 
-Written by `python -m conformance.report` from what the suite in `tests/conformance` saw; do not edit. Each row is a job file with a scripted failure. It was run as its user would run it, on this machine
-and on the test bed ([Kubernetes 1.34, JobSet 0.8, Kubeflow Trainer 2.0](../testbed.md)), there by an account with the [rights](../kubernetes.md#rights) of that one backend. **holds**: the case did what its row says, and `status -o json` and
+Written by `python -m conformance.report` from what the suite in `tests/conformance` saw; do not edit. Each row is a job file with a scripted failure. It was run as its user would run it, on this machine,
+as steps of an allocation of [Slurm](../slurm.md) 22.05 and on the test bed ([Kubernetes 1.34, JobSet 0.8, Kubeflow Trainer 2.0](../testbed.md)), there by an account with the [rights](../kubernetes.md#rights) of that one backend. **holds**: the case did what its row says, and `status -o json` and
 `why -o json` of every attempt are equal to those of `local` (where there is none, of `job`), but for the paths listed below. **refused**: before anything was created, in the words below. **-**: there is no such thing. **not run**: its test was not run since the page was written last.
 
 """

@@ -61,6 +61,19 @@ def test_ranks_go_on_where_the_roles_before_ended() -> None:
     assert {(one["WORLD_SIZE"], one["ROLE_WORLD_SIZE"], one["GROUP_WORLD_SIZE"]) for one in own} == {("12", "4", "4")}
 
 
+def test_i24_p10_in_an_allocation_slurms_numbers_are_those_of_the_ranks() -> None:
+    environ = {"RANKFALL_PLAIN_NNODES": "3", "RANKFALL_PLAIN_NODE_RANK": "1"}
+    # What slurmstepd gives the only task of a step.
+    step = {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "1", "SLURM_NODEID": "0", "SLURM_NNODES": "1"}
+    names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES")
+    own = [commands.worker_environ(environ | step, local=local, nproc=2) for local in (0, 1)]
+    assert [tuple(one[name] for name in names) for one in own] == [
+        ("2", "0", "1", "6", "6", "3"),
+        ("3", "1", "1", "6", "6", "3"),
+    ]
+    assert not set(names) & commands.worker_environ(environ, local=0, nproc=2).keys()
+
+
 def test_outside_the_world_nobody_is_a_rank() -> None:
     environ = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     assert identity.has_rank(environ)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from rankfall.evidence.attempt.activity import StepFolders
 from rankfall_inside import procfs
+from rankfall_inside.wrapper.slot_files import SlotFiles
 from support.helpers import wait_until
 from support.patience import scaled
 
@@ -186,6 +189,35 @@ def test_a_second_wrapper_does_nothing_on_a_locked_directory(slot) -> None:
     assert done.returncode == 125
     assert b"ran" not in done.stdout
     assert not slot.records()
+
+
+def test_i24_p10_a_file_system_without_flock_hinders_no_wrapper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, how: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    files = SlotFiles({"RANKFALL_SLOT_DIR": str(tmp_path / "slot")}, instance="0")
+    assert (tmp_path / "slot" / "lock").read_text().split()[0] == str(os.getpid())
+    assert files.unwritten == 0
+
+
+def test_i24_p10_a_supervisor_elsewhere_sees_steps_and_processor_time_in_files(slot) -> None:
+    path = slot.dir / "heartbeats" / "0.json"
+    # The first one may be older than the step, and the next follows after ten seconds.
+    code = f"""
+import json, os, time, rankfall_inside
+rankfall_inside.progress(7, "step")
+while not os.path.exists({str(path)!r}) or json.load(open({str(path)!r}))["step"] != 7:
+    time.sleep(0.02)
+"""
+    assert slot.rank(code, RANKFALL_HEARTBEATS="1", RANKFALL_TOKEN="").returncode == 0
+    (found,) = StepFolders("heartbeats").read(slot.dir)
+    assert (found.ordinal, found.step, found.phase) == (0, 7, "step")
+    assert found.cpu_s is not None
+    assert found.cpu_at is not None
+    assert not list(slot.dir.glob("heartbeats/*.tmp"))
 
 
 def test_a_directory_used_before_gives_ordinals_from_zero(slot) -> None:

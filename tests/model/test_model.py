@@ -69,7 +69,7 @@ def test_a_record_of_a_newer_writer_is_still_read():
         ({"command": ["t"], "nodes": 2}, "$.nodes", "nnodes"),
         ({"command": ["t"], "nnodes": 0}, "$.nnodes", ">= 1"),
         ({"command": ["t"], "nnodes": "2"}, "$.nnodes", "int"),
-        ({"command": ["t"], "backend": "slurm"}, "$.backend", "local"),
+        ({"command": ["t"], "backend": "lsf"}, "$.backend", "local"),
         ({"command": ["t"], "launcher": "mpi"}, "$.launcher", "torchrun"),
         ({"command": ["t"], "name": "Bad_Name"}, "$.name", "lower-case"),
         ({"command": ["t"], "nnodes": 4, "nnodes_max": 2}, "$.nnodes_max", "less"),

@@ -218,7 +218,7 @@ def _is_folder(path: str) -> bool:
 def place_of(run_dir: RunDir, *, say: Callable[[str], None], image: str | None = None) -> Place | None:
     """Place of a run's files; None without a volume. ``image`` None = the job's."""
     spec = run_dir.spec
-    if spec.backend != "local":
+    if not spec.writes_run_dir:
         from rankfall.backends.kubernetes.copy.workspace import place_of_run  # noqa: PLC0415
 
         return place_of_run(spec, run_dir.id, say=say, image=image)

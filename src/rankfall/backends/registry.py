@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "local": ("rankfall.backends.local.backend", "LocalBackend"),
+        "slurm": ("rankfall.backends.slurm.backend", "SlurmBackend"),
         "job": ("rankfall.backends.kubernetes.backend", "ClusterBackend"),
         "jobset": ("rankfall.backends.kubernetes.backend", "ClusterBackend"),
         "trainjob": ("rankfall.backends.kubernetes.backend", "ClusterBackend"),

@@ -16,6 +16,7 @@ import msgspec
 
 from rankfall.backends import torchrun
 from rankfall.backends.command import gpus_here
+from rankfall.backends.slurm import allocation
 from rankfall.cli.options import files, output_option
 from rankfall.cli.values import (
     PROCESS_WORDS,
@@ -102,6 +103,7 @@ def make_spec(flags: Flags, *, notify: dict[str, Any] | None = None) -> JobSpec:
     _ends(data, flags)
     _kubernetes(data, flags)
     _of_torchrun(data)
+    _of_slurm(data, flags)
     _standalone(data, flags)
     _processes(data)
     roles = data.get("roles")
@@ -160,6 +162,21 @@ def _of_torchrun(data: dict[str, Any]) -> None:
     data["command"] = list(torchrun.without(parsed, used))
 
 
+def _of_slurm(data: dict[str, Any], flags: Flags) -> None:
+    """Uses the allocation that this process runs in, unless another backend or one node is requested."""
+    backend = data.get("backend", "local" if flags.standalone or not allocation.inside(os.environ) else "slurm")
+    if backend != "slurm":
+        return
+    data["backend"] = backend
+    nodes, ranks = allocation.size(os.environ)
+    if data.get("roles"):
+        return
+    if nodes is not None and data.get("nnodes_max") is None:
+        data.setdefault("nnodes", nodes)
+    if ranks is not None and data.get("launcher") != "exec":
+        data.setdefault("nproc_per_node", ranks)
+
+
 def _standalone(data: dict[str, Any], flags: Flags) -> None:
     """Accepts torchrun's flag for one node."""
     if flags.standalone and (
@@ -175,7 +192,10 @@ def _processes(data: dict[str, Any]) -> None:
     word = data.get("nproc_per_node")
     if word not in PROCESS_WORDS:
         return
-    if data.get("backend", "local") != "local":
+    if data.get("backend") == "slurm" and (number := allocation.processors(os.environ, word=str(word))):
+        data["nproc_per_node"] = number
+        return
+    if data.get("backend", "local") not in {"local", "slurm"}:
         pods = data.get("kubernetes")
         resources = pods.get("resources") if isinstance(pods, dict) else None
         number = resources.get("gpus") if isinstance(resources, dict) and word != "cpu" else None
@@ -305,7 +325,7 @@ def _ends(data: dict[str, Any], flags: Flags) -> None:
 
 
 def _kubernetes(data: dict[str, Any], flags: Flags) -> None:
-    if (flags.namespace or "").isdecimal() and data.get("backend", "local") == "local":
+    if (flags.namespace or "").isdecimal() and data.get("backend", "local") in {"local", "slurm"}:
         raise UsageError("-n is the namespace of a cluster", hint="for the number of ranks use --nproc-per-node")
     given: dict[str, Any] = {}
     for field in ("image", "namespace", "context", "queue", "log_store"):

@@ -14,7 +14,7 @@ from rankfall.rundir import RunDir
 
 
 def complete(spec: JobSpec) -> JobSpec:
-    """Returns the spec with absolute paths; local jobs get this folder and Python.
+    """Returns the spec with absolute paths; jobs outside clusters get this folder and Python.
 
     Raises:
         SpecError: Fields are wrong or contradict each other.
@@ -25,7 +25,7 @@ def complete(spec: JobSpec) -> JobSpec:
         spec = msgspec.structs.replace(spec, code=folders)
     if spec.log_dir is not None:
         spec = msgspec.structs.replace(spec, log_dir=str(Path(spec.log_dir).expanduser().absolute()))
-    if spec.backend != "local":
+    if not spec.writes_run_dir:
         from rankfall.backends.kubernetes.planning import pinned  # noqa: PLC0415
 
         return pinned(spec)

@@ -212,6 +212,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         succeeded: True if all slots ended with 0 and no error file contradicts.
         denied: True if a slot with exit code 0 wrote an error file, so exit codes prove nothing.
         cancelled: Text about who canceled the run, or None.
+        cancel_slug: Cause of that: ``cancelled``, or why the platform ended the job.
         hung: True without progress for the set time.
         missing: Unavailable evidence, as text (unreadable record, absent stream, damaged file).
         stopper: Actor that stops a gang after a failure.
@@ -228,6 +229,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     succeeded: bool = False
     denied: bool = False
     cancelled: str | None = None
+    cancel_slug: str = "cancelled"
     hung: bool = False
     ranks: tuple[RankFacts, ...] = ()
     slots: tuple[SlotFacts, ...] = ()

@@ -172,7 +172,7 @@ def _listed(folder: Path) -> tuple[list[str], list[Record]]:
 
 
 def _unrecorded(run_dir: RunPaths, names: Sequence[str]) -> list[LostLines]:
-    """Returns local slots whose wrapper died without a recorded end.
+    """Returns slots without container whose wrapper died without a recorded end.
 
     The wrapper's unstored output could not be counted.
     """
@@ -180,7 +180,7 @@ def _unrecorded(run_dir: RunPaths, names: Sequence[str]) -> list[LostLines]:
         spec = run_dir.spec
     except StoreError:
         return []
-    if spec.backend != "local":
+    if not spec.writes_run_dir:
         return []
     found = []
     for place in sorted((run_dir.path / "slots").glob("attempt-*")):

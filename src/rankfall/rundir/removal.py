@@ -88,7 +88,7 @@ def ended(run: RunDir) -> Ended:
 def _copies_only(run: RunDir) -> bool:
     """True if the end lacks only readable copies in the folder that is deleted, as on a full disk."""
     with contextlib.suppress(StoreError):
-        return run.spec.backend == "local" and run.spec.log_dir is None
+        return run.spec.writes_run_dir and run.spec.log_dir is None
     return False
 
 

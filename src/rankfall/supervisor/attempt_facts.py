@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from rankfall.backends.plan import Launcher, Plan, slot_plan
-from rankfall.backends.protocol import Backend
+from rankfall.backends.protocol import Backend, StepBackend
 from rankfall.evidence.attempt.observer import AttemptObserver, Delta
 from rankfall.model import Evidence, RankFacts, SlotFacts
 from rankfall.rundir.incomplete import disk_trouble
@@ -184,7 +184,8 @@ class SlotStates:
         self._backend = backend
         self._observer = observer
         self._run_store = run_store
-        self._dead: set[int] = set()
+        # Number of the observer's polls at which a slot was found dead.
+        self._dead: dict[int, int] = {}
         self._unwritten: set[int] = set()
 
     def slots(self) -> tuple[SlotFacts, ...]:
@@ -202,6 +203,8 @@ class SlotStates:
         found = []
         for one in self._plan.slots:
             facts = known.get(one.slot) or SlotFacts(slot=one.slot, node=one.node, role=one.role, state="expected")
+            if facts.state == "running" and isinstance(self._backend, StepBackend):
+                facts = self._backend.lost(self._plan, facts) or facts
             if facts.state in {"expected", "lost"}:
                 facts = self._unrecorded(facts)
             launcher, node = facts.launcher or self._plan.launcher, facts.node or one.node or None
@@ -213,12 +216,12 @@ class SlotStates:
     def start_again(self, plan: Plan, slot: int) -> None:
         """Switches to the slot's instance in this plan and forgets the previous one."""
         self._plan = plan
-        self._dead.discard(slot)
+        self._dead.pop(slot, None)
         self._unwritten.discard(slot)
 
     def give_up_unstarted(self) -> None:
         """Counts slots that have not started as lost."""
-        self._dead |= {s.slot for s in self._plan.slots if self._backend.life(self._plan, s.slot) == "absent"}
+        self._dead |= {s.slot: -1 for s in self._plan.slots if self._backend.life(self._plan, s.slot) == "absent"}
 
     def never_came(self) -> list[int]:
         """Returns lost slots whose wrapper left no sign of a start."""
@@ -230,8 +233,10 @@ class SlotStates:
         if facts.state == "expected":
             if slot not in self._dead:
                 if self._backend.life(self._plan, slot) in {"dead", "ended"}:
-                    # The next poll may find a late record.
-                    self._dead.add(slot)
+                    self._dead[slot] = self._observer.polls
+                return facts
+            if self._observer.polls == self._dead[slot]:
+                # The next poll may find a late record.
                 return facts
             folder = Path(slot_plan(self._plan, slot).slot_dir).name
             where = f"slots/attempt-{self._plan.attempt}/{folder}/wrapper.log"

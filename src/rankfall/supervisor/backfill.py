@@ -77,14 +77,14 @@ def backfill_from_loki(
     """Stores lines that only Loki has; returns their number. ``attempts`` None means all.
 
     Raises:
-        Refused: The run was on this machine.
+        Refused: The run was not in a cluster.
         LockHeld: Another process records the run.
         LokiError: Loki fails; earlier results are stored.
         StoreError: The run directory is not writable.
     """
-    if run_dir.spec.backend == "local":
+    if run_dir.spec.writes_run_dir:
         raise Refused(
-            f"--log-source: run {run_dir.id} ran on this machine; its run directory has all of its lines",
+            f"--log-source: run {run_dir.id} has no pods; its run directory has all of its lines",
             hint="leave --log-source out",
         )
     from rankfall.collect.loki.attempt_lines import keys_of  # noqa: PLC0415
@@ -244,9 +244,9 @@ def slots_of(row: AttemptRow, spec: JobSpec) -> list[int]:
 
 
 def _refuse(run_dir: RunDir) -> None:
-    if run_dir.spec.backend == "local":
+    if run_dir.spec.writes_run_dir:
         raise Refused(
-            f"--log-source: run {run_dir.id} ran on this machine; its run directory has all of its lines",
+            f"--log-source: run {run_dir.id} has no pods; its run directory has all of its lines",
             hint="leave --log-source out",
         )
     if run_dir.foreign is not None:

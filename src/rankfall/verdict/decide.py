@@ -273,7 +273,8 @@ class _Case:
                 action="none", rule="no_failure", because="the job succeeded", left=self._budgets.total.left
             )
         if verdict.state == "cancelled":
-            return self._stop("no_failure", "the user cancelled the run")
+            taken = cause.slug != "cancelled"
+            return self._stop("no_failure", "the platform ends the job" if taken else "the user cancelled the run")
         if self._diagnosis.mark == "final":
             return self._stop("user_final", "the exception is marked final")
         found = first_match(self._spec, cause=cause, facts=self._facts)

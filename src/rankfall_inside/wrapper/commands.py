@@ -51,6 +51,16 @@ def worker_environ(base: Mapping[str, str], *, local: int, nproc: int) -> dict[s
         TORCHELASTIC_MAX_RESTARTS="0",
         RANKFALL_ORDINAL=str(local),
     )
+    if "SLURM_JOB_ID" in base:
+        # As srun sets them with a task a rank.
+        environ.update(
+            SLURM_PROCID=str(rank),
+            SLURM_LOCALID=str(local),
+            SLURM_NODEID=str(node),
+            SLURM_NTASKS=str(world),
+            SLURM_NPROCS=str(world),
+            SLURM_NNODES=str(nodes),
+        )
     # Otherwise every rank uses all cores.
     environ.setdefault("OMP_NUM_THREADS", "1")
     return environ

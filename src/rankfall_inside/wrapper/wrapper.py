@@ -101,7 +101,10 @@ class Wrapper:
             on_stacks=self._collect_stacks,
             on_asked=self._falls.asked,
         )
-        self._heartbeat = Heartbeat(self._ranks, place=files.place, tell=files.tell)
+        self._heartbeats = bool(environ.get("RANKFALL_HEARTBEATS"))
+        self._heartbeat = Heartbeat(
+            self._ranks, place=files.place, tell=files.write_heartbeat if self._heartbeats else files.tell
+        )
         self._control = files.control()
         self._signals = -1
         self._refused = ""
@@ -194,6 +197,7 @@ class Wrapper:
             self._ranks.scan(self._pid, snapshot)
             if self._channel.active:
                 self._registry.hear()
+            if self._channel.active or self._heartbeats:
                 self._heartbeat.write_marks(snapshot)
         if plain is not None:
             plain.step()

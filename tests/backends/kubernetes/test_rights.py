@@ -64,7 +64,9 @@ def test_the_command_prints_the_role():
     assert yaml.safe_load(CliRunner().invoke(command(), ["config", "rights"]).output)["rules"] == rules()
 
 
-@pytest.mark.parametrize(("name", "words"), [("local", "needs no rights"), ("slurm", "there is no backend")])
+@pytest.mark.parametrize(
+    ("name", "words"), [("local", "needs no rights"), ("slurm", "needs no rights"), ("lsf", "there is no backend")]
+)
 def test_a_backend_without_rights_is_refused(name, words):
     done = CliRunner().invoke(command(), ["config", "rights", "--backend", name], standalone_mode=False)
     assert words in str(done.exception)

@@ -92,6 +92,17 @@ def test_errors_s40_a_cancelled_run_is_not_retried():
     assert decide(cancelled, spec=spec(), history=()).action == "stop"
 
 
+def test_i24_p10_what_the_platform_ends_is_stopped_and_worth_another_start():
+    ended = diagnose(case([died(0, 15)], [], cancelled="at its limit", cancel_slug="walltime_or_requeue"))
+    assert (ended.verdict.state, ended.verdict.cause.slug, ended.verdict.retry) == (
+        "cancelled",
+        "walltime_or_requeue",
+        "yes",
+    )
+    found = decide(ended, spec=spec(), history=())
+    assert (found.action, found.because) == ("stop", "the platform ends the job")
+
+
 def test_elsewhere_means_one_more_try_where_there_is_no_other_node():
     found = diagnosis("gpu_ecc", trust="kernel", source="kernel")
     here = decide(found, spec=spec(), history=())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -91,12 +91,17 @@ class LocalBackend:
             if processes.was_started(slot_dir):
                 continue
             job = {name: put_in(value) for name, value in plan.env_of(slot.role).items()}
-            env = environment.assembled(own=slot.env, job=job, drop=drop)
+            env = self.environment(plan, environment.assembled(own=slot.env, job=job, drop=drop))
             pid = processes.start(tuple(map(put_in, slot.argv)), env=env, cwd=slot.cwd, slot_dir=slot_dir)
             if pid is not None:
                 self._children[pid] = slot_dir
                 started.append(slot.slot)
         return tuple(started)
+
+    def environment(self, plan: Plan, own: Mapping[str, str]) -> dict[str, str]:
+        """Environment of a slot's first process, from that of its wrapper."""
+        del plan
+        return dict(own)
 
     def start_again(self, plan: Plan, slot: int) -> None:
         """Starts one slot as planned if it has not started yet.

@@ -1,4 +1,4 @@
-"""Plans a local attempt: each role's launcher, each slot's command, environment and folders.
+"""Plans an attempt without containers: each role's launcher, each slot's command, environment and folders.
 
 Refuses before anything is created. Unused fields become notes.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -33,27 +33,35 @@ from rankfall.rundir import RunDir
 
 
 def unused(spec: JobSpec) -> tuple[str, ...]:
-    """Returns notes about fields that the local backend does not use.
+    """Returns notes about fields that a backend without containers does not use.
 
     Raises:
-        Refused: A field is impossible locally.
+        Refused: A field is impossible there.
     """
     if spec.unattended:
         raise Refused(
-            "$.unattended: the local backend has no platform that would run the job alone",
+            f"$.unattended: the {spec.backend} backend has no platform that would run the job alone",
             hint="leave unattended out; rankfall submit keeps a supervisor in the background",
         )
     notes = []
     plain = Kubernetes()
     given = [name for name in msgspec.structs.asdict(plain) if getattr(spec.kubernetes, name) != getattr(plain, name)]
     if given:
-        notes.append(f"kubernetes: not used by the local backend ({', '.join(given)})")
+        notes.append(f"kubernetes: not used by the {spec.backend} backend ({', '.join(given)})")
     if spec.ttl_s is not None:
-        notes.append("ttl_s: not used by the local backend; the run directory remains until you remove it")
+        notes.append(f"ttl_s: not used by the {spec.backend} backend; the run directory remains until you remove it")
     return tuple(notes)
 
 
 HOST: Final = "127.0.0.1"
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Place of a slot: node, its address, and the words that start a command there."""
+
+    node: str
+    host: str = HOST
+    words: tuple[str, ...] = ()
 
 
 def planned(
@@ -64,15 +72,19 @@ def planned(
     nnodes: int | None,
     reserve: Callable[[], int],
     strategy: str,
+    places: Sequence[Place] = (),
+    notes: tuple[str, ...] = (),
 ) -> Plan:
     """Returns the plan of one attempt; ``reserve`` returns a port, after all checks.
+
+    ``places`` by slot; without them all slots run here under logical node names.
 
     Raises:
         SpecError: Missing requirement or contradictory flags.
         Refused: Impossible on this machine.
         InfrastructureError: No port is free.
     """
-    notes = unused(spec)
+    notes = (*notes, *unused(spec))
     cwd, seen = _folder(spec, run_dir)
     own: list[_Own] = []
     for part in spec.parts:
@@ -90,6 +102,7 @@ def planned(
         least=spec.nnodes if spec.elastic else spec.world_nodes,
         strategy=strategy,
         referred=referred_words(spec),
+        places=tuple(places) or tuple(Place(node=f"node{number}") for number in range(spec.slot_count)),
     )
     made = []
     for one in own:
@@ -158,6 +171,7 @@ class _Start(msgspec.Struct, frozen=True, kw_only=True):
     least: int
     strategy: str
     referred: dict[str, str]
+    places: tuple[Place, ...]
 
 
 def _own(part: Part, *, cwd: Path) -> _Own:
@@ -172,15 +186,16 @@ def _slot(spec: JobSpec, one: _Own, number: int, start: _Start) -> SlotPlan:
     part, run_dir, attempt = one.part, start.run_dir, start.attempt
     index = part.index_of(number)
     position = (part.first_node or 0) + index
-    node = f"node{number}"
+    place = start.places[number]
+    node, host = place.node, start.places[_first_of_world(spec)].host
     env = environment.identity(part.spec, run_dir, attempt=attempt, slot=number, node=node, strategy=start.strategy)
     if spec.several_roles:
         env |= {
-            **environment.place(spec, part, hosts={one.name: HOST for one in spec.parts}),
+            **environment.place(spec, part, hosts={one.name: start.places[one.base].host for one in spec.parts}),
             "RANKFALL_INDEX": str(index),
         }
     if one.launcher != "torchrun":
-        env |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(start.port)}
+        env |= {"MASTER_ADDR": host, "MASTER_PORT": str(start.port)}
     if one.launcher == "plain":
         env |= {
             "RANKFALL_PLAIN_NNODES": str(start.most),
@@ -199,8 +214,11 @@ def _slot(spec: JobSpec, one: _Own, number: int, start: _Start) -> SlotPlan:
             backend=start.rdzv,
             run=f"{run_dir.id}-a{attempt}",
             port=start.port,
+            host=host,
             role=part.name if spec.several_roles else None,
         )
+        if start.rdzv == "c10d":
+            flags["local-addr"] = place.host
     slot_dir = run_dir.slot_dir(attempt, part.name, number)
     stream_dir = run_dir.stream_dir(attempt, part.name, number)
     job = job_words(
@@ -212,6 +230,7 @@ def _slot(spec: JobSpec, one: _Own, number: int, start: _Start) -> SlotPlan:
         env=torchrun.job_environment(part.spec.env),
     )
     wrapper = (
+        *place.words,
         # -I -S: PYTHONPATH and local .pth files do not affect the wrapper.
         *(sys.executable, "-I", "-S", str(payload.location(run_dir.path.parent.parent)), "wrap"),
         *("--stream-dir", str(stream_dir), "--launcher", "plain" if one.launcher == "plain" else "exec"),
@@ -227,6 +246,10 @@ def _slot(spec: JobSpec, one: _Own, number: int, start: _Start) -> SlotPlan:
         slot_dir=str(slot_dir),
         stream_dir=str(stream_dir),
     )
+
+
+def _first_of_world(spec: JobSpec) -> int:
+    return next((part.base for part in spec.parts if part.in_world), 0)
 
 
 def _folder(spec: JobSpec, run_dir: RunDir) -> tuple[Path, Path]:

@@ -244,7 +244,7 @@ def rights(*, backends: tuple[str, ...], namespace: str) -> None:
         if name not in BACKENDS:
             raise UsageError(
                 f"backend {name[:60]!r} needs no rights in a cluster"
-                if name == "local"
+                if name in {"local", "slurm"}
                 else f"there is no backend {name[:60]!r}",
                 hint=f"allowed: {', '.join(BACKENDS)}",
             )

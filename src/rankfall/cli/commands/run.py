@@ -14,6 +14,7 @@ import msgspec
 
 from rankfall.backends.plan import Plan
 from rankfall.backends.registry import first_plan
+from rankfall.backends.slurm import allocation
 from rankfall.cli import console
 from rankfall.cli.app import VERBS, config_path
 from rankfall.cli.console import Output
@@ -58,9 +59,15 @@ def run(
     if everything and rank:
         raise UsageError("--all and --rank contradict each other", hint="give one of them")
     selection = parse_ranks(rank)
-    directory = _made(job, dry_run=dry_run, output=output)
     viewing = {"ranks": selection, "everything": everything, "limit": max_bytes}
-    return _stay(directory, detach=detach, output=output, quiet=quiet, live=live, **viewing)
+    # A job file may name another backend, but such jobs do not start below srun.
+    below_srun = not dry_run and job["backend"] in {None, "slurm"}
+    if below_srun and allocation.is_other_task(os.environ):
+        allocation.wait_for_task_0(os.environ, home=default_home())
+        return 0
+    with allocation.other_tasks_waiting(os.environ if below_srun else {}, home=default_home()):
+        directory = _made(job, dry_run=dry_run, output=output)
+        return _stay(directory, detach=detach, output=output, quiet=quiet, live=live, **viewing)
 
 
 def _stay(
@@ -146,7 +153,7 @@ def _made(job: dict[str, Any], *, dry_run: bool, output: Output) -> RunDir | Non
     spec = make_spec(Flags(**job), notify=notify)
     if notify and spec.unattended:
         console.say("rankfall: unattended: no process here watches the run, so [notify] of config.toml sends nothing")
-    if replace and (token is None or spec.backend == "local"):
+    if replace and (token is None or spec.writes_run_dir):
         raise UsageError(
             "--replace is only for a run in a cluster with a --request-token: only such a run can replace an earlier one",
             hint="leave --replace out: without a token each run has unique names",

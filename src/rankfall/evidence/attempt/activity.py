@@ -51,16 +51,20 @@ def read_steps(slot_dir: Path) -> list[Step]:
 
 
 class StepFolders:
-    """Reads steps of remote slots, whose step files are replaced and never modified in place."""
+    """Reads steps of remote slots, whose step files are replaced and never modified in place.
 
-    def __init__(self) -> None:
+    ``name``: their folder in each slot's directory.
+    """
+
+    def __init__(self, name: str = "progress") -> None:
+        self._name = name
         self._standing = Standing()
         self._held: dict[Path, tuple[str, list[Step]]] = {}
 
     def read(self, slot_dir: Path) -> list[Step]:
         """Result of :func:`read_steps`."""
         held = self._held.get(slot_dir)
-        folder = held[0] if held is not None else f"{slot_dir}/progress"
+        folder = held[0] if held is not None else f"{slot_dir}/{self._name}"
         if held is None or not self._standing.stands(folder):
             held = self._held[slot_dir] = (folder, list(_steps(folder)))
         return held[1]
@@ -112,12 +116,13 @@ _NS: Final = 1_000_000_000
 class Life:
     """Activity of one attempt; times are nanoseconds since the epoch.
 
-    ``here``: the ranks run on this machine, so their CPU time is in /proc; else it comes with their steps.
+    ``here``: the ranks run on this machine, so their CPU time is in /proc; else it comes with their steps in ``folder``
+    of each slot.
     """
 
-    def __init__(self, *, here: bool = True) -> None:
+    def __init__(self, *, here: bool = True, folder: str = "progress") -> None:
         self._here = here
-        self._read = read_steps if here else StepFolders().read
+        self._read = read_steps if here else StepFolders(folder).read
         # By slot and process: newest report (its clock, CPU seconds), whether it worked since the earlier one, arrival
         # time.
         self._shares: dict[tuple[int, int], tuple[int, float, bool, int]] = {}

@@ -107,13 +107,13 @@ class AttemptObserver:
         self.spec = spec
         self.attempt = attempt
         here = spec.backend == "local"
-        self._life = Life(here=here)
+        self._life = Life(here=here, folder="heartbeats" if spec.backend == "slurm" else "progress")
         found, problem = (catalogue, None) if catalogue else tolerant_catalogue(run_dir.path.parent.parent)
         self._catalogue = found
         numbers = {slot: (starts or {}).get(slot, 0) for slot in spec.alone}
-        self._facts = Facts(_expected(spec, launcher, numbers), elastic=spec.elastic, here=here)
+        self._facts = Facts(_expected(spec, launcher, numbers), elastic=spec.elastic, here=spec.writes_run_dir)
         self._platform: PlatformView | None = None
-        if not here:
+        if not spec.writes_run_dir:
             from rankfall.evidence.cluster.platform import PlatformView  # noqa: PLC0415
 
             self._platform = PlatformView(run_dir.path, attempt=attempt, catalogue=found, context_path=context_path)
@@ -140,14 +140,16 @@ class AttemptObserver:
             catalogue=found,
             starts=self._starts,
             guard=self._guard,
+            step_output=spec.backend == "slurm",
         )
-        stop = None if here else StopMark(run_dir.path, attempt)
+        stop = None if spec.writes_run_dir else StopMark(run_dir.path, attempt)
         self._evidence_set = EvidenceSet(
             attempt=attempt, catalogue=found, stop=stop, guard=self._guard, unattended=spec.unattended
         )
         self._late = LateEvidence(run_dir, attempt=attempt, catalogue=found, here=here, guard=self._guard)
         self._gaps: dict[str, Record] = {}
         self._named = 0
+        self.polls = 0
         self._notes: list[str] = [problem] if problem else []
 
     def prepare(self) -> None:
@@ -173,6 +175,7 @@ class AttemptObserver:
 
     def poll(self, now: int) -> Delta:
         """Reads new data for a bounded time; ``now`` in nanoseconds since the epoch."""
+        self.polls += 1
         before = self._evidence_set.ids()
         ends_before = self._bad_ends()
         found = self._record_source.new()
@@ -189,7 +192,7 @@ class AttemptObserver:
             looked, pieces = self._read(lambda: platform.poll(self._facts), _NOTHING_NEW, "journal of the cluster")
             self._evidence_set.keep(pieces)
             self._note(platform.problems)
-        else:
+        elif self.spec.backend == "local":
             self._read(self._poll_slots, None, "slot directories")
         self._evidence_set.derive(self._facts)
         new = tuple(piece for piece in self._evidence_set.all if piece.id not in before)

@@ -20,6 +20,7 @@ from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.stream_reader import CHUNK, Placed, StreamTail, When
 from rankfall.model import Evidence, RankFacts, numbers
 from rankfall.model.evidence import digest
+from rankfall.model.patterns import bounded
 from rankfall.rundir import NO_RANK, RunDir, StreamRow
 from rankfall.rundir.cluster.marks import NAME as TOLD
 from rankfall.rundir.cluster.marks import RankMap, read_rank_map
@@ -34,6 +35,10 @@ from rankfall.verdict.signatures.catalogue import Catalogue
 _MAX_OPEN: Final = 256
 # Two streams of one process have no line order within this time.
 _FLUSH_NS: Final = 200_000_000
+# Output of the program that started a slot's wrapper.
+STEP_OUTPUT: Final = "wrapper.log"
+# srun's words for the end of the wrapper, whose own record is exact; only of a kill for memory it may know more.
+_OF_WRAPPER: Final = bounded(r"\bsrun: error: \S{1,253}: task 0: (?!Out Of Memory)", limit=400)
 # Times of work in its other stream after which a process had survived a whole traceback.
 _LATER: Final = 3
 _NS: Final = 1_000_000_000
@@ -71,6 +76,7 @@ class _Stream:
         # Streams split by the wrapper's prefix are named after their rank.
         digits = self.local.removeprefix("r")
         self.rank = numbers.whole(digits) if digits != self.local else None
+        self.of_step = path.name == STEP_OUTPUT
         # Findings possibly survived, with prefix and line end.
         self.open: dict[str, tuple[Evidence, Prefix, int]] = {}
         self.finished = False
@@ -85,7 +91,8 @@ class _Stream:
 class SlotStreams:
     """Streams of all slots of one attempt.
 
-    Slots ``outside`` have no ranks. Polls read in rotation, so no stream waits for another's end.
+    Slots ``outside`` have no ranks. ``step_output``: srun started the wrappers, so what it prints beside them is read too,
+    but belongs to no rank and is no line of the job. Polls read in rotation, so no stream waits for another's end.
     """
 
     def __init__(
@@ -98,8 +105,10 @@ class SlotStreams:
         catalogue: Catalogue,
         starts: Starts,
         guard: ReaderGuard | None = None,
+        step_output: bool = False,
     ) -> None:
         self._guard = guard or ReaderGuard()
+        self._step_output = step_output
         self._turns: deque[_Stream] = deque()
         self._allowance = LIVE
         self._last: tuple[Budget, Budget] | None = None
@@ -188,6 +197,8 @@ class SlotStreams:
         owner = owners.of(stream)
         node = place.node if place else None
         found = [self._evidence(stream, item, owner=owner, node=node) for item in placed]
+        if stream.of_step:
+            return [piece for piece in found if not _OF_WRAPPER.search(piece.line)], 0, 0
         for report in () if stream.slot in self._outside else reports:
             facts.add_report(report.reported, slot=stream.slot, where=f"{stream.name}:{report.line}")
         return found, count, output_at
@@ -209,7 +220,8 @@ class SlotStreams:
     def rows(self, facts: Facts) -> tuple[StreamRow, ...]:
         """Returns rows that assign every byte of every stream to a rank; None if the rank is unknown."""
         owners = _Owners(facts)
-        return tuple(self._row(stream, owners.of(stream)) for stream in self._streams.values())
+        streams = (stream for stream in self._streams.values() if not stream.of_step)
+        return tuple(self._row(stream, owners.of(stream)) for stream in streams)
 
     def _row(self, stream: _Stream, owner: RankFacts | None) -> StreamRow:
         instance = stream.tail.path.parent.name
@@ -260,8 +272,8 @@ class SlotStreams:
             # Text that resembles torchrun's prefix may come from any rank.
             named = item.finding.prefix.local_rank
             piece = msgspec.structs.replace(piece, local_rank=None) if named is not None else piece
-        if stream.slot in self._outside:
-            # Rank numbers in such a slot are not the job's.
+        if stream.slot in self._outside or stream.of_step:
+            # Rank numbers in such a slot are not the job's; srun counts the tasks of its step.
             piece = msgspec.structs.replace(piece, rank=None, local_rank=None)
         if item.finding.last:
             piece = msgspec.structs.replace(piece, id=digest("last", stream.name, *item.finding.kind))
@@ -327,6 +339,10 @@ class SlotStreams:
     def _discover(self, facts: Facts) -> None:
         # For every slot at each poll: only new entries become Path objects, which is ten times as fast.
         for slot in facts.slots:
+            if self._step_output:
+                path = self._starts.slot_dir(self._role_of(slot), slot) / STEP_OUTPUT
+                if str(path) not in self._known and path.is_file():
+                    self._add(path, slot)
             folder = self._folders.get(slot)
             if folder is None:
                 found = self._run_dir.stream_dir(self._attempt, self._role_of(slot), slot).parent
@@ -341,16 +357,19 @@ class SlotStreams:
                     text = entry.removesuffix(PACKED_SUFFIX)
                     if not text.endswith(".log") or text in self._known:
                         continue
-                    self._known.add(text)
                     if not _readable(text):
                         # No stream of Rankfall has such a name.
+                        self._known.add(text)
                         self._guard.skipped(ascii(text), 0, 0, because="its name is not UTF-8")
                         continue
-                    path = Path(text)
-                    name = str(path.relative_to(self._run_dir.path))
-                    tail = StreamTail(path, self._catalogue, guard=self._guard, name=name, allowance=self._allowance)
-                    made = self._streams[path] = _Stream(tail, slot=slot, name=name)
-                    self._turns.append(made)
+                    self._add(Path(text), slot)
+
+    def _add(self, path: Path, slot: int) -> None:
+        self._known.add(str(path))
+        name = str(path.relative_to(self._run_dir.path))
+        tail = StreamTail(path, self._catalogue, guard=self._guard, name=name, allowance=self._allowance)
+        made = self._streams[path] = _Stream(tail, slot=slot, name=name)
+        self._turns.append(made)
 
     def _entries(self, folder: str) -> list[str]:
         """Sorted paths in a folder, cached while the folder is unchanged."""

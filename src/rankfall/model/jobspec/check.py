@@ -166,7 +166,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
         raise SpecError(
             "$.backend",
             "foreign is only for jobs that Rankfall did not start",
-            hint="allowed values of $.backend: local, job, jobset, trainjob",
+            hint="allowed values of $.backend: local, slurm, job, jobset, trainjob",
         )
     _check_text(spec)
     _check_names(spec)

@@ -152,7 +152,7 @@ def check_record_store(spec: JobSpec) -> None:
         raise SpecError(
             _FIELD, "with inside: off, no code of Rankfall in the slots could write there", hint="use inside: auto"
         )
-    if url.startswith("file://") and spec.backend != "local":
+    if url.startswith("file://") and not spec.writes_run_dir:
         path = url.removeprefix("file://").rstrip("/")
         if not any(path == seen or path.startswith(f"{seen}/") for seen in _mounted(spec)):
             raise SpecError(

@@ -76,7 +76,7 @@ class Role(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 SCHEMA = "rankfall.job/1"
 
-BackendName = Literal["local", "job", "jobset", "trainjob", "foreign"]
+BackendName = Literal["local", "slurm", "job", "jobset", "trainjob", "foreign"]
 Inside = Literal["auto", "require", "off"]
 
 
@@ -85,8 +85,8 @@ class JobSpec(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         name: Lower-case letters, digits, dashes; prefix of the run's id.
-        backend: ``local`` processes, Indexed ``job``, ``jobset``, or Kubeflow ``trainjob``. ``foreign`` marks jobs not
-            started by Rankfall and is refused.
+        backend: ``local`` processes, steps of a ``slurm`` allocation, Indexed ``job``, ``jobset``, or Kubeflow
+            ``trainjob``. ``foreign`` marks jobs not started by Rankfall and is refused.
         command: Program and arguments; for ``torchrun`` a script or ``-m module``. Optional if every role has one.
         module: The first word of ``command`` is a module, as with ``python -m``.
         launcher: ``auto``: torchrun if the job's Python has torch, else plain; ``exec``: the unchanged command, once
@@ -235,6 +235,11 @@ class JobSpec(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         role = self.role_of(slot)
         part = next(part for part in self.parts if part.name == role)
         return part.spec.restart_scope == "replica" and not part.in_world
+
+    @property
+    def writes_run_dir(self) -> bool:
+        """True if slots write into the run directory themselves, on this machine or through a shared file system."""
+        return self.backend in {"local", "slurm"}
 
     @property
     def elastic(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.backends.protocol import Backend
+from rankfall.backends.protocol import Backend, StepBackend
 from rankfall.model import Case, Diagnosis, RankFacts, SlotFacts
 from rankfall.rundir import RunDir
 from rankfall.rundir.incomplete import disk_trouble
@@ -63,6 +63,7 @@ class AttemptEnd:
     ) -> None:
         self.verdict: Diagnosis | None = None
         self.cancelled: str | None = None
+        self._cancel_slug = "cancelled"
         self.suspended: str | None = None
         self.resized: ResizeRequest | None = None
         self._scope = scope
@@ -93,7 +94,16 @@ class AttemptEnd:
 
     def case(self, *, hung: bool = False) -> Case:
         """Returns the current case, for a diagnosis."""
-        return self._scope.case(cancelled=self.cancelled, done=self._success.reached, hung=hung)
+        case = self._scope.case(cancelled=self.cancelled, done=self._success.reached, hung=hung)
+        return msgspec.structs.replace(case, cancel_slug=self._cancel_slug)
+
+    def cancel(self, text: str) -> None:
+        """Stops all slots on a user's request, or for the platform that ends the job by a signal to this process."""
+        end = self._backend.end_reason(self._scope.plan) if isinstance(self._backend, StepBackend) else None
+        if end is not None:
+            text, self._cancel_slug = end.text, end.slug
+        self.cancelled = text
+        self.stop(text)
 
     def stop(self, reason: str) -> None:
         """Stops all slots; the first reason remains."""
@@ -201,6 +211,11 @@ class AttemptEnd:
             taken = self._backend.deleted_externally(plan)
             if taken is not None:
                 found = diagnose_by(plan.strategy, msgspec.structs.replace(case, cancelled=taken))
+            end = self._backend.end_reason(plan) if isinstance(self._backend, StepBackend) else None
+            if end is not None:
+                # Slurm may end the steps and leave this process more time.
+                ended = msgspec.structs.replace(case, cancelled=end.text, cancel_slug=end.slug)
+                found = diagnose_by(plan.strategy, ended)
         return found
 
     def _end_lost(self) -> None:
@@ -279,11 +294,9 @@ class RequestWatch:
             return
         request = read_cancel(self._run_dir.path)
         if request is not None:
-            self._attempt_end.cancelled = request.text
+            self._attempt_end.cancel(request.text)
         elif self._control.cancelled is not None:
-            self._attempt_end.cancelled = f"cancelled: {self._control.cancelled}".rstrip(": ")
-        if self._attempt_end.cancelled is not None:
-            self._attempt_end.stop(self._attempt_end.cancelled)
+            self._attempt_end.cancel(f"cancelled: {self._control.cancelled}".rstrip(": "))
 
     def _check_resize(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd]) -> None:
         """Resizes in place if possible; otherwise stops the attempt."""

@@ -65,9 +65,9 @@ class RunEnd:
             if request is None and self._control.cancelled is None:
                 found = self._attempts.diagnosis(number)
                 decisive = found.verdict.decisive if found is not None else None
-                return self.end(
-                    "deleted", decisive.line if decisive is not None else "its workload was deleted in the cluster"
-                )
+                reason = decisive.line if decisive is not None else "its workload was deleted in the cluster"
+                by_platform = found is not None and found.verdict.cause.slug != "cancelled"
+                return self.end("cancelled" if by_platform else "deleted", reason)
             return self.end("cancelled", request.text if request else "cancelled")
         decision = self._decisions.about(number)
         return self.end("failed", decision.because if decision else "no verdict was reached")

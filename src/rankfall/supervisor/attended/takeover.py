@@ -182,12 +182,12 @@ class Takeover:
 
 
 def restore_attempts(run_dir: RunDir, *, attempts: Attempts, backend: Backend, run_store: BestEffortStore) -> None:
-    """Stores attempts of this machine that the database lost; the newest one may still run.
+    """Stores attempts outside clusters that the database lost; the newest one may still run.
 
     Raises:
         EvidenceLost: An attempt cannot be planned again and is not to be cancelled.
     """
-    if run_dir.spec.backend != "local":
+    if not run_dir.spec.writes_run_dir:
         return
     unknown = [row.attempt for row in salvage.attempts(run_dir) if row.attempt > attempts.newest]
     lost = {number: slots for number in unknown if (slots := salvage.begun_slots(run_dir, number))}

@@ -41,7 +41,8 @@ def diagnose(case: Case, *, strategy: Strategy = CAUSAL) -> Diagnosis:
 def _no_failure(case: Case) -> Diagnosis:
     """Diagnosis: succeeded, cancelled, or still running."""
     state = state_of(case)
-    slug = "cancelled" if case.cancelled else "unknown"
+    slug = case.cancel_slug if case.cancelled else "unknown"
+    where = "cancel request" if slug == "cancelled" else "platform"
     confidence: Confidence = "proven" if case.cancelled else "unknown"
     missing = () if case.cancelled or case.succeeded else ("a failure: nothing has failed so far",)
     verdict = Verdict(
@@ -52,10 +53,10 @@ def _no_failure(case: Case) -> Diagnosis:
         cause=Cause.of(slug, confidence=confidence),
         scope="external" if case.cancelled else None,
         role=case.role,
-        decisive=Decisive(source="event", where="cancel request", line=case.cancelled) if case.cancelled else None,
+        decisive=Decisive(source="event", where=where, line=case.cancelled) if case.cancelled else None,
         evidence=_raised(case) if state == "succeeded" else (),
         missing=missing,
-        retry="no",
+        retry="yes" if case.cancelled and slug != "cancelled" else "no",
     )
     return Diagnosis(verdict=verdict, fingerprint=slug)
 
