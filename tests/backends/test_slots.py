@@ -169,6 +169,20 @@ def test_a_wrapper_that_never_came_up_is_dead(start: Any, monkeypatch: pytest.Mo
     assert b"nowhere" in (job.folders[0] / processes.MARK).read_bytes()
 
 
+def test_a_process_that_is_unseen_for_a_moment_is_ended_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel shows no environment of a process while it begins another program."""
+    env = os.environ | {"RANKFALL_SLOT_DIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=env) as process:
+        wait_until(lambda: processes.members(tmp_path), timeout=WAIT, what="the process")
+        real = processes.members
+        looks = [list[int]()]
+        monkeypatch.setattr(processes, "members", lambda folder: looks.pop() if looks else real(folder))
+        assert processes.end_members(tmp_path, grace=5.0) == 1
+    assert process.returncode == -signal.SIGTERM
+
+
 def test_members_are_only_those_of_this_slot(start: Any) -> None:
     job = start("pass")
     folder = job.folders[0]

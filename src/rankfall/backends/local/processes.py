@@ -171,9 +171,12 @@ def end_members(slot_dir: Path, *, grace: float) -> int:
     seen: set[tuple[int, int]] = set()
     sent: set[tuple[int, int, int]] = set()
     deadline = time.monotonic() + grace
+    unseen = 0
     while True:
         living = [(pid, ticks) for pid in members(slot_dir) if (ticks := start_ticks(pid)) is not None]
-        if not living or time.monotonic() > deadline + _KILL_WAIT_S:
+        # A process that begins another program has no environment for a moment.
+        unseen = 0 if living else unseen + 1
+        if unseen > 1 or time.monotonic() > deadline + _KILL_WAIT_S:
             return len(seen)
         number = signal.SIGKILL if time.monotonic() >= deadline else signal.SIGTERM
         for pid, ticks in living:
