@@ -22,7 +22,7 @@ from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.scan import ChunkScanner
 from rankfall.evidence.readers.stacks import NewestDump
 from rankfall.evidence.readers.survival import Bar, Survival, bars_of
-from rankfall.evidence.readers.text import MAX_BEHIND, best_error_line, decode, detail_behind
+from rankfall.evidence.readers.text import MAX_BEHIND, best_error_line, decode, detail_behind, states_reason
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Evidence, RankfallError, numbers
 from rankfall.model.evidence import digest
@@ -383,9 +383,9 @@ class TextReader:
         cut = self._tail.find(b"\n") + 1 if first > 0 else 0
         known = {piece.order - first for piece in pieces if piece.order is not None}
         found = best_error_line(self._tail, since=cut, known=known)
-        if found is None or (found[2] != "error" and ends):
-            # The launcher's report of an end is better.
-            return
+        traced = any(piece.whole and piece.role != "context" for piece in pieces)
+        if found is None or (found[2] != "error" and ends) or (traced and not states_reason(found[1])):
+            return  # A launcher's report of an end, or its exception, is better.
         begin, line, kind = found
         number = self._scanner.lines - self._tail.count(b"\n", begin) + 1
         piece = make.of_last_error(

@@ -37,7 +37,7 @@ _BARE: Final = bounded(rb"\[\d{1,3}(?:;\d{1,3}){0,6}m", limit=64 << 20)
 _BARE_END: Final = b"[0m"
 _ESCAPE_TAIL: Final = 64
 _QUOTED: Final = anchored(rb"> ?", limit=4)
-_NUMBERED: Final = anchored(rb"[ \t]{0,8}(\d{1,7})(?:[:|] ?|[ ]{2}|\t)", limit=32)
+_NUMBERED: Final = anchored(rb"[ \t]{0,8}(\d{1,7})(?:[:|] ?|[ ]{2}|\t|\.(?: |\Z))", limit=32)
 # A message of syslog or the journal, but not the kernel's: its own reader knows those lines.
 _SYSLOG: Final = anchored(
     rb"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,16}) [\w.-]{1,253} (?!kernel)[\w./@-]{1,128}\[\d{1,8}\]: ?",
@@ -46,6 +46,11 @@ _SYSLOG: Final = anchored(
 # A line of a container runtime's log file.
 _RUNTIME: Final = anchored(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S{0,20} std(?:out|err) [FP] ?", limit=64)
 _INDENT: Final = anchored(rb"[ \t]+", limit=64)
+# A time alone on its line, before the line that it dates.
+_DATE: Final = anchored(
+    rb"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?\s*\Z", limit=64
+)
+_LEAST_DATES: Final = 4
 _FRAME: Final = anchored(rb'[ \t]*File "', limit=96)
 # Keys of the text of an object of a log collector, and of its rank.
 _TEXT_KEYS: Final = ("log", "message", "msg", "textPayload", "@message", "MESSAGE", "body", "line", "text")
@@ -95,7 +100,9 @@ class Unwrapper:
             self._layers = layers_of(data[: cut or _SAMPLE])
             sample = _inner(without_escapes(data[: cut or _SAMPLE]).split(b"\n"), self._layers)
             columns = columns_of(sample)
-            self._joins = LineJoiner(sample, columns) if columns else None
+            self._joins = (
+                DateJoiner(sample) if dates_lines(sample) else LineJoiner(sample, columns) if columns else None
+            )
             self._bare = _BARE_END in data[:_SAMPLE]
         if not final and (self._layers or self._joins or b"\x1b" in data[-_ESCAPE_TAIL:]):
             cut = data.rfind(b"\n") + 1
@@ -117,7 +124,7 @@ class LineJoiner:
     ``columns``: the edge. A line that begins like an entry of the sample continues nothing.
     """
 
-    def __init__(self, sample: list[bytes], columns: int) -> None:
+    def __init__(self, sample: list[bytes], columns: int = 0) -> None:
         self._columns = columns
         self._begins = begins_of(sample, columns)
         # Broken lines that wait for their end.
@@ -131,17 +138,17 @@ class LineJoiner:
         out: list[bytes] = []
         *lines, rest = data.split(b"\n")
         for line in lines:
-            if self._whole and not _may_continue(line, self._begins):
+            if self._whole and not self._continues(line):
                 self._flush(out)
             self._whole.append(line)
             if not self._broken(line) or len(self._joined) >= _MAX_JOINED:
                 self._flush(out)
         if final or rest:
             # An unfinished line is the last one.
-            if self._whole and not _may_continue(rest, self._begins):
+            if self._whole and not self._continues(rest):
                 self._flush(out)
             self._whole.append(rest)
-            out.append(b"".join(self._whole))
+            out.append(self._joined_line())
             self._whole = []
         else:
             out.append(b"")
@@ -154,11 +161,36 @@ class LineJoiner:
     def _flush(self, out: list[bytes]) -> None:
         self._lines += 1
         self._joined.extend([self._lines] * (len(self._whole) - 1))
-        out.append(b"".join(self._whole))
+        out.append(self._joined_line())
         self._whole = []
+
+    def _joined_line(self) -> bytes:
+        return b"".join(self._whole)
+
+    def _continues(self, line: bytes) -> bool:
+        return _may_continue(line, self._begins)
 
     def _broken(self, line: bytes) -> bool:
         return _width(line) == self._columns and not _ends_in_frame(line)
+
+
+class DateJoiner(LineJoiner):
+    """Drops the lines of a page that hold only the time of the next line."""
+
+    def _joined_line(self) -> bytes:
+        return self._whole[-1]
+
+    def _continues(self, line: bytes) -> bool:
+        return not self._broken(line)
+
+    def _broken(self, line: bytes) -> bool:
+        return _DATE.match(line) is not None
+
+
+def dates_lines(lines: list[bytes]) -> bool:
+    """True if times alone on their lines alternate with other lines."""
+    dates = [_DATE.match(line) is not None for line in lines if line]
+    return sum(dates) >= _LEAST_DATES and all(one or other for one, other in pairwise(dates))
 
 
 def columns_of(lines: list[bytes]) -> int | None:

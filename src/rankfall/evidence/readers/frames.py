@@ -84,6 +84,7 @@ class Frames(msgspec.Struct):
     origins: set[str] = msgspec.field(default_factory=set)
     collective: str | None = None
     _innermost: tuple[bytes, bytes, bytes] | None = None
+    _flat: bool = False
     _user: list[tuple[bytes, bytes, bytes]] = msgspec.field(default_factory=list)
 
     @property
@@ -97,9 +98,9 @@ class Frames(msgspec.Struct):
         """``FILE:LINE in FUNCTION`` of the last frames outside libraries, the innermost first."""
         return tuple(decode(b"%s:%s in %s" % (file, line, name or b"?")) for file, line, name in reversed(self._user))
 
-    def add(self, path: bytes, line: bytes, function: bytes) -> None:
-        """Adds the next inner frame."""
-        self._innermost = path, line, function
+    def add(self, path: bytes, line: bytes, function: bytes, *, flat: bool = False) -> None:
+        """Adds the next inner frame; ``flat``: its line has no indent, as in a page that drops them."""
+        self._innermost, self._flat = (path, line, function), flat
         name, file = decode(function), decode(path)
         if COMM_FILE.search(file):
             if self.collective is None and COLLECTIVES.match(name):
@@ -112,8 +113,15 @@ class Frames(msgspec.Struct):
             if path.endswith(suffix) and function in functions:
                 self.origins.add(origin)
 
+    def belongs(self, body: bytes, text: bytes) -> bool:
+        """True for a statement of the last frame, the marks below it, or a bar of a group; ``text``: without an indent."""
+        if body[:1] in {b" ", b"\t"} or not text.strip(b"^~") or text.startswith((b"|", b"+-")):
+            return True
+        return self._flat and exception_of(text) is None
+
     def statement(self, text: bytes) -> None:
         """Adds the statement of the last frame."""
+        self._flat = False
         if _REMOVAL.search(text) is not None:
             self.origins.add("removal")
 

@@ -37,7 +37,7 @@ _MAX_TYPE: Final = 512
 # Bytes between the tags of a prefix and a head that are no part of a prefix: the bars of an exception group.
 _BARS: Final = b" \t|+-"
 
-_FILE = bounded(rb'\A\s*(?:\|\s*)*File "([^"\n]{1,1024})", line (\d+)(?:, in (.{1,256}))?', limit=LONGEST)
+_FILE = bounded(rb'\A\s*(?:\|\s*)*File "([^"\n]{0,1024})", line (\d+)(?:, in (.{1,256}))?', limit=LONGEST)
 _CHAIN: Final = frozenset(
     {
         b"During handling of the above exception, another exception occurred:",
@@ -379,10 +379,10 @@ class TracebackReader:
         if state.expect:
             match = _FILE.match(body)
             if match:
-                state.frames.add(match[1], match[2], (match[3] or b"").strip())
+                state.frames.add(match[1], match[2], (match[3] or b"").strip(), flat=body.startswith(b"File"))
                 state.end = stop
                 return False
-            if body[:1] in {b" ", b"\t"} or not text or text.startswith((b"|", b"+-")):
+            if state.frames.belongs(body, text):
                 state.frames.statement(text)
                 state.end = stop
                 return True

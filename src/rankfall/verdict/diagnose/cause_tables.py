@@ -146,7 +146,7 @@ DEATHS: Final = CHILD_DEATHS | {"killed_unknown.shell"}
 STEP_TAKEN: Final = frozenset(
     {"node_lost.slurm", "node_lost.srun", "preempted.slurm", "walltime_or_requeue.requeue", "walltime_or_requeue.slurm"}
 )
-STEP_ENDS: Final = STEP_TAKEN | {"cancelled.scancel", "cancelled.slurm", "peer_teardown.srun"}
+STEP_ENDS: Final = STEP_TAKEN | {"cancelled.scancel", "cancelled.slurm", "cancelled.slurm_job", "peer_teardown.srun"}
 
 # Kernel and node messages. In a job's output they override no cause and affect no node.
 KERNEL_SIGNATURE_IDS: Final = frozenset(

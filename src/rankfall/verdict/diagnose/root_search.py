@@ -80,7 +80,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     candidates = without_faults_elsewhere(candidates, subjects, root, case=case)
     candidates, disputed, doubtful = _settle_mismatch(candidates, subjects, root)
     candidates = drop_raised_after_recorded_failure(candidates, root)
-    candidates = _merge(_without_repeated(candidates))
+    candidates = _merge(_without_repeated(_with_reasons(candidates)))
     candidates = drop_generic_after_death(candidates, root)
     candidates = drop_raised_after_silent_end(candidates, root)
     candidates = drop_deleted_after_failure(candidates, subjects, root)
@@ -221,6 +221,15 @@ def _weaker(chosen: Candidate, other: Candidate) -> str:
 _OF_A_RANK: Final = frozenset({"user", "data", "memory", "gpu", "unknown"})
 # Each rank may have its own.
 _OF_ONE_RANK: Final = frozenset({OWN_CODE, "user_exit", "killed_unknown"})
+
+
+def _with_reasons(candidates: list[Candidate]) -> list[Candidate]:
+    """Shows slurmstepd's line, which states the reason, for the task that srun names: it is one event."""
+    reasons = [c.best for c in candidates if c.best is not None and c.best.signature == "host_oom.slurm"]
+    for one in candidates:
+        if one.best is not None and one.best.signature == "host_oom.srun":
+            one.best = next((e for e in reasons if e.stream == one.best.stream), one.best)
+    return candidates
 
 
 def _without_repeated(candidates: list[Candidate]) -> list[Candidate]:

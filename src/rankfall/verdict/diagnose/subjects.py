@@ -311,7 +311,7 @@ def _of_srun(evidence: Sequence[Evidence]) -> Iterable[Evidence]:
                     e.signature == "cancelled.slurm" and failed and "*** STEP " in e.line
                 ):
                     found[e.id] = msgspec.structs.replace(_renamed(e, "peer_teardown"), role="secondary")
-                elif e.signature == "host_oom.slurm" and taken:
+                elif e.signature in {"host_oom.slurm", "host_oom.srun"} and taken:
                     found[e.id] = msgspec.structs.replace(e, role="context")
             failed = failed or (tasks and any(_launcher_end(e) for e in pieces))
             ended = ended or tasks or any(e.slug in _STOPS for e in pieces)
