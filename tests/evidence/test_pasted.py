@@ -125,3 +125,40 @@ def test_a_launchers_own_trouble_with_a_folder_is_the_cause_and_its_report_is_no
     assert answer(f"{frames}PermissionError: [Errno 13] Permission denied: '/data'\n") == ("permission_denied", None)
     report = "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with exit code 3\n"
     assert answer(frames + report)[0] == "user_exit"
+
+
+FLAT = """Traceback (most recent call last):
+File "", line 1, in
+File "/w/train.py", line 25, in main
+model.fit(
+File "/w/lib.py", line 51, in fit
+    ^^^^^^
+ImportError: Extension a.b has not been built
+"""
+
+
+def test_a_traceback_that_lost_its_indents_is_whole(tmp_path):
+    (tmp_path / "job.log").write_text(f"{FLAT}done: 3 files\n")
+    verdict = explain_files([tmp_path / "job.log"]).verdict
+    assert (verdict.cause.slug, verdict.cause.confidence, verdict.retry) == ("import_error", "likely", "no")
+    assert verdict.decisive is not None
+    assert verdict.decisive.line == "ImportError: Extension a.b has not been built"
+
+
+def test_numbered_and_dated_lines_are_read_as_the_text_itself(tmp_path):
+    trace = f'{HEAD}  File "/w/t.py", line 3, in main\n    raise ValueError("bad")\nKeyError: no shard\n'
+    numbered = "".join(f"{at:3}. {line}\n" for at, line in enumerate(["begins", *trace.splitlines(), ""], 1))
+    dated = "".join(f"2022-11-15 15:16:0{at}\n{line}\n" for at, line in enumerate(["begins", *trace.splitlines()]))
+    for text in (numbered, dated):
+        (tmp_path / "job.log").write_text(text)
+        verdict = explain_files([tmp_path / "job.log"]).verdict
+        assert (verdict.cause.slug, verdict.cause.confidence) == ("user_code_exception", "likely")
+        assert verdict.decisive is not None
+        assert verdict.decisive.line == "KeyError: no shard"
+
+
+def test_a_bar_without_its_blocks_names_the_rank_that_prepared_data(answer):
+    waited = "[rank1]:[E ProcessGroupNCCL.cpp:607] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600100 milliseconds before timing out.\n"
+    bar = "Rank 0, running tokenizer on train (num_proc=16):  30% | 48000/157712 [07:55<02:22, 772.28 examples/s]\n"
+    assert answer(bar + waited) == ("slow_rank_timeout", 0)
+    assert answer(bar.replace("07:55", "02:55") + waited)[0] == "collective_timeout"

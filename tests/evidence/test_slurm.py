@@ -148,6 +148,15 @@ def test_i32_p6_an_exception_of_the_job_before_the_end_of_the_step_is_the_cause(
         assert verdict(late + text).cause.slug != "user_code_exception"
 
 
+def test_the_line_with_the_reason_is_shown_and_the_task_is_named(tmp_path):
+    reason = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=4711.0 cgroup. Some of your processes may have been killed."
+    (tmp_path / "job.log").write_text(f"{reason}\nsrun: error: n1: task 2: Out Of Memory\n")
+    verdict = explain_files([tmp_path / "job.log"]).verdict
+    assert (verdict.cause.slug, verdict.rank) == ("host_oom", 2)
+    assert verdict.decisive is not None
+    assert verdict.decisive.line == reason
+
+
 def test_i32_p6_processes_that_do_not_end_are_no_cause(verdict):
     stuck = f"{STEPD}*** STEP 77.0 STEPD TERMINATED ON gpu-17 AT {AT} DUE TO JOB NOT ENDING WITH SIGNALS ***\n"
     found = verdict(KEY_ERROR + end(" DUE TO TASK FAILURE") + stuck)

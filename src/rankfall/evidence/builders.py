@@ -213,11 +213,15 @@ def of_last_words(
     )
 
 
+_RANK_OF_BAR: Final = bounded(rb"(?i)\brank[ :=_]?(\d{1,6})\b", limit=256)
+
+
 def of_bar(line: bytes, *, stream: str, byte: int, where: str) -> Evidence:
     """Evidence of a progress bar that ran while other ranks waited for its rank until their time was over."""
     return msgspec.structs.replace(
         _like_an_error(line, stream=stream, byte=byte, where=where),
         id=digest("bar", stream, byte),
+        rank=None if (named := _RANK_OF_BAR.search(line)) is None else numbers.matched(named[1]),
         slug="slow_rank_timeout",
         role="primary",
         signature=WORKING_BAR,

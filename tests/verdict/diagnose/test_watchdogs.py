@@ -52,6 +52,13 @@ def test_i23_p7_equal_calls_and_calls_that_may_differ_are_no_mismatch(told, call
     assert told(*calls)[0] == "collective_timeout"
 
 
+def test_a_rank_in_an_earlier_call_of_another_kind_is_suspected_where_three_agree(told):
+    others = [(rank, 5, "ALLREDUCE", 9) for rank in (1, 2, 3)]
+    assert told((0, 4, "BROADCAST", 1), *others) == ("collective_mismatch", "suspected", 0, "once")
+    assert told((0, 4, "ALLREDUCE", 1), *others)[::2] == ("collective_timeout", None)
+    assert told((0, 6, "BROADCAST", 1), *others)[::2] == ("collective_timeout", None)
+
+
 def test_i23_p7_calls_of_two_groups_are_not_compared(tmp_path):
     lines = [
         LINE.format(rank=r, number=5, kind=k, size=9) for r, k in ((0, "BROADCAST"), (1, "ALLREDUCE"), (2, "ALLREDUCE"))

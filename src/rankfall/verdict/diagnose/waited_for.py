@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.model import Case, Confidence, Evidence, RankFacts
+from rankfall.model import Case, Confidence, Evidence, RankFacts, numbers
 from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import HANG, SILENT, Candidate, of_fact
@@ -23,7 +23,7 @@ SILENT_FOR_S: Final = 0.5
 _NOTICED_WITHIN_S: Final = 2.0
 # NCCL's watchdog names number, kind and size of a call; torch numbers the calls of each process group, so two calls
 # with one number must be the same call.
-_CALL: Final = bounded(r"WorkNCCL\(SeqNum=(\d{1,12}), OpType=(\w{1,40})(?:, NumelIn=(\d{1,15}))?", limit=2_000)
+_CALL: Final = bounded(r"Work[A-Z]{0,2}CCL\(SeqNum=(\d{1,12}), OpType=(\w{1,40})(?:, NumelIn=(\d{1,15}))?", limit=2_000)
 _GROUP: Final = bounded(r"\[PG (?:ID )?(\w{1,32})", limit=2_000)
 # Calls between two ranks have no common number.
 _POINT_TO_POINT: Final = frozenset({"SEND", "RECV", "COALESCED", "UNKNOWN"})
@@ -34,6 +34,9 @@ _EVEN: Final = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "_ALLGATHER_BASE",
 # Functions that only some ranks call.
 _PAIRWISE: Final = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "wait"})
 
+# Ranks that must agree before one that is behind them is named.
+_LEAST_AGREEING: Final = 3
+
 # Call of a rank: kind, and size or place.
 _Call = tuple[str, str]
 
@@ -41,15 +44,19 @@ _Call = tuple[str, str]
 def differing_calls(subjects: Subjects) -> list[Candidate]:
     """Rank whose call differs from that of most others; all ranks if no call has a majority.
 
-    Calls with one number in a watchdog's line, else the calls in which all ranks with a traceback timed out.
+    Calls with one number in a watchdog's line, else the calls in which all ranks with a traceback timed out, else a
+    rank that is behind all others.
     """
     calls: dict[tuple[str, str], dict[int, tuple[_Call, Subject, Evidence]]] = {}
+    firsts: dict[str, dict[int, tuple[int, str, Subject, Evidence]]] = {}
     places: dict[int, tuple[_Call, Subject, Evidence]] = {}
     for subject in subjects.all.values():
         if subject.rank_number is None:
             continue
         for piece, group, number, call in _watchdog_calls(subject):
             calls.setdefault((group, number), {}).setdefault(subject.rank_number, (call, subject, piece))
+            first = numbers.matched(number), call[0], subject, piece
+            firsts.setdefault(group, {}).setdefault(subject.rank_number, first)
         for piece in subject.complaints:
             if piece.slug == "collective_timeout" and piece.collective is not None and piece.place is not None:
                 places[subject.rank_number] = (piece.collective, piece.place), subject, piece
@@ -65,7 +72,20 @@ def differing_calls(subjects: Subjects) -> list[Candidate]:
             _differs(*ranks[rank][1:], others=() if clear else tuple(other for other in ranks if other != rank))
             for rank in (least if clear else sorted(ranks))
         ]
-    return []
+    return [one for ranks in firsts.values() if (one := _behind(ranks)) is not None]
+
+
+def _behind(ranks: dict[int, tuple[int, str, Subject, Evidence]]) -> Candidate | None:
+    """Rank in an earlier call of another kind, while all others wait in one call."""
+    votes = Counter((number, kind) for number, kind, _, _ in ranks.values()).most_common()
+    if [count for _, count in votes[1:]] != [1] or votes[0][1] < _LEAST_AGREEING:
+        return None
+    (most, others), (number, kind) = votes[0][0], votes[1][0]
+    if number >= most or kind == others:
+        return None
+    subject, piece = next(row[2:] for row in ranks.values() if row[:2] == (number, kind))
+    because = f"it is in call {number}, {kind}, while the others wait in call {most}, {others}"
+    return msgspec.structs.replace(_differs(subject, piece, others=()), confidence="suspected", because=because)
 
 
 def _watchdog_calls(subject: Subject) -> Iterator[tuple[Evidence, str, str, _Call]]:
