@@ -108,6 +108,10 @@ def test_a_statement_that_the_end_of_a_text_leaves_says_what_it_asserts(answer):
     assert answer(cut.format(sizes)) == ("bad_parallel_config", 14)
     assert answer(cut.format("assert step % log_every == 0")) == ("user_code_exception", 14)
     assert answer(cut.format("step(batch)"))[0] == "unknown"
+    raised = 'raise ValueError("Need either a dataset name or a training/validation file.")'
+    assert answer(cut.format(raised)) == ("bad_arguments", 14)
+    exact = 'assert stage < 2, "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism"'
+    assert answer(cut.format(exact)) == ("bad_parallel_config", 14)
 
 
 def test_an_exception_is_shown_before_the_warnings_that_led_to_it(tmp_path):

@@ -157,6 +157,18 @@ def test_the_line_with_the_reason_is_shown_and_the_task_is_named(tmp_path):
     assert verdict.decisive.line == reason
 
 
+def test_the_only_task_that_srun_did_not_terminate_is_the_suspect(tmp_path):
+    def rank(tasks, why="DUE TO TASK FAILURE "):
+        step = f"slurmstepd: error: *** STEP 4711.0 ON n1 CANCELLED AT 2026-04-29T22:46:37 {why}***"
+        (tmp_path / "job.log").write_text(f"{step}\nsrun: error: n1: tasks {tasks}: Terminated\n")
+        return explain_files([tmp_path / "job.log"]).verdict.rank
+
+    assert rank("0-57,59-63") == 58
+    assert rank("0-57,60-63") is None
+    assert rank("0-63") is None
+    assert rank("0-57,59-63", why="") is None
+
+
 def test_i32_p6_processes_that_do_not_end_are_no_cause(verdict):
     stuck = f"{STEPD}*** STEP 77.0 STEPD TERMINATED ON gpu-17 AT {AT} DUE TO JOB NOT ENDING WITH SIGNALS ***\n"
     found = verdict(KEY_ERROR + end(" DUE TO TASK FAILURE") + stuck)

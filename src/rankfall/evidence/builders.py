@@ -138,8 +138,12 @@ def of_finding(
     )
 
 
+# Specificity of a library's exact words.
+_EXACT: Final = 60
 _OF_JAVA: Final = bounded(rb"\A(?:org|com|net|io|javax?|scala|akka)\.[a-z]", limit=64)
-_STATEMENT: Final = bounded(rb"\A(?:raise ([A-Za-z_][\w.]{0,120})|assert\b ?(.*))", limit=4096)
+_STATEMENT: Final = bounded(
+    rb"\A(?:raise ([A-Za-z_][\w.]{0,120})(?:\([fr]?[\"']{1,3}(.*))?|assert\b ?(.*))", limit=4096
+)
 # An exception behind the words of a logger or collector, which end with a bracket, bar or dash.
 _BEHIND_LOGGER: Final = anchored(
     rb"[^\n]{0,200}?[\]|-] +((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception)(?:: .*)?)\Z", limit=4096
@@ -147,9 +151,11 @@ _BEHIND_LOGGER: Final = anchored(
 
 
 def _raising(text: bytes) -> tuple[bytes, bytes] | None:
-    """Type of the exception that a statement of Python raises, and what it asserts; None for another line."""
+    """Type of the exception that a statement of Python raises, and its words or what it asserts; None for another line."""
     match = _STATEMENT.match(text)
-    return ((match[1] or b"AssertionError").rpartition(b".")[2], match[2] or b"") if match is not None else None
+    if match is None:
+        return None
+    return (match[1] or b"AssertionError").rpartition(b".")[2], match[3] or (match[2] or b"").rstrip(b"\"')")
 
 
 def of_last_error(
@@ -180,7 +186,8 @@ def of_last_error(
         tail,
         slug=meaning.slug,
         role=meaning.role,
-        signature=LAST_LINE,
+        # A library's exact words in the statement that raised leave no doubt.
+        signature=meaning.signature if kind == "cut_off" and meaning.specificity >= _EXACT else LAST_LINE,
         specificity=meaning.specificity,
         fingerprint=meaning.fingerprint,
         peers=meaning.peers,

@@ -62,6 +62,7 @@ from rankfall.verdict.diagnose.waited_for import (
     left_early,
     only_failed_slot,
     only_silent_rank,
+    task_not_terminated,
 )
 
 
@@ -409,6 +410,7 @@ def only_consequences(case: Case, subjects: Subjects) -> Root:
         )
     )
     if not spoken:
+        suspects = suspects or task_not_terminated(subjects)
         return Root(suspects=suspects, suspect_slots=quiet_slots, repeated=repeated)
     spoken.sort(
         key=lambda row: (*row[:3], -row[5].specificity, row[4].node or "~", str(row[4].key), *text_place(row[5]))

@@ -247,6 +247,20 @@ def _missed_by_all(
     return ended is not None and first is not None and ended - first <= _NOTICED_WITHIN_S * _NS
 
 
+def task_not_terminated(subjects: Subjects) -> tuple[int, ...]:
+    """Only task that srun did not terminate when one of the step's tasks failed; empty if several may be it."""
+    words = [e for s in subjects.all.values() for e in s.evidence if e.source == "log"]
+    if not any(e.signature == "peer_teardown.srun" and "DUE TO TASK FAILURE" in e.line for e in words):
+        return ()
+    ended = {
+        e.rank
+        for e in words
+        if e.rank is not None and e.signature in {"peer_teardown.srun_task", "killed_unknown.srun"}
+    }
+    missing = set(range(max(ended, default=0))) - ended
+    return tuple(missing) if len(missing) == 1 and len(ended) > 1 else ()
+
+
 def only_failed_slot(case: Case, subjects: Subjects) -> Candidate | None:
     """Only slot that ended with an error by itself, without a readable line of any rank; None if there is none.
 
