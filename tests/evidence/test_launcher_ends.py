@@ -370,3 +370,33 @@ def test_the_process_whose_traceback_is_cut_off_is_named_beside_ranks_that_only_
     assert told(f"INFO: rank:0, step 40 loss 1.5\n{spawned}{cut}") == ("unknown", 1, None, None)
     whole = cut + ")\nKeyError: 'labels'\n"
     assert told(f"INFO: rank:0, step 40 loss 1.5\n{spawned}{whole}")[:2] == ("user_code_exception", 1)
+
+
+def test_ranks_that_horovods_stall_check_or_torchs_store_missed_are_the_suspects(answer):
+    stall = "[1,0]<stderr>:[2019-10-10 04:21:43.6: W horovod/common/stall_inspector.cc:105] One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks"
+    missing = f"{stall}\n[1,0]<stderr>:Missing ranks:\n[1,0]<stderr>:6: [horovod_allreduce.0, horovod_allreduce.1]\n"
+    assert answer(missing) == ("rank_stuck", 6)
+    assert answer(f"{missing}[1,0]<stderr>:7: [horovod_allreduce.0]\n") == ("rank_stuck", None)
+    store = "RuntimeError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: "
+    trace = 'Traceback (most recent call last):\n  File "/w/t.py", line 3, in f\n    dist.barrier()\n'
+    assert answer(f"{trace}{store}Socket Timeout\n") == ("rank_stuck", 0)
+    assert answer(f"{trace}{store}Connection reset by peer\n")[0] == "peer_lost"
+    # Not beside a cause of another rank.
+    assert (
+        answer(f"[1,3]<stderr>:RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n{missing}")[0] == "gpu_oom"
+    )
+
+
+def test_paddles_launcher_names_the_only_trainer_that_it_saw_end(answer):
+    abort = "ERROR 2021-05-24 17:17:14,611 launch_utils.py:545] ABORT!!! Out of all 4 trainers, the trainer process with rank=[{}] was aborted. Please check its log.\n"
+    assert answer(abort.format(3)) == ("unknown", 3)
+    assert answer(abort.format("1, 2, 3")) == ("unknown", None)
+
+
+def test_a_worker_that_dasks_nanny_saw_killed_is_suspected_only_where_nothing_else_is_known(answer):
+    killed = "distributed.nanny - INFO - Worker process 9001 was killed by signal 9\n"
+    assert answer(killed)[0] == "killed_unknown"
+    budget = "distributed.nanny - WARNING - Worker exceeded 95% memory budget.  Restarting\n"
+    assert answer(budget + killed)[0] == "host_oom"
+    trace = 'Traceback (most recent call last):\n  File "/w/t.py", line 3, in f\n    fit()\nKeyError: 1\n'
+    assert answer(trace + killed)[0] == "user_code_exception"

@@ -51,6 +51,11 @@ NEAREST: Final = MappingProxyType(
 # Messages of ranks that waited for an absent rank.
 TIMED_OUT: Final = frozenset({"collective_timeout", "rdzv_closed"})
 
+# Time-outs whose text states that a rank never came: the cause if nothing else is known.
+ABSENT_RANK: Final = frozenset(
+    {"collective_timeout.horovod", "collective_timeout.horovod_rank", "collective_timeout.unique_id"}
+)
+
 # Messages of a rank that lost its peer.
 LOST_PEER_SLUGS: Final = TIMED_OUT | {"peer_lost"}
 
@@ -86,7 +91,7 @@ WORKING_BAR: Final = "slow_rank_timeout.bar"
 # Of the last line of a traceback without its exception.
 CUT_OFF: Final = "unknown.cut_off"
 # Lines without a cause that name the rank that failed.
-NAMES_A_RANK: Final = frozenset({CUT_OFF, "unknown.spawn"})
+NAMES_A_RANK: Final = frozenset({CUT_OFF, "unknown.paddle_abort", "unknown.spawn"})
 # Missing beside a displayed line without a cause; True: the line is such a one.
 LACKS_OF_LINE: Final = MappingProxyType(
     {
@@ -107,6 +112,7 @@ SUSPECT_ONLY: Final = frozenset(
         LAST_LINE,
         WORKING_BAR,
         "gpu_nvlink.xid5",
+        "killed_unknown.nanny",
         "killed_unknown.ray_worker",
         "shm_exhausted.signal",
         "shm_exhausted.faulthandler",
@@ -134,10 +140,12 @@ BUILDS: Final = frozenset({"no_gpu_visible.build"})
 IMAGES: Final = frozenset({"driver_too_old"})
 
 # A child's death, reported by the process that needed it.
-CHILD_DEATHS: Final = frozenset({"killed_unknown.dataloader", "killed_unknown.pool", "killed_unknown.ray_worker"})
+CHILD_DEATHS: Final = frozenset(
+    {"killed_unknown.dataloader", "killed_unknown.nanny", "killed_unknown.pool", "killed_unknown.ray_worker"}
+)
 
 # Of these, a report by a supervisor with the process id and no reason: the process's messages come first.
-SEEN_FROM_OUTSIDE: Final = frozenset({"killed_unknown.ray_worker"})
+SEEN_FROM_OUTSIDE: Final = frozenset({"killed_unknown.nanny", "killed_unknown.ray_worker"})
 
 # Likewise by a shell, which stops no other process: no launcher's end of the rest.
 DEATHS: Final = CHILD_DEATHS | {"killed_unknown.shell"}
@@ -233,6 +241,11 @@ TERMINAL_WINDOW_S: Final = 30.0
 def reports_code(piece: Evidence) -> bool:
     """True for a line that reports nothing but an exit code that a process chose."""
     return piece.source == "log" and not piece.whole and piece.exit_code is not None and 0 < piece.exit_code < SIGNALLED
+
+
+def named_after(piece: Evidence | None) -> str:
+    """Cause of a verdict that only a consequence supports."""
+    return "unknown" if piece is None else "rank_stuck" if piece.signature in ABSENT_RANK else piece.slug
 
 
 def signal_slug(number: int) -> str:

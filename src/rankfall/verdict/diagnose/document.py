@@ -274,7 +274,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
     """Diagnosis if no cause was found: named after a consequence, or ``unknown``."""
     missing = list(missing_of(case, subjects, None))
     subject, piece = root.nearest or (None, None)
-    slug = piece.slug if piece else "unknown"
+    slug = known.named_after(piece)
     if slug == "external_signal":
         missing.insert(0, "the sender of the signal: the kernel does not record it")
     elif root.suspects:
@@ -343,7 +343,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         evidence=proof_of(subjects, None),
         consequences=consequences_of(subjects, struck, None),
         missing=tuple(missing)
-        or (_NO_FIRST if slug in known.LOST_PEER_SLUGS else "any evidence of why the job ended",),
+        or (_NO_FIRST if slug in {*known.LOST_PEER_SLUGS, "rank_stuck"} else "any evidence of why the job ended",),
         phase="teardown" if late else msgspec.UNSET,
         retry="no" if late else info.retry,
         node_action="none",
