@@ -51,7 +51,7 @@ NEAREST: Final = MappingProxyType(
 # Messages of ranks that waited for an absent rank.
 TIMED_OUT: Final = frozenset({"collective_timeout", "rdzv_closed"})
 
-# Time-outs whose text states that a rank never came: the cause if nothing else is known.
+# Time-outs whose text states that a rank never came: rank_stuck if no rank shows another cause.
 ABSENT_RANK: Final = frozenset(
     {"collective_timeout.horovod", "collective_timeout.horovod_rank", "collective_timeout.unique_id"}
 )
