@@ -19,6 +19,9 @@ from support.further import further
 # Switched off on some machines: each process of a test would compile torch and ourselves anew, which no user's does (Makefile).
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# In an allocation of Slurm, runs of the tests would be steps of it.
+for _name in [name for name in os.environ if name.startswith(("SLURM", "SRUN_"))]:
+    del os.environ[_name]
 # Under nohup, SIGHUP is ignored by the tests and by all that they start; verbs that it should end would go on.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

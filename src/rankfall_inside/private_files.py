@@ -20,6 +20,23 @@ def open_file(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, _POD_FILE if _in_pod() else FILE)
 
 
+def replace_file(path: str, data: bytes, *, sync: bool = False) -> None:
+    """Replaces a file by ``data`` in one step; a partly written new one is not used.
+
+    Raises:
+        OSError: Writing failed.
+    """
+    fd = open_file(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        whole = os.write(fd, data) == len(data)
+        if sync:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    if whole:
+        os.rename(path + ".tmp", path)
+
+
 def make_folders(path: str) -> None:
     """Creates a folder and its missing parents.
 

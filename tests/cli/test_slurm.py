@@ -34,9 +34,7 @@ if os.environ["RANKFALL_ATTEMPT"] == "1":
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    for name in [name for name in os.environ if name.startswith(("SLURM", "SRUN_"))]:
-        monkeypatch.delenv(name)
+def slurm(tmp_path: Path) -> dict[str, str]:
     return fake_slurm.install(tmp_path / "slurm", nodes=2)
 
 
@@ -53,6 +51,14 @@ def ranks_of(folder: Path) -> list[str]:
             if entry.name.isdecimal() and (entry / "cwd").readlink() == folder:
                 found.append((entry / "cmdline").read_bytes().decode())
     return found
+
+
+def one_rank(start: Starter, slurm: dict[str, str], folder: Path, code: str) -> subprocess.Popen[bytes]:
+    """A run of one rank on one node, which has begun ``code``."""
+    (folder / "train.py").write_text(f"import os, sys, time\nopen('ready', 'w').close()\n{code}\n")
+    process = start("run", *PLAIN, "--nnodes", "1", "train.py", env=slurm, **PIPES)
+    wait_until((folder / "ready").exists, timeout=30, what="the rank")
+    return process
 
 
 def verdict(rankfall: Runner, slurm: dict[str, str], attempt: int = 1) -> dict[str, Any]:
@@ -156,9 +162,7 @@ def test_i24_p10_at_the_time_limit_the_batch_system_is_the_cause_and_no_user(
     rankfall: Runner, start: Starter, slurm: dict[str, str], folder: Path
 ) -> None:
     """Slurm sends SIGTERM to the steps and to the supervisor; a cancel would look the same."""
-    (folder / "train.py").write_text("import time\nopen('ready', 'w').close()\ntime.sleep(600)\n")
-    process = start("run", *PLAIN, "--nnodes", "1", "train.py", env=slurm, **PIPES)
-    wait_until((folder / "ready").exists, timeout=30, what="the rank")
+    process = one_rank(start, slurm, folder, "time.sleep(600)")
     (Path(slurm["FAKE_SLURM"]) / "job").write_text("JobState=COMPLETING Reason=TimeLimit TimeLimit=01:00:00")
     process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=scaled(50))
@@ -176,9 +180,7 @@ def test_i24_p10_steps_that_slurm_ends_for_another_job_were_preempted(
     rankfall: Runner, start: Starter, slurm: dict[str, str], folder: Path
 ) -> None:
     """With a grace time Slurm signals the steps, and the batch script only at its end."""
-    (folder / "train.py").write_text("import time\nopen('ready', 'w').close()\ntime.sleep(600)\n")
-    process = start("run", *PLAIN, "--nnodes", "1", "train.py", env=slurm, **PIPES)
-    wait_until((folder / "ready").exists, timeout=30, what="the rank")
+    process = one_rank(start, slurm, folder, "time.sleep(600)")
     (Path(slurm["FAKE_SLURM"]) / "job").write_text("JobState=RUNNING StartTime=2026-01-01 PreemptTime=2026-01-02")
     for pid in wrappers_of(slurm):
         os.kill(pid, signal.SIGTERM)
@@ -193,11 +195,7 @@ def test_i24_p10_steps_that_slurm_ends_for_another_job_were_preempted(
 def test_i24_p10_a_killed_supervisor_is_replaced_on_its_machine_only(
     rankfall: Runner, start: Starter, slurm: dict[str, str], folder: Path, home: Path
 ) -> None:
-    (folder / "train.py").write_text(
-        f"import os, sys, time\nopen('ready', 'w').close()\n{waits_for(folder / 'go')}\nprint('went on', flush=True)\n"
-    )
-    process = start("run", *PLAIN, "--nnodes", "1", "train.py", env=slurm, **PIPES)
-    wait_until((folder / "ready").exists, timeout=30, what="the rank")
+    process = one_rank(start, slurm, folder, f"{waits_for(folder / 'go')}\nprint('went on', flush=True)")
     process.kill()
     process.communicate()
     (run,) = list_runs(home)

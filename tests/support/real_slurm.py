@@ -59,6 +59,10 @@ class RealSlurm:
         """State of each node."""
         return self.call("sinfo", "--noheader", "--Node", "--format", "%t").split()
 
+    def settle(self) -> None:
+        """Wait until no job holds a node: a daemon that ends sooner leaves the processes of its steps."""
+        wait_until(lambda: self.states() == ["idle"] * len(NODES), timeout=60, what="idle nodes")
+
     def script(self, text: str, *options: str) -> str:
         """Id of a batch job of this script."""
         path = self.folder / "job.sh"
@@ -83,6 +87,7 @@ class RealSlurm:
             yield self.env | {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_NUM_NODES": "3"}
         finally:
             self.call("scancel", job)
+            self.settle()
 
 
 @contextlib.contextmanager
@@ -131,5 +136,6 @@ def running(folder: Path) -> Iterator[RealSlurm]:
             stack.callback(process.wait)
             # unshare ignores SIGTERM while its child lives, and takes it along.
             stack.callback(process.kill)
-        wait_until(lambda: slurm.states() == ["idle"] * len(NODES), timeout=60, what="idle nodes")
+        slurm.settle()
         yield slurm
+        slurm.settle()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import msgspec
 
 from rankfall.backends.plan import Plan
-from rankfall.model import JobSpec, SlotFacts, Verdict
+from rankfall.model import JobSpec, Verdict
 from rankfall.model.node_health.run_verdicts import NodeAnswer, RunVerdict
 from rankfall.rundir import RunDir
 from rankfall.rundir.cluster.pod_source import PodSource
@@ -214,14 +214,10 @@ class NodeReportingBackend(Backend, Protocol):
 
 @runtime_checkable
 class StepBackend(Backend, Protocol):
-    """A backend whose slots run on other machines and share only files: it alone notices an end without record."""
+    """A backend whose slots run on other machines and share only files: ``life`` alone shows an end without record."""
 
     def end_reason(self, plan: Plan) -> PlatformEnd | None:
         """Returns why the platform ends the whole job now; None if it does not, or does not answer."""
-        ...
-
-    def lost(self, plan: Plan, facts: SlotFacts) -> SlotFacts | None:
-        """Returns the facts of a running slot that is lost, else None."""
         ...
 
 

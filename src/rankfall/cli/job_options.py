@@ -31,6 +31,7 @@ from rankfall.cli.values import (
     yaml_problem,
 )
 from rankfall.model import JobSpec, SpecError, UsageError, numbers, spec_from
+from rankfall.model.jobspec.job import WITHOUT_PODS
 from rankfall.model.patterns import bounded
 
 _MAX_FILE: Final = 1 << 20
@@ -195,7 +196,7 @@ def _processes(data: dict[str, Any]) -> None:
     if data.get("backend") == "slurm" and (number := allocation.processors(os.environ, word=str(word))):
         data["nproc_per_node"] = number
         return
-    if data.get("backend", "local") not in {"local", "slurm"}:
+    if data.get("backend", "local") not in WITHOUT_PODS:
         pods = data.get("kubernetes")
         resources = pods.get("resources") if isinstance(pods, dict) else None
         number = resources.get("gpus") if isinstance(resources, dict) and word != "cpu" else None
@@ -325,7 +326,7 @@ def _ends(data: dict[str, Any], flags: Flags) -> None:
 
 
 def _kubernetes(data: dict[str, Any], flags: Flags) -> None:
-    if (flags.namespace or "").isdecimal() and data.get("backend", "local") in {"local", "slurm"}:
+    if (flags.namespace or "").isdecimal() and data.get("backend", "local") in WITHOUT_PODS:
         raise UsageError("-n is the namespace of a cluster", hint="for the number of ranks use --nproc-per-node")
     given: dict[str, Any] = {}
     for field in ("image", "namespace", "context", "queue", "log_store"):

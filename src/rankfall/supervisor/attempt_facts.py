@@ -204,7 +204,8 @@ class SlotStates:
         for one in self._plan.slots:
             facts = known.get(one.slot) or SlotFacts(slot=one.slot, node=one.node, role=one.role, state="expected")
             if facts.state == "running" and isinstance(self._backend, StepBackend):
-                facts = self._backend.lost(self._plan, facts) or facts
+                dead = self._backend.life(self._plan, one.slot) == "dead"
+                facts = self._lost(facts) if dead else facts
             if facts.state in {"expected", "lost"}:
                 facts = self._unrecorded(facts)
             launcher, node = facts.launcher or self._plan.launcher, facts.node or one.node or None
@@ -227,6 +228,11 @@ class SlotStates:
         """Returns lost slots whose wrapper left no sign of a start."""
         return [s.slot for s in self.slots() if s.state == "lost" and s.slot in self._dead]
 
+    def _lost(self, facts: SlotFacts) -> SlotFacts:
+        folder = Path(slot_plan(self._plan, facts.slot).slot_dir).name
+        where = f"slots/attempt-{self._plan.attempt}/{folder}/wrapper.log"
+        return msgspec.structs.replace(facts, state="lost", where=where)
+
     def _unrecorded(self, facts: SlotFacts) -> SlotFacts:
         """Returns a slot's state without end record: killed, never started, or full disk."""
         slot = facts.slot
@@ -238,9 +244,7 @@ class SlotStates:
             if self._observer.polls == self._dead[slot]:
                 # The next poll may find a late record.
                 return facts
-            folder = Path(slot_plan(self._plan, slot).slot_dir).name
-            where = f"slots/attempt-{self._plan.attempt}/{folder}/wrapper.log"
-            facts = msgspec.structs.replace(facts, state="lost", where=where)
+            facts = self._lost(facts)
             came_up = False
         else:
             came_up = True

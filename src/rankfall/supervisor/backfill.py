@@ -82,11 +82,7 @@ def backfill_from_loki(
         LokiError: Loki fails; earlier results are stored.
         StoreError: The run directory is not writable.
     """
-    if run_dir.spec.writes_run_dir:
-        raise Refused(
-            f"--log-source: run {run_dir.id} has no pods; its run directory has all of its lines",
-            hint="leave --log-source out",
-        )
+    _refuse_without_pods(run_dir)
     from rankfall.collect.loki.attempt_lines import keys_of  # noqa: PLC0415
     from rankfall.loki.client import Loki  # noqa: PLC0415
 
@@ -243,12 +239,16 @@ def slots_of(row: AttemptRow, spec: JobSpec) -> list[int]:
     return [one.slot for one in Plan.of_row(row.plan, spec).slots]
 
 
-def _refuse(run_dir: RunDir) -> None:
+def _refuse_without_pods(run_dir: RunDir) -> None:
     if run_dir.spec.writes_run_dir:
         raise Refused(
             f"--log-source: run {run_dir.id} has no pods; its run directory has all of its lines",
             hint="leave --log-source out",
         )
+
+
+def _refuse(run_dir: RunDir) -> None:
+    _refuse_without_pods(run_dir)
     if run_dir.foreign is not None:
         label = run_dir.foreign.target.label
         raise Refused(

@@ -247,12 +247,7 @@ def store() -> None:
     try:
         # foreign-text: the job's own number, in the job's own process
         data = {"step": int(state.step or 0), "phase": state.phase, "at_ns": state.step_ns, "pid": state.pid}
-        fd = private_files.open_file(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
-            os.write(fd, records.dumps(data).encode("ascii"))
-        finally:
-            os.close(fd)
-        os.rename(path + ".tmp", path)
+        private_files.replace_file(path, records.dumps(data).encode("ascii"))
     except (OSError, TypeError, ValueError):
         return
 

@@ -140,12 +140,7 @@ class SlotFiles:
         found = {name: fields.get(name) for name in ("step", "phase", "cpu_s")}
         try:
             private_files.make_folders(folder)
-            fd = private_files.open_file(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            try:
-                os.write(fd, records.dumps(dict(found, at_ns=time.time_ns())).encode("ascii"))
-            finally:
-                os.close(fd)
-            os.rename(path + ".tmp", path)
+            private_files.replace_file(path, records.dumps(dict(found, at_ns=time.time_ns())).encode("ascii"))
         except OSError:
             pass  # the next one follows soon
 
@@ -171,17 +166,8 @@ class SlotFiles:
         reported = self._tell(record)
         if not self._store(record, sync=True) and not reported:
             self.unwritten += 1
-        path = os.path.join(self.path, "end.json")
         try:
-            fd = private_files.open_file(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            try:
-                data = records.encode(record) + b"\n"
-                whole = os.write(fd, data) == len(data)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            if whole:
-                os.rename(path + ".tmp", path)
+            private_files.replace_file(os.path.join(self.path, "end.json"), records.encode(record) + b"\n", sync=True)
         except OSError:
             pass  # the record has it
         self._reserve.close()

@@ -21,8 +21,6 @@ Env = dict[str, str]
 @pytest.fixture
 def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Env:
     found = fake_slurm.install(tmp_path)
-    for name in [name for name in os.environ if name.startswith(("SLURM", "SRUN_"))]:
-        monkeypatch.delenv(name)
     for name, value in found.items():
         monkeypatch.setenv(name, value)
     return found

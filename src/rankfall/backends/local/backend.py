@@ -91,16 +91,15 @@ class LocalBackend:
             if processes.was_started(slot_dir):
                 continue
             job = {name: put_in(value) for name, value in plan.env_of(slot.role).items()}
-            env = self.environment(plan, environment.assembled(own=slot.env, job=job, drop=drop))
+            env = self.environment(environment.assembled(own=slot.env, job=job, drop=drop))
             pid = processes.start(tuple(map(put_in, slot.argv)), env=env, cwd=slot.cwd, slot_dir=slot_dir)
             if pid is not None:
                 self._children[pid] = slot_dir
                 started.append(slot.slot)
         return tuple(started)
 
-    def environment(self, plan: Plan, own: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, own: Mapping[str, str]) -> dict[str, str]:
         """Environment of a slot's first process, from that of its wrapper."""
-        del plan
         return dict(own)
 
     def start_again(self, plan: Plan, slot: int) -> None:

@@ -154,6 +154,11 @@ def members(slot_dir: Path) -> list[int]:
     return [pid for pid in pids if pid != me and _is_member(pid, slot_dir)]
 
 
+def living(slot_dir: Path) -> list[tuple[int, int]]:
+    """Members that have not ended, with their start in clock ticks."""
+    return [(pid, ticks) for pid in members(slot_dir) if (ticks := start_ticks(pid)) is not None]
+
+
 def _is_member(pid: int, slot_dir: Path) -> bool:
     try:
         with Path(f"/proc/{pid}/environ").open("rb") as file:
@@ -173,13 +178,13 @@ def end_members(slot_dir: Path, *, grace: float) -> int:
     deadline = time.monotonic() + grace
     unseen = 0
     while True:
-        living = [(pid, ticks) for pid in members(slot_dir) if (ticks := start_ticks(pid)) is not None]
+        alive = living(slot_dir)
         # A process that begins another program has no environment for a moment.
-        unseen = 0 if living else unseen + 1
+        unseen = 0 if alive else unseen + 1
         if unseen > 1 or time.monotonic() > deadline + _KILL_WAIT_S:
             return len(seen)
         number = signal.SIGKILL if time.monotonic() >= deadline else signal.SIGTERM
-        for pid, ticks in living:
+        for pid, ticks in alive:
             seen.add((pid, ticks))
             # The process may have ended before its ticks were read, and another one may have its number.
             if (pid, ticks, number) not in sent and _is_member(pid, slot_dir) and start_ticks(pid) == ticks:

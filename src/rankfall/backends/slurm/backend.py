@@ -22,7 +22,7 @@ from rankfall.backends.local.planning import Place, planned
 from rankfall.backends.plan import Plan, slot_plan
 from rankfall.backends.protocol import HeldBy, Life, PlatformEnd
 from rankfall.backends.slurm import allocation
-from rankfall.model import InfrastructureError, JobSpec, Refused, SlotFacts, decoding
+from rankfall.model import InfrastructureError, JobSpec, Refused, decoding
 from rankfall.rundir import RunDir
 from rankfall.rundir.lease import write_file
 
@@ -125,9 +125,8 @@ class SlurmBackend(LocalBackend):
         write_file(path, msgspec.json.encode(own))
         return None
 
-    def environment(self, plan: Plan, own: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, own: Mapping[str, str]) -> dict[str, str]:
         """Environment of a slot's srun, which hands it to the wrapper."""
-        del plan
         env = allocation.step_environment(own)
         # A number that means another process on another machine.
         env.pop("RANKFALL_SUPERVISOR_PID", None)
@@ -156,14 +155,6 @@ class SlurmBackend(LocalBackend):
     def end_reason(self, plan: Plan) -> PlatformEnd | None:
         """Returns why Slurm ends the job of these steps now, else None."""
         return allocation.end_reason(_job_of(plan))
-
-    def lost(self, plan: Plan, facts: SlotFacts) -> SlotFacts | None:
-        """Returns the facts of a slot whose step ended without a record, else None."""
-        if self.life(plan, facts.slot) != "dead":
-            return None
-        folder = Path(slot_plan(plan, facts.slot).slot_dir).name
-        where = f"slots/attempt-{plan.attempt}/{folder}/{processes.MARK}"
-        return msgspec.structs.replace(facts, state="lost", where=where)
 
     def stop(self, plan: Plan, slots_: Collection[int], *, grace: float, reason: str) -> tuple[int, ...]:
         """Requests slots to end: SIGTERM, after ``grace`` seconds SIGKILL."""
@@ -217,7 +208,7 @@ class SlurmBackend(LocalBackend):
     def release(self) -> None:
         """Releases the port and reaps ended clients."""
         super().release()
-        self._messengers = [one for one in self._messengers if one.poll() is None]
+        self._reap_messengers()
 
     def _client_lives(self, slot_dir: Path) -> bool:
         if self._reap(slot_dir):
@@ -225,15 +216,11 @@ class SlurmBackend(LocalBackend):
         if slot_dir in self._children.values():
             return True
         if slot_dir not in self._adopted:
-            found = [
-                (pid, ticks) for pid in processes.members(slot_dir) if (ticks := processes.start_ticks(pid)) is not None
-            ]
-            self._adopted[slot_dir] = min(found, key=lambda one: one[1], default=None)
+            self._adopted[slot_dir] = min(processes.living(slot_dir), key=lambda one: one[1], default=None)
         held = self._adopted[slot_dir]
         return held is not None and processes.start_ticks(held[0]) == held[1]
 
     def _tell(self, plan: Plan, numbers: Collection[int], line: str) -> tuple[int, ...]:
-        self._messengers = [one for one in self._messengers if one.poll() is None]
         return tuple(number for number in sorted(numbers) if self._deliver(plan, number, line))
 
     def _deliver(self, plan: Plan, number: int, line: str) -> bool:
@@ -258,8 +245,12 @@ class SlurmBackend(LocalBackend):
             )
         except OSError:
             return False
+        self._reap_messengers()
         self._messengers.append(messenger)
         return True
+
+    def _reap_messengers(self) -> None:
+        self._messengers = [one for one in self._messengers if one.poll() is None]
 
 
 def step_name(run: str, attempt: int, slot: int) -> str:

@@ -17,6 +17,7 @@ from rankfall.cli.app import LIKE, SETTINGS, VERBS, config_path, load
 from rankfall.cli.console import Output
 from rankfall.cli.options import check_notify_section, defaults_of, output_option, read_config, read_notify
 from rankfall.model import InfrastructureError, UsageError, decoding
+from rankfall.model.jobspec.job import WITHOUT_PODS
 from rankfall.model.jobspec.policies import Notify
 from rankfall.model.jobspec.secrets import masked_url, masked_words
 from rankfall.render.escape import one_line
@@ -244,7 +245,7 @@ def rights(*, backends: tuple[str, ...], namespace: str) -> None:
         if name not in BACKENDS:
             raise UsageError(
                 f"backend {name[:60]!r} needs no rights in a cluster"
-                if name in {"local", "slurm"}
+                if name in WITHOUT_PODS
                 else f"there is no backend {name[:60]!r}",
                 hint=f"allowed: {', '.join(BACKENDS)}",
             )

@@ -109,6 +109,8 @@ class SlotStreams:
     ) -> None:
         self._guard = guard or ReaderGuard()
         self._step_output = step_output
+        # Slots whose step's output is being read.
+        self._steps: set[int] = set()
         self._turns: deque[_Stream] = deque()
         self._allowance = LIVE
         self._last: tuple[Budget, Budget] | None = None
@@ -207,6 +209,7 @@ class SlotStreams:
         """Drops all data of a slot that restarts."""
         self._streams = {path: stream for path, stream in self._streams.items() if stream.slot != slot}
         self._known = {str(path) for path in self._streams}
+        self._steps.discard(slot)
         self._turns = deque(stream for stream in self._turns if stream.slot != slot)
         # Streams of its next start may exist.
         self._standing = Standing()
@@ -339,9 +342,10 @@ class SlotStreams:
     def _discover(self, facts: Facts) -> None:
         # For every slot at each poll: only new entries become Path objects, which is ten times as fast.
         for slot in facts.slots:
-            if self._step_output:
+            if self._step_output and slot not in self._steps:
                 path = self._starts.slot_dir(self._role_of(slot), slot) / STEP_OUTPUT
-                if str(path) not in self._known and path.is_file():
+                if path.is_file():
+                    self._steps.add(slot)
                     self._add(path, slot)
             folder = self._folders.get(slot)
             if folder is None:

@@ -6,7 +6,7 @@ unifies jobs with and without ``roles``.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -77,6 +77,8 @@ class Role(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 SCHEMA = "rankfall.job/1"
 
 BackendName = Literal["local", "slurm", "job", "jobset", "trainjob", "foreign"]
+# Backends whose slots write into the run directory themselves.
+WITHOUT_PODS: Final = frozenset({"local", "slurm"})
 Inside = Literal["auto", "require", "off"]
 
 
@@ -239,7 +241,7 @@ class JobSpec(JobStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def writes_run_dir(self) -> bool:
         """True if slots write into the run directory themselves, on this machine or through a shared file system."""
-        return self.backend in {"local", "slurm"}
+        return self.backend in WITHOUT_PODS
 
     @property
     def elastic(self) -> bool:

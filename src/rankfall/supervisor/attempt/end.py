@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.backends.protocol import Backend, StepBackend
+from rankfall.backends.protocol import Backend, PlatformEnd, StepBackend
 from rankfall.model import Case, Diagnosis, RankFacts, SlotFacts
 from rankfall.rundir import RunDir
 from rankfall.rundir.incomplete import disk_trouble
@@ -99,11 +99,14 @@ class AttemptEnd:
 
     def cancel(self, text: str) -> None:
         """Stops all slots on a user's request, or for the platform that ends the job by a signal to this process."""
-        end = self._backend.end_reason(self._scope.plan) if isinstance(self._backend, StepBackend) else None
+        end = self._platform_end()
         if end is not None:
             text, self._cancel_slug = end.text, end.slug
         self.cancelled = text
         self.stop(text)
+
+    def _platform_end(self) -> PlatformEnd | None:
+        return self._backend.end_reason(self._scope.plan) if isinstance(self._backend, StepBackend) else None
 
     def stop(self, reason: str) -> None:
         """Stops all slots; the first reason remains."""
@@ -207,15 +210,14 @@ class AttemptEnd:
         found = self.verdict or diagnose_by(plan.strategy, case)
         cause = found.verdict.cause
         if found.verdict.state == "failed" and (cause.confidence != "proven" or cause.slug in WAITS):
+            # Slurm may end the steps and leave this process more time.
+            end = self._platform_end()
             # Pods that a person deleted fail like others.
-            taken = self._backend.deleted_externally(plan)
+            taken = end.text if end is not None else self._backend.deleted_externally(plan)
             if taken is not None:
-                found = diagnose_by(plan.strategy, msgspec.structs.replace(case, cancelled=taken))
-            end = self._backend.end_reason(plan) if isinstance(self._backend, StepBackend) else None
-            if end is not None:
-                # Slurm may end the steps and leave this process more time.
-                ended = msgspec.structs.replace(case, cancelled=end.text, cancel_slug=end.slug)
-                found = diagnose_by(plan.strategy, ended)
+                slug = end.slug if end is not None else "cancelled"
+                case = msgspec.structs.replace(case, cancelled=taken, cancel_slug=slug)
+                found = diagnose_by(plan.strategy, case)
         return found
 
     def _end_lost(self) -> None:
