@@ -81,7 +81,7 @@ fuzz: setup ## Read ten million mutated kernel lines and compare each with a sec
 fuzz-readers: setup ## Measure what each reader of foreign bytes costs over hostile inputs; fails when one crashes, stalls or takes too much memory
 	@$(PY) scripts/fuzz_readers.py
 
-picture: setup ## Make the picture of the README from a real failed run: docs/images/verdict.svg
+picture: setup ## Make the pictures of the docs from a real failed run: docs/images/verdict.svg, and report.png with Chromium
 	@$(PY) scripts/picture.py
 
 api: setup ## Write docs/api.md from the signatures and docstrings of the Python API

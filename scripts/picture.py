@@ -1,7 +1,7 @@
-"""Makes the picture of the README: a terminal with the verdict about a real failed run, as SVG.
+"""Makes the pictures of the documentation from a real failed run: a terminal as SVG, the report in a browser as PNG.
 
-Runs a job of 2 nodes x 2 ranks whose rank 2 raises an exception, then ``rankfall why`` in a pseudo-terminal. Standard
-library only.
+Runs a job of 2 nodes x 2 ranks whose rank 2 raises an exception, then ``rankfall why`` in a pseudo-terminal and
+``rankfall report`` in Chromium; without Chromium the second picture stays as it is.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "verdict.svg"
+SCREENSHOT = ROOT / "docs" / "images" / "report.png"
+# Of the window, in CSS pixels; the page ends below the time line of the ranks.
+WINDOW = (1000, 850)
 COLUMNS = 92
 # Pixels of one character cell and of the border.
 CELL_WIDTH, CELL_HEIGHT, BORDER = 8.4, 18, 16
@@ -100,8 +103,27 @@ def in_terminal(command: list[str], *, cwd: Path, env: dict[str, str]) -> str:
     return output.decode().replace("\r\n", "\n")
 
 
+def screenshot(page: Path) -> None:
+    """Writes the picture of a page as a browser shows it.
+
+    Args:
+        page: File of the report.
+    """
+    sys.path.insert(0, str(ROOT / "tests"))
+    from support.browser import chromium, missing  # noqa: PLC0415 - the tests' own browser
+
+    if absent := missing():
+        print(f"{SCREENSHOT.relative_to(ROOT)} stays as it is: {absent}")
+        return
+    width, height = WINDOW
+    with chromium() as window:
+        window.open(page, width=width, height=height)
+        window.driver.save_screenshot(str(SCREENSHOT))
+    print(SCREENSHOT.relative_to(ROOT))
+
+
 def main() -> int:
-    """Runs the job and writes the picture."""
+    """Runs the job and writes the pictures."""
     program = str(Path(sys.executable).parent / "rankfall")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
@@ -110,9 +132,12 @@ def main() -> int:
         env.pop("NO_COLOR", None)
         subprocess.run([program, *RUN], cwd=folder, env=env, capture_output=True, check=False)
         answer = in_terminal([program, "why"], cwd=folder, env=env).replace(f"{folder}/", "")
-    PICTURE.parent.mkdir(exist_ok=True)
-    PICTURE.write_text(svg(f"$ rankfall why\n{answer}"))
-    print(PICTURE.relative_to(ROOT))
+        page = folder / "report.html"
+        subprocess.run([program, "report", "-o", str(page)], cwd=folder, env=env, capture_output=True, check=True)
+        page.write_text(page.read_text().replace(f"{folder}/", ""))
+        PICTURE.write_text(svg(f"$ rankfall why\n{answer}"))
+        print(PICTURE.relative_to(ROOT))
+        screenshot(page)
     return 0
 
 

@@ -35,6 +35,7 @@ def test_i24_p3_a_report_in_each_format(rankfall: Runner, home: Path, tmp_path: 
     data = json.loads((tmp_path / "r.json").read_text())
     jsonschema.validate(data, schema_of("rankfall.report-1"))
     assert data["attempts"][-1]["verdict"] == why
+    assert why["decisive"]["line"] in data["attempts"][-1]["output"]
     outcomes = {one["rank"]: one["outcome"] for one in data["attempts"][-1]["ranks"]}
     assert outcomes[why["rank"]] == "root"
     assert set(outcomes.values()) <= {"root", "stopped", "consequence", "completed"}

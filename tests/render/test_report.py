@@ -131,7 +131,9 @@ def report(text: str, *, ranks: int = 2) -> ReportDocument:
         )
         for number in range(ranks)
     )
-    one = AttemptReport(attempt=1, summary=text, verdict=verdict(text), frames=(text,), before=(text,), ranks=spans)
+    one = AttemptReport(
+        attempt=1, summary=text, verdict=verdict(text), frames=(text,), before=(text,), output=(text, text), ranks=spans
+    )
     run = RunSummary(run="run-1", name=text, backend="local", state="failed", attempts=1)
     return ReportDocument(
         made="2026-11-26T10:00:00Z", version="0", source=text, run=run, incomplete=(text,), attempts=(one, one)
@@ -186,6 +188,38 @@ def test_i24_p3_what_a_report_says() -> None:
     ):
         assert text in page, text
     assert "The record is incomplete" in page
+
+
+def test_i24_p3_a_node_has_its_attempts_failures_and_gpus() -> None:
+    document = report("node7")
+    first, last = document.attempts
+    lost = verdict(
+        "node0", cause=Cause.of("gpu_fallen_off_bus", confidence="proven"), gpu="GPU-3", node_action="replace"
+    )
+    first = msgspec.structs.replace(first, verdict=lost, ranks=report("node0").attempts[0].ranks)
+    attempts = (first, msgspec.structs.replace(last, attempt=2), msgspec.structs.replace(last, attempt=3))
+    rows = table(msgspec.structs.replace(document, attempts=attempts), "Nodes in all attempts")
+    assert rows == [
+        ["node0", "1-3", "attempt 1: gpu_fallen_off_bus, rank 1, GPU GPU-3, node: replace"],
+        ["node7", "2, 3", "attempt 2: user_code_exception, rank 1attempt 3: user_code_exception, rank 1"],
+    ]
+
+
+def table(document: ReportDocument, name: str) -> list[list[str]]:
+    """The cells of a table of the page, by its name, row by row."""
+    found = re.search(rf'aria-label="{name}">.*?<tbody>(.*?)</tbody>', render_html(document), re.DOTALL)
+    assert found is not None
+    rows = re.findall("<tr>(.*?)</tr>", found[1])
+    return [[Page(cell).text for cell in re.findall("<td>(.*?)</td>", row)] for row in rows]
+
+
+def test_i24_p3_the_last_lines_of_the_rank_stand_in_the_page_and_in_markdown() -> None:
+    document = report("KeyError: 'column_7'")
+    one = msgspec.structs.replace(document.attempts[0], output=("step 4", "<b>step 5</b>"))
+    document = msgspec.structs.replace(document, attempts=(one,))
+    page = Page(render_html(document)).text
+    assert "2 last lines of rank 1step 4\n<b>step 5</b>" in page
+    assert "Last lines of rank 1:\n\n```text\nstep 4\n<b>step 5</b>\n```" in render_markdown(document)
 
 
 def test_i24_p3_without_a_verdict_or_times_it_says_so() -> None:

@@ -210,6 +210,7 @@ _MAX_LISTED: Final = 3
 _BEFORE: Final = 3
 # Lines in which the frames of the decisive exception are searched.
 _TRACED: Final = 400
+_OUTPUT: Final = 30
 _SCAN: Final = 1 << 20
 _MAX_SCAN: Final = 256 << 20
 _MAX_CONTEXT: Final = 4096
@@ -246,9 +247,21 @@ def details_of_files(verdict: Verdict, within: Path = Path(), redact: Redactor |
     return Details(frames=_raised_in_text(verdict, lines, after), before=before[-_BEFORE:])
 
 
+def last_lines(directory: RunDir, verdict: Verdict, redact: Redactor | None = None) -> tuple[str, ...]:
+    """Reads the newest lines of the rank that failed first; none if the rank or its lines are unknown."""
+    lines = _newest_lines(directory, verdict)
+    return tuple(redact.lines(lines) if redact is not None else lines)[-_OUTPUT:]
+
+
 def _last_words(directory: RunDir, verdict: Verdict) -> tuple[str, ...]:
     """Last lines of the failed rank, if the evidence is only its end."""
-    if verdict.rank is None or verdict.decisive is None or verdict.decisive.source not in {"exit", "record"}:
+    if verdict.decisive is None or verdict.decisive.source not in {"exit", "record"}:
+        return ()
+    return _newest_lines(directory, verdict)
+
+
+def _newest_lines(directory: RunDir, verdict: Verdict) -> tuple[str, ...]:
+    if verdict.rank is None:
         return ()
     query = LineQuery(ranks=frozenset({verdict.rank}), attempt=verdict.attempt, tail=_TRACED)
     try:

@@ -287,6 +287,7 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
         summary: Verdict in one to three sentences.
         frames: Places where the decisive exception was raised, innermost first.
         before: Lines printed before the decisive line, oldest first.
+        output: Last lines of the rank that failed first, oldest first; only of the newest attempt.
         advice: Possible next step for a person; empty if none.
     """
 
@@ -299,6 +300,7 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict | None = None
     frames: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
     ranks: tuple[RankSpan, ...] = ()
 

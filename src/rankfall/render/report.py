@@ -61,6 +61,7 @@ def _body(report: ReportDocument) -> Iterator[str]:
     if last is not None:
         yield from _attempt(last, source=report.source, foreign=foreign)
     if report.run is not None and len(newest) > 1:
+        yield f"<h2>Nodes in all attempts</h2>{_node_history(newest)}"
         yield f"<h2>Attempts before</h2>{_attempts(newest)}"
         for one in reversed(newest[:-1]):
             yield f"<details><summary>Attempt {one.attempt}: {_t(one.summary, limit=300)}</summary>"
@@ -80,10 +81,14 @@ def _attempt(one: AttemptReport, *, source: str, foreign: str | None) -> Iterato
         rows = "".join(f"<dt>{label}</dt><dd>{_t(text)}</dd>" for label, text in labels(verdict, source=source))
         yield f"<dl>{rows}</dl>"
         yield from _decisive(verdict, one)
+        if one.output:
+            title = f"{formatting.count(len(one.output), 'last line')} of rank {verdict.rank}"
+            lines = "\n".join(map(_t, one.output))
+            yield _folded(title, f"<pre>{lines}</pre>")
         yield from _chain(verdict)
     if one.ranks:
         yield f"<h2>Ranks over time</h2>{_time_line(one.ranks)}{_key(one.ranks)}"
-        yield f"<details><summary>{formatting.count(len(one.ranks), 'rank')} as a table</summary>{_ranks(one.ranks)}</details>"
+        yield f"<details><summary>{formatting.count(len(one.ranks), 'rank')} as a table</summary>{_ranks(one)}</details>"
         yield f"<h2>Nodes</h2>{_nodes(one)}"
     if verdict is not None:
         yield from _rest(verdict, one, foreign=foreign)
@@ -139,9 +144,9 @@ def _rest(verdict: Verdict, one: AttemptReport, *, foreign: str | None) -> Itera
         others = [f"{each.slug}, {_who(each.rank, None)}: {each.rejected}" for each in verdict.alternatives]
         yield _folded(f"{formatting.count(len(others), 'rejected alternative')}", _list(others[:_MAX_EVIDENCE]))
     if verdict.evidence:
-        rows = "".join(_proof(proof) for proof in verdict.evidence[:_MAX_EVIDENCE])
-        head = "<tr><th>Time</th><th>Source</th><th>Rank</th><th>Node</th><th>Cause</th><th>Text</th></tr>"
-        table = _table(head, rows)
+        rows = map(_proof, verdict.evidence[:_MAX_EVIDENCE])
+        columns = ("Time", "Source", "Rank", "Node", "Cause", "Text")
+        table = _table(_of("Evidence", one), columns, rows)
         count = f"{len(verdict.evidence)} pieces of evidence" if len(verdict.evidence) > 1 else "1 piece of evidence"
         yield _folded(count, table)
 
@@ -204,16 +209,16 @@ def _key(ranks: Sequence[RankSpan]) -> str:
     return f'<p class="key">{"".join(items)}</p>'
 
 
-def _ranks(ranks: Sequence[RankSpan]) -> str:
-    head = "<tr><th>Rank</th><th>Slot</th><th>Node</th><th>Outcome</th><th>Exit</th><th>Step</th><th>Started</th><th>Ended</th></tr>"
-    rows = "".join(
+def _ranks(one: AttemptReport) -> str:
+    columns = ("Rank", "Slot", "Node", "Outcome", "Exit", "Step", "Started", "Ended")
+    rows = (
         _row((
-            str(one.rank), _n(one.slot), _t(one.node or ""), _OUTCOMES[one.outcome], _t(one.exit or ""), _n(one.step),
-            _t(formatting.clock(one.started)), _t(f"{formatting.clock(one.ended)} {formatting.plus_minus(one.uncertainty_s)}"),
+            str(span.rank), _n(span.slot), _t(span.node or ""), _OUTCOMES[span.outcome], _t(span.exit or ""), _n(span.step),
+            _t(formatting.clock(span.started)), _t(f"{formatting.clock(span.ended)} {formatting.plus_minus(span.uncertainty_s)}"),
         ))
-        for one in ranks[:_MAX_ROWS]
+        for span in one.ranks[:_MAX_ROWS]
     )  # fmt: skip
-    return _table(head, rows)
+    return _table(_of("Ranks", one), columns, rows)
 
 
 def _nodes(one: AttemptReport) -> str:
@@ -224,12 +229,35 @@ def _nodes(one: AttemptReport) -> str:
     rows = []
     for node, ranks in places.items():
         bad = [rank.rank for rank in ranks if rank.outcome in {"root", "consequence", "failed"}]
-        action = verdict.node_action if verdict is not None and verdict.node == node else ""
-        gpu = verdict.gpu or "" if verdict is not None and verdict.node == node else ""
+        gpu, action = "", ""
+        if verdict is not None and verdict.node == node:
+            gpu, action = verdict.gpu or "", verdict.node_action.replace("none", "")
         cells = (_t(node), formatting.ranks(rank.rank for rank in ranks), formatting.ranks(bad), _t(gpu), _t(action))
         rows.append(_row(cells))
-    head = "<tr><th>Node</th><th>Ranks</th><th>Failed</th><th>GPU</th><th>Advice for the node</th></tr>"
-    return _table(head, "".join(rows[:_MAX_ROWS]))
+    columns = ("Node", "Ranks", "Failed", "GPU", "Advice for the node")
+    return _table(_of("Nodes", one), columns, rows[:_MAX_ROWS])
+
+
+def _node_history(attempts: Sequence[AttemptReport]) -> str:
+    """Returns for each node the attempts that used it, and the first failures there with GPU and advice."""
+    used: dict[str, list[int]] = {}
+    failures: dict[str, list[str]] = {}
+    for one in attempts:
+        number = one.attempt or 0
+        for node in {rank.node: None for rank in one.ranks if rank.node}:
+            used.setdefault(node, []).append(number)
+        verdict = one.verdict
+        if verdict is not None and verdict.node:
+            used.setdefault(verdict.node, [])
+            parts = [verdict.cause.slug, _who(verdict.rank, verdict.slot), f"GPU {verdict.gpu}" if verdict.gpu else ""]
+            parts.append(f"node: {verdict.node_action}" if verdict.node_action != "none" else "")
+            text = f"attempt {number}: {', '.join(part for part in parts if part)}"
+            failures.setdefault(verdict.node, []).append(_t(text))
+    rows = [
+        _row((_t(node), formatting.ranks(numbers), "<br>".join(failures.get(node, ()))))
+        for node, numbers in list(used.items())[:_MAX_ROWS]
+    ]
+    return _table("Nodes in all attempts", ("Node", "Attempts", "First failures"), rows)
 
 
 def _attempts(attempts: Sequence[AttemptReport]) -> str:
@@ -242,12 +270,20 @@ def _attempts(attempts: Sequence[AttemptReport]) -> str:
         node = verdict.node or "" if verdict is not None else ""
         cells = (str(one.attempt), _t(formatting.clock(one.started)), _t(cause), who, _t(node), _t(decided))
         rows.append(_row(cells))
-    head = "<tr><th>Attempt</th><th>Started</th><th>Cause</th><th>Rank</th><th>Node</th><th>Decision</th></tr>"
-    return _table(head, "".join(rows))
+    return _table("Attempts", ("Attempt", "Started", "Cause", "Rank", "Node", "Decision"), rows)
 
 
-def _table(head: str, rows: str) -> str:
-    return f'<div class="scroll" tabindex="0" role="region" aria-label="Table"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
+def _table(name: str, columns: Iterable[str], rows: Iterable[str]) -> str:
+    """Returns a table that scrolls by itself; a screen reader announces its name."""
+    head = "".join(f'<th scope="col">{column}</th>' for column in columns)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{_t(name)}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _of(name: str, one: AttemptReport) -> str:
+    return name if one.attempt is None else f"{name} of attempt {one.attempt}"
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -284,6 +320,8 @@ def render_markdown(report: ReportDocument) -> str:
         text = "\n".join([*last.before, clean(verdict.decisive.line, max_line=_MAX_LINE)])
         parts += [f"Decisive: {_span(verdict.decisive.where)}", _block(text)]
         parts += ["\n".join(f"- at {_span(frame)}" for frame in last.frames)] if last.frames else []
+    if last.output:
+        parts += [f"Last lines of rank {verdict.rank}:", _block("\n".join(last.output))]
     if verdict.consequences:
         kinds: dict[str, list[int]] = {}
         for each in verdict.consequences:

@@ -18,7 +18,7 @@ import msgspec
 from rankfall.cli import console
 from rankfall.cli.console import Output
 from rankfall.cli.options import output_option, place_options, redact_option, runs_or_files
-from rankfall.cli.run_output import details_of, details_of_files, secret_values
+from rankfall.cli.run_output import details_of, details_of_files, last_lines, secret_values
 from rankfall.cli.target import (
     Where,
     as_it_is,
@@ -426,6 +426,7 @@ def _attempt(
         verdict=verdict,
         frames=details.frames,
         before=details.before,
+        output=last_lines(run, verdict, redact) if verdict is not None and newest else (),
         decisions=tuple(one.decision for one in decisions),
         ranks=tuple(_span(facts, verdict) for facts in sorted(ranks, key=lambda one: one.rank)),
     )
