@@ -129,7 +129,7 @@ def reached(cluster: Cluster, tmp_path: Path, home: Path, monkeypatch: pytest.Mo
 def _only_the_cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "rankfall" not in request.fixturenames:
         here = (cluster_checks.Check(name="here", state="pass", text="this machine"),)
-        monkeypatch.setattr(doctor, "run_checks", lambda _python: here)
+        monkeypatch.setattr(doctor, "run_checks", lambda _python, _backend: here)
 
 
 def asked(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, dict[str, Any]]:
@@ -261,7 +261,7 @@ def test_i32_p4_a_dead_server_and_a_silent_one_are_said_and_given_up(tmp_path, h
         assert f"no answer from http://127.0.0.1:{port}" in checks["cluster"]["text"]
     monkeypatch.undo()
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-    monkeypatch.setattr(doctor, "run_checks", lambda _python: ())
+    monkeypatch.setattr(doctor, "run_checks", lambda _python, _backend: ())
     checks = asked(capsys, "--backend", "job", code=69)
     assert (list(checks), checks["cluster"]["state"]) == (["cluster"], "fail")
 

@@ -127,7 +127,8 @@ _TRIES: Final = 3
 
 def boot_clock() -> float:
     """Returns seconds since boot, including time in which the machine slept."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    # Without CLOCK_BOOTTIME (macOS) the monotonic clock counts sleep.
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class LeaseLost(KubeError):

@@ -137,6 +137,7 @@ _POLL_S: Final = 0.05
 # an idle machine. A caller waits for a lock without a live holder.
 _ORPHANED_S: Final = 10.0
 _START_FIELD: Final = 19
+_PROCESSES: Final = Path("/proc/self/stat")
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,8 +155,21 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
             return None
         if self.boot and self.boot != _boot():
             return False
+        if not _PROCESSES.exists():
+            return _exists(self.pid)
         start = start_ticks(self.pid)
         return start is not None and (self.start is None or start == self.start)
+
+
+def _exists(pid: int) -> bool:
+    """True if a process has this number, which is all that a system without /proc says (macOS)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def start_ticks(pid: int) -> int | None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 CANCEL_NAME: Final = "cancel"
 _MAX_REQUEST: Final = 1 << 16
+_PIPE: Final = 1 << 12
 
 ReleaseRequest = Literal["release", "hand_over"]
 
@@ -100,9 +101,9 @@ class Control:
     def __init__(self, *, unseen: bool = False) -> None:
         self.unseen = unseen
         self.lost: str | None = None
-        # An eventfd, not a lock: a signal handler may run while this thread waits.
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._stirred = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # A pipe, not a lock: a signal handler may run while this thread waits.
+        self._wake = _Pipe()
+        self._stirred = _Pipe()
         self._handover_lock = threading.Lock()
         self._cancel: str | None = None
         self._release_request: ReleaseRequest | None = None
@@ -159,9 +160,9 @@ class Control:
 
     def stir(self) -> None:
         """Reports new data to a thread that waits for it. Not for signal handlers."""
-        # The caller may outlive the supervisor and its descriptor.
+        # The caller may outlive the supervisor and its descriptors.
         with self._handover_lock:
-            _write(self._stirred)
+            self._stirred.write()
 
     def wait(self, seconds: float, *, wake_after: float | None = None) -> None:
         """Waits for a request or time-out; after ``wake_after`` seconds also for new data."""
@@ -171,29 +172,50 @@ class Control:
             return
         self._ready(seconds, self._wake)
 
-    def _ready(self, seconds: float, *events: int) -> bool:
-        ready, _, _ = select.select(events, [], [], max(0.0, seconds))
-        for event in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(event)
+    def _ready(self, seconds: float, *pipes: _Pipe) -> bool:
+        ready, _, _ = select.select(pipes, [], [], max(0.0, seconds))
+        for pipe in ready:
+            pipe.drain()
         return bool(ready)
 
     def close(self) -> None:
         """Closes the descriptors; later requests are lost."""
         with self._handover_lock:
-            for event in (self._wake, self._stirred):
-                if event >= 0:
-                    os.close(event)
-            self._wake = self._stirred = -1
+            self._wake.close()
+            self._stirred.close()
 
     def _wake_waiter(self) -> None:
-        _write(self._wake)
+        self._wake.write()
 
 
-def _write(event: int) -> None:
-    if event >= 0:
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.eventfd_write(event, 1)
+class _Pipe:
+    """A non-blocking pipe whose content means nothing but "wake up"; a full one wakes as well."""
+
+    def __init__(self) -> None:
+        self._out, self._in = os.pipe()
+        os.set_blocking(self._out, False)
+        os.set_blocking(self._in, False)
+
+    def fileno(self) -> int:
+        return self._out
+
+    def write(self) -> None:
+        if self._in >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._in, b"w")
+
+    def drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while len(os.read(self._out, _PIPE)) == _PIPE:
+                pass
+
+    def close(self) -> None:
+        # The writing end first: a write after it must not meet a descriptor of somebody else.
+        ends, self._in = (self._in, self._out), -1
+        self._out = -1
+        for end in ends:
+            if end >= 0:
+                os.close(end)
 
 
 @contextlib.contextmanager

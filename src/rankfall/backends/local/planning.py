@@ -26,6 +26,7 @@ from rankfall.backends.command import (
     world_launcher,
     world_rendezvous,
 )
+from rankfall.backends.local.processes import require_proc
 from rankfall.backends.payload import CODE
 from rankfall.backends.plan import Launcher, Plan, Rendezvous, SlotPlan, referred_words, variables
 from rankfall.model import JobSpec, Kubernetes, Part, Refused, SpecError
@@ -84,6 +85,7 @@ def planned(
         Refused: Impossible on this machine.
         InfrastructureError: No port is free.
     """
+    require_proc()
     notes = (*notes, *unused(spec))
     cwd, seen = _folder(spec, run_dir)
     own: list[_Own] = []

@@ -9,17 +9,21 @@ import errno
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
 from rankfall.backends.protocol import Life
-from rankfall.model import InfrastructureError, numbers
+from rankfall.model import InfrastructureError, Refused, numbers
 from rankfall.rundir.lease import FILE_MODE, make_folder
 from rankfall.rundir.records import read_untrusted_file
 
 MARK: Final = "wrapper.log"
+_PROC: Final = Path("/proc")
+# The system's name for people.
+SYSTEM: Final = {"darwin": "macOS", "linux": "Linux without /proc"}.get(sys.platform, sys.platform)
 # Seconds from exec to the wrapper's lock.
 _UNSEEN_S: Final = 2.0
 _STEP_S: Final = 0.02
@@ -115,6 +119,19 @@ def _holder_lives(slot_dir: Path) -> bool | None:
     return now is not None and ticks in {0, now}
 
 
+def require_proc() -> None:
+    """Checks that this system shows processes as Linux does.
+
+    Raises:
+        Refused: There is no /proc, as on macOS.
+    """
+    if not (_PROC / "self" / "stat").exists():
+        raise Refused(
+            f"$.backend: local and slurm need Linux with /proc, which shows the ends of ranks; this is {SYSTEM}",
+            hint="start the job on a cluster (--backend job, jobset or trainjob) or on a Linux machine; files and cluster jobs can be explained here",
+        )
+
+
 def boot_id() -> str:
     """Returns this boot's id, or empty."""
     try:
@@ -148,9 +165,14 @@ def tell(slot_dir: Path, line: str) -> bool:
 
 
 def members(slot_dir: Path) -> list[int]:
-    """Processes whose environment names this slot; unreadable ones do not count."""
+    """Processes whose environment names this slot; unreadable ones do not count.
+
+    Raises:
+        Refused: Processes cannot be seen here, so nobody may say that a slot is dead.
+    """
+    require_proc()
     me = os.getpid()
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    pids = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()]
     return [pid for pid in pids if pid != me and _is_member(pid, slot_dir)]
 
 

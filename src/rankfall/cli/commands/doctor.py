@@ -22,7 +22,7 @@ import msgspec
 
 from rankfall.backends.command import Interpreter, find_interpreter
 from rankfall.backends.kubernetes.rights import BACKENDS
-from rankfall.backends.local.processes import Reservation
+from rankfall.backends.local.processes import SYSTEM, Reservation
 from rankfall.backends.payload import unpack
 from rankfall.cli import console
 from rankfall.cli.cluster_checks import cluster_checks
@@ -147,9 +147,20 @@ def _existing(path: Path) -> Path:
     return path
 
 
-_STACKS: Final = signal.SIGRTMIN + 7
+# Without real-time signals (macOS) there are no local runs either.
+_STACKS: Final = getattr(signal, "SIGRTMIN", 0) + 7
 _FEW_FDS: Final = 1024
 _FEW_PROCESSES: Final = 512
+
+
+def system(backend: str | None) -> Check:
+    """Returns the check of a system that is not Linux; ``backend``: the only one that matters, None = all."""
+    return Check(
+        name="system",
+        state="fail" if backend == "local" else "warn" if backend is None else "note",
+        text=f"{SYSTEM} runs no local jobs: the local backend needs Linux",
+        next="start jobs on a cluster or on a Linux machine; files and cluster jobs can be explained here",
+    )
 
 
 def proc() -> Check:
@@ -383,7 +394,7 @@ def doctor(*, python: str | None, backend: str | None, namespace: str | None, wh
         raise UsageError(
             "--backend local checks no cluster", hint="leave out --backend, or -n, --context and --kubeconfig"
         )
-    checks = run_checks(python)
+    checks = run_checks(python, backend)
     if backend != "local":
         with console.told_if_slow("rankfall: still waiting for the API server"):
             checks += cluster_checks(place, backend=backend)
@@ -395,11 +406,13 @@ def doctor(*, python: str | None, backend: str | None, namespace: str | None, wh
     return _INFRASTRUCTURE if found == "fail" else 0
 
 
-def run_checks(python: str | None) -> tuple[Check, ...]:
-    """Runs all checks, in order of display."""
+def run_checks(python: str | None, backend: str | None = None) -> tuple[Check, ...]:
+    """Runs all checks of this machine, in order of display; ``backend``: the only one that matters, None = all."""
     job, interpreter = job_python(python)
     of_python = [own_python(), job]
     of_home = [home_folder(), modes(), journal(), space()]
+    if sys.platform != "linux":
+        return (*of_python, *of_home, system(backend))
     if interpreter is not None:
         of_python += [torch(interpreter), hook(interpreter)]
     return (

@@ -1,0 +1,71 @@
+"""Runs on Kubernetes whose user sits at a system without /proc and Linux's own calls, as macOS."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.run_world import RULES, World, job
+from testbed import accounts
+from testbed.bed import Bed
+from testbed.client import Kubectl
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+SHIM = Path(__file__).resolve().parents[1] / "support" / "without_linux"
+
+
+class WithoutLinux(World):
+    """The command line on such a system."""
+
+    def environment(self) -> dict[str, str]:
+        return super().environment() | {"PYTHONPATH": str(SHIM)}
+
+
+@pytest.fixture
+def world(bed: Bed, kubectl: Kubectl, namespace: str, tmp_path: Path) -> World:
+    path = accounts.create(bed.control, kubectl, "rankfall", namespace=namespace, rules=RULES)
+    home = tmp_path / "home"
+    home.mkdir()
+    return WithoutLinux(home, kubeconfig=path, kubectl=kubectl, namespace=namespace)
+
+
+@pytest.mark.parametrize("backend", ["job", "jobset", "trainjob"])
+def test_i24_p1_a_run_of_the_cluster_is_explained_and_restarted_without_linux(world: World, backend: str) -> None:
+    done = world.run(job(backend=backend, namespace=world.namespace, fall="SIGKILL:2:1"))
+    assert done.returncode == 0, done.stderr
+    run = world.only_run().name
+    status = world.document("status", run)
+    assert (status["state"], status["attempts"]) == ("succeeded", 2)
+    verdict = world.document("why", run, "--attempt", "1")
+    assert verdict["rank"] == 2
+    assert world.cli("logs", run, "--rank", "3", "--no-prefix").stdout.splitlines()[-1] == "done"
+    assert world.cli("report", run, "-o", str(world.home / "r.html")).returncode == 0
+
+
+def test_i24_p1_a_killed_supervisor_is_replaced_without_loss_or_repeat_without_linux(world: World) -> None:
+    spec = job(backend="job", namespace=world.namespace)
+    spec["env"]["SLOW"] = "1"
+    command = (sys.executable, "-m", "rankfall", "run", "--file", str(world.file(spec)))
+    first = subprocess.Popen(
+        command, env=world.environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert first.stdout is not None
+    for line in first.stdout:
+        if "step 1" in line:
+            break
+    assert world.document("status")["state"] == "running"
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    first.stdout.close()
+    run = world.only_run().name
+    done = world.cli("attach", run)
+    assert done.returncode == 0, done.stderr
+    for rank in range(4):
+        text = world.cli("logs", run, "--rank", str(rank), "--no-prefix").stdout
+        assert text.splitlines()[1:] == [*(f"step {step}" for step in range(4)), "done"]
+    assert world.document("status", run)["attempts"] == 1
