@@ -100,8 +100,10 @@ def of_finding(
     """
     meaning, prefix = finding.meaning, finding.prefix
     claimed = prefix.rank if prefix.rank is not None else numbers.whole(finding.groups.get("rank"))
-    # The command in an end by DeepSpeed or torch.distributed.launch is always that of the last local rank.
+    # The command in an end by DeepSpeed or torch.distributed.launch is always that of the last local rank: 0 is the only one.
     local = finding.groups.get("local_rank") or finding.groups.get("process")
+    if local is None and {"exit", "signal"} & finding.groups.keys() and _ONLY_RANK.search(finding.line) is not None:
+        local = "0"
     at, uncertainty = _time_of(when)
     return Evidence(
         id=digest("log", stream, byte, meaning.slug),
@@ -138,6 +140,8 @@ def of_finding(
     )
 
 
+# The one process of a launcher's node, in the command that ended.
+_ONLY_RANK: Final = bounded(r"Command '?\[.{1,1500}--local[_-]rank=0'|\['[^\n]{1,1500}--local[_-]rank=0'", limit=2_048)
 # Specificity of a library's exact words.
 _EXACT: Final = 60
 _OF_JAVA: Final = bounded(rb"\A(?:org|com|net|io|javax?|scala|akka)\.[a-z]", limit=64)

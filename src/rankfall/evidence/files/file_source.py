@@ -364,10 +364,11 @@ class TextReader:
         self._given += len(data)
         text = before + data if self._heads else b""
         for id_, (finding, end) in list(self._heads.items()):
-            behind = text[max(0, end - start) : max(0, end - start) + MAX_BEHIND].removeprefix(b"\n")
+            cut = max(0, end - start)
+            behind = text[cut : cut + MAX_BEHIND].removeprefix(b"\n")
             if final or len(behind) >= MAX_BEHIND - 1:
                 del self._heads[id_]
-                if (detail := detail_behind(finding.line.encode(), behind)) is not None:
+                if (detail := detail_behind(finding.line.encode(), behind, above=text[:cut])) is not None:
                     self._source.details[id_] = decode(detail)
                 if (own := _OWN_PID.match(behind)) is not None:
                     self._source.pids[id_] = numbers.matched(own[1])

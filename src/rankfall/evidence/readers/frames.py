@@ -100,6 +100,7 @@ class Frames(msgspec.Struct):
 
     def add(self, path: bytes, line: bytes, function: bytes, *, flat: bool = False) -> None:
         """Adds the next inner frame; ``flat``: its line has no indent, as in a page that drops them."""
+        path = path.replace(b"\\", b"/")
         self._innermost, self._flat = (path, line, function), flat
         name, file = decode(function), decode(path)
         if COMM_FILE.search(file):

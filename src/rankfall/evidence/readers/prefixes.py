@@ -68,6 +68,8 @@ _TAGS: Final = tuple(
         ("task", r" {0,5}(\d{1,6}): (?=\S| {2,8}File )"),
         ("task", r"\[(\d{1,5})\]:[ \t]?"),
         ("task", r"\[(\d{1,5})\] (?=[A-Za-z\[(]| {2,8}File )"),
+        # [node1:mpi_rank_3] of MVAPICH
+        ("global", r"\[[\w.-]{1,253}:mpi_rank_(\d{1,6})\][ \t]?"),
         # node1:3: or [node1:3], but not Open MPI's [host:pid] or a line of a source file
         ("task", r"\[[A-Za-z][\w.-]{0,127}:(\d{1,3})\](?!:?[ \t]?(?:\*\*\*|\[ ?\d|Signal|Failing)):?[ \t]?"),
         ("task", rf"(?!\S{{1,128}}\.{_SUFFIX}:)[A-Za-z][\w.-]{{0,127}}:(\d{{1,3}}): (?=\S| {{2,8}}File )"),

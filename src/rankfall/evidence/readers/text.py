@@ -68,6 +68,27 @@ def unescape(line: bytes, start: int, *, quote: bytes = b"") -> bytes:
     return _ESCAPE.sub(lambda found: _ESCAPES.get(found[1], found[1]), text)
 
 
+# Parts of a traceback that a page put on one line: frames, links of a chain, and the exception behind the last frame.
+_FLAT_FRAME: Final = bounded(rb' (File "[^"\n]{1,1024}", line \d{1,9}, in \S{1,256}) ?', limit=MAX_ESCAPED)
+_FLAT_LINK: Final = bounded(
+    rb" ((?:During handling of the above exception, another exception occurred|The above exception was the direct cause of the following exception):) ?",
+    limit=MAX_ESCAPED,
+)
+_FLAT_END: Final = bounded(
+    rb"(?m)^((?!File )[^\n]*?)(?:^|[ )\]^])((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Interrupt|Exit|Timeout|Warning|Disconnected)(?:: [^\n]*)?)$",
+    limit=MAX_ESCAPED,
+)
+
+
+def traceback_within(line: bytes, head: int) -> bytes:
+    """Returns the lines of a traceback that one line contains from byte ``head`` on, quoted or without line ends."""
+    if line.startswith(b"\\", line.find(b":", head) + 1):
+        return unescape(line, head)
+    text = _FLAT_LINK.sub(rb"\n\1\n", line[head : head + MAX_ESCAPED])
+    text = _FLAT_FRAME.sub(rb"\n\1\n", text.replace(b" Traceback (most", b"\nTraceback (most"))
+    return _FLAT_END.sub(rb"    \1\n\2", text)
+
+
 def message_of(line: bytes) -> bytes | None:
     """Returns the message of a logger's JSON object, on one line or alone on its line; None for other lines."""
     if line.startswith(b"{"):
@@ -112,6 +133,14 @@ _PLACE: Final = bounded(rb"\A(?:[EWIF]\d{4}|[A-Z]{4,8}) [\d:. -]{8,32}(?:\d+ )?\
 _NO_ERROR: Final = bounded(
     rb"(?i)\b0 errors?\b|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Error executing job with overrides|Reporting training FAILURE|Root Cause \(first|FAILED$|closing signal|Killing subprocess|return code"
     rb"|NCCL INFO|^(?:mpirun|prterun)\b|^(?: {0,5}\d{1,6}: )?(?:srun|slurmstepd)[\w.-]*: (?:error: )?(?:\S{1,512}: tasks? \d|\*\*\*|Job|Step|Force|Terminating|launch/)|\bframe #\d|error_file|exitcode|^(?:During handling|The above exception)|^\s*(?:raise|except|File|Traceback)\b|^\s{4}|^-+ Logging error|Exception raised from|^(?:\[[^\[\]]{0,200}\]|[\s:,-]){1,20}$",
+    limit=MAX_ERROR_LINE,
+)
+# Advice and explanations of a message, and headers that announce one: never the error itself.
+_ADVICE: Final = bounded(
+    rb"(?i)\A(?:[\s|>#*=-]|\[[^\]\n]{1,64}\]:?|\d{1,2}[.)] )*(?:(?:This|It|That|There|Which) (?:may|might|could|can|usually|often|is likely|probably)\b|You (?:may|might|can|should|must|need)\b"
+    rb"|(?:Please|Try|Check|Make sure|Make sure that|Consider|See also|Refer to|Rectify|Hint|Note|Tip)\b|Possible (?:reasons?|causes?)\b|There are \w+ reasons|If (?:you|this|the|it)\b"
+    rb"|terminated by signals sent by|(?:a )?non-zero exit code\.|Primary job +terminated normally|Per user-direction|error message you will receive is this one|Exception in thread\b|Terminating remaining workers\b|Reason: +(?:Error|Completed)\s*\Z)"
+    rb"|\bhas no info as to the process\b|YOU CAN IGNORE THE BELOW",
     limit=MAX_ERROR_LINE,
 )
 # Words that state a reason in errors of any program; they are too few for a cause.
@@ -169,7 +198,7 @@ def states_reason(line: bytes) -> bool:
 def error_lines(text: bytes, *, since: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yields the lines from byte ``since`` on that resemble an error, with their first byte, the last one first."""
     for begin, line in _lines(_ERROR, text, since):
-        if not _NO_ERROR.search(_PLACE.sub(b"", line, count=1)):
+        if not _NO_ERROR.search(_PLACE.sub(b"", line, count=1)) and not _ADVICE.search(line):
             yield begin, line
 
 
@@ -192,6 +221,7 @@ def best_error_line(text: bytes, *, since: int = 0, known: Collection[int] = ())
         return (*_first_alike(errors[0], errors), "error")
     hints = [one for one in islice(_lines(_HINT, text, since), _MAX_ERRORS) if one[0] not in known]
     hints = [one for one in hints if not _CODE.search(_PLACE.sub(b"", one[1], count=1))]
+    hints = [one for one in hints if not _ADVICE.search(one[1])] or hints
     reasons = [one for one in (*errors, *hints) if states_reason(one[1])]
     if reason := min((one for one in reasons if not is_low(one[1])), default=None):
         return (*reason, "error" if reason in errors else "hint")
@@ -227,11 +257,22 @@ _NO_DETAIL: Final = bounded(
 )
 
 
-def detail_behind(line: bytes, behind: bytes) -> bytes | None:
+# Rows of a report: an exit code, and the row before it that names the process.
+_CODE_ROW: Final = bounded(rb"(?:\A|\s)(?:exitcode|Exit [Cc]ode) ?(?:  )?: *-?\d", limit=MAX_ERROR_LINE)
+_NAME_ROW: Final = bounded(rb"(?:\A|\s)(?:rank +: \d|Process name: |Reason: +\w)[^\n]{0,400}\Z", limit=512)
+_MAX_ROW: Final = 512
+
+
+def detail_behind(line: bytes, behind: bytes, *, above: bytes = b"") -> bytes | None:
     """Returns the line that a message's line announces, as a header or wrapper does; None if there is none.
 
     A colon at its end announces the next line. ``behind``: text after the line, of which a few lines are read.
+    ``above``: text that ends with the line; the row before an exit code names the process.
     """
+    if _CODE_ROW.search(line) is not None:
+        row = b"".join(above[-MAX_BEHIND:].rsplit(b"\n", 2)[-2:-1])
+        if _NAME_ROW.search(row[-_MAX_ROW:]) is not None:
+            return row[-_MAX_ROW:].strip()
     speaker = parse_prefix(line)
     announced = line.rstrip().endswith(b":")
     for each in behind[:MAX_BEHIND].split(b"\n", _BEHIND)[:_BEHIND]:

@@ -3,7 +3,7 @@
 The wrapper's wait status has precedence. A missing or zero time is unknown, never earliest. No error file older
 than its slot counts.
 
-Cost: nine RE2 patterns over chunks with their fixed words. At most ``_MAX`` statements of a chunk are read and of a
+Cost: thirteen RE2 patterns over chunks with their fixed words. At most ``_MAX`` statements of a chunk are read and of a
 stream stored. Of an error file: at most ``MAX_FILE`` bytes; memory at most thirty times that.
 """
 
@@ -31,24 +31,39 @@ _STOP = linear(rb"Sending process (\d+) closing signal SIG[A-Z0-9]+")
 _FORCED = linear(rb"Unable to shutdown process (\d+) via[^\n]{0,200}forcefully exiting via")
 _FAILED = linear(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\) of binary")
 _ROW = linear(rb"rank +: (\d+) \(local_rank: (\d+)\)[ \t\r]*\n[^\n]{0,400}?exitcode +: (-?\d+) \(pid: (\d+)\)")
-# The line before a row's rank, behind the prefix of a launcher.
+# A page may put a whole report on one line.
+_FLAT_ROW = linear(rb"rank +: (\d+) \(local_rank: (\d+)\) +exitcode +: (-?\d+) \(pid: (\d+)\)")
+# The words before a row's rank, behind the prefix of a launcher.
 _HOST = bounded(rb"(?:^|\s)host +: ([A-Za-z0-9][\w.-]{0,252})\s*\Z", limit=512)
 # Open MPI names the process as [[job,application],rank] or [prterun-host-pid@job,rank]; the rank that calls MPI_ABORT
 # ends all others.
-_MPI_EXIT = linear(rb"Process name: \[(?:\[\d+,\d+\]|[\w.@-]{1,300}),(\d+)\][ \t\r]*\n\s*Exit code: +(\d+)")
+# Horovod names it by its rank alone.
+_MPI_EXIT = linear(
+    rb"Process name: (?:\[(?:\[\d+,\d+\]|[\w.@-]{1,300}),)?(\d+)\]?[ \t\r]*\n(?:\[[^\]\n]{1,64}\](?:<std(?:out|err)>)?:?)?\s*Exit code: +(\d+)"
+)
+# Intel MPI's box, and MVAPICH's and MPD's launchers; the words of a signal are before its number.
+_HYDRA = linear(
+    rb"RANK (\d+) PID (\d+) RUNNING AT ([\w.-]{1,253})[ \t\r]*\n=[ \t]+(?:(KILLED BY SIGNAL): |EXIT (?:STATUS|CODE): )(\d+)"
+)
+_MPISPAWN = linear(rb"MPI process \(rank: (\d+), pid: (\d+)\) (?:(terminated with signal)|exited with status) (\d+)")
+_MPD = linear(rb"exit status of rank (\d+): (?:(killed by signal)|return code) (\d+)")
 _MPI_ABORT = linear(
     rb"MPI_ABORT was invoked on rank (\d+) in communicator[^\n]{0,200}\n(?:[^\n]{0,200}Proc:[^\n]{0,200}\n)?\s*(?:with errorcode|Errorcode:) (-?\d+)"
 )
 _MPICH_ABORT = linear(rb"application called MPI_Abort\([^\n,]{1,80}, (-?\d+)\) - process (\d+)")
 _MPI_SIGNAL = linear(rb"process rank (\d+) with PID (\d+) on node ([\w.-]{1,253})\s+exited\s+on\s+signal\s+(\d+)")
 _SIGNALLED = linear(rb"Received (\d+) death signal, shutting down workers")
+# Signals that a shell or a container reports as exit codes.
+SIGNALLED: Final = 128
+_SHELL_SIGNALS: Final = frozenset({4, 6, 7, 8, 9, 11})
 _MAX: Final = 4096
 # A report repeats a statement two or three times.
 _MAX_REPEATS: Final = 8
 # A report's row has two or three lines: maximum length of all but the last at a chunk's end.
 _FIRST_LINES: Final = (
     b"(local_rank: ",
-    b"Process name: [",
+    b"Process name: ",
+    b" RUNNING AT ",
     b"MPI_ABORT was invoked on rank",
     b"noticed that process rank",
 )
@@ -125,9 +140,12 @@ def read_reports(data: bytes) -> Iterator[Reported]:
     if data.find(b"death signal, shutting down workers") >= 0:
         for at, (signal,) in _numbers(_SIGNALLED, data):
             yield Reported(kind="signalled", at=at, code=None if signal is None else -signal)
-    if data.find(b"Process name: [") >= 0:
+    if data.find(b"Process name: ") >= 0:
         for match in _numbers(_MPI_EXIT, data):
-            yield _reported("exit", match, rank=1, code=2)
+            row = _reported("exit", match, rank=1, code=2)
+            signal = (row.code or 0) - SIGNALLED
+            yield msgspec.structs.replace(row, code=-signal) if signal in _SHELL_SIGNALS else row
+    yield from _of_mpich(data)
     if data.find(b"MPI_ABORT was invoked") >= 0:
         for match in _numbers(_MPI_ABORT, data):
             yield _reported("exit", match, rank=1, code=2)
@@ -147,6 +165,35 @@ def read_reports(data: bytes) -> Iterator[Reported]:
         for match in _numbers(_ROW, data):
             row = _reported("exit", match, rank=1, local_rank=2, code=3, pid=4)
             yield msgspec.structs.replace(row, host=_host(data, row.at), first=_is_root(data, row.at))
+        for match in _numbers(_FLAT_ROW, data):
+            # The part of a report that a page shows may begin behind the root.
+            if _is_root(data, match[0]):
+                row = _reported("exit", match, rank=1, local_rank=2, code=3, pid=4)
+                yield msgspec.structs.replace(row, host=_host(data, row.at), first=True)
+
+
+def _of_mpich(data: bytes) -> Iterator[Reported]:
+    """Yields the ends that launchers of MPICH's family report."""
+    for words, pattern in (
+        (b" RUNNING AT ", _HYDRA),
+        (b"MPI process (rank: ", _MPISPAWN),
+        (b"exit status of rank ", _MPD),
+    ):
+        if data.find(words) < 0:
+            continue
+        for match in islice(pattern.finditer(data), _MAX):
+            rank, *more, signalled, last = match.groups()
+            numbers = [whole(text, digits=10) for text in (rank, last, *more[:1])]
+            if None in numbers or not numbers[1]:
+                continue
+            yield Reported(
+                kind="exit",
+                at=match.start(),
+                rank=numbers[0],
+                pid=numbers[2] if more else None,
+                code=-numbers[1] if signalled else numbers[1],
+                host=decode(more[1]) if len(more) > 1 else None,
+            )
 
 
 def _is_root(data: bytes, at: int) -> bool:
@@ -156,7 +203,9 @@ def _is_root(data: bytes, at: int) -> bool:
 
 
 def _host(data: bytes, at: int) -> str | None:
-    """Host in the line before a row's rank; None if it is not there."""
+    """Host before a row's rank, or in the line before; None if it is not there."""
+    if (found := _HOST.search(data[max(0, at - _MAX_FIRST) : at])) is not None:
+        return decode(found[1])
     end = data.rfind(b"\n", max(0, at - _MAX_FIRST), at)
     begin = data.rfind(b"\n", max(0, end - _MAX_FIRST), max(0, end)) + 1
     found = _HOST.search(data[begin:end]) if end >= 0 else None

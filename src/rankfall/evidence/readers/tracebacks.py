@@ -16,7 +16,7 @@ import msgspec
 
 from rankfall.evidence.readers.frames import LONGEST, Frames, exception_of
 from rankfall.evidence.readers.prefixes import MAX_LEARNED, Prefix, fold, learn, parse_prefix
-from rankfall.evidence.readers.text import decode, repeats, unescape
+from rankfall.evidence.readers.text import decode, repeats, traceback_within, unescape
 from rankfall.model.numbers import whole
 from rankfall.model.patterns import bounded
 
@@ -224,7 +224,7 @@ class TracebackReader:
         line, start = data[position:stop], at + position
         own = parse_prefix(line)
         head = line.find(HEAD)
-        if head >= 0 and line.startswith(b"\\", head + len(HEAD)):
+        if head >= 0 and line.startswith((b"\\", b' File "'), head + len(HEAD)):
             return self._quoted(line, head, start, number), False
         begins = 0 <= head <= MAX_LEARNED
         owner, body = self._speaker(line, own)
@@ -281,8 +281,8 @@ class TracebackReader:
         return owner, True
 
     def _quoted(self, line: bytes, head: int, start: int, number: int) -> OpenTraceback | None:
-        """Traceback that one line contains as a quoted string, as in JSON; None if it is incomplete."""
-        inner = list(find_tracebacks(unescape(line, head) + b"\n"))
+        """Traceback that one line contains, as JSON or a page without line ends does; None if it is incomplete."""
+        inner = list(find_tracebacks(traceback_within(line, head) + b"\n"))
         if not inner:
             return None
         found = inner[-1]

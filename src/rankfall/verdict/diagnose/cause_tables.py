@@ -91,7 +91,7 @@ WORKING_BAR: Final = "slow_rank_timeout.bar"
 # Of the last line of a traceback without its exception.
 CUT_OFF: Final = "unknown.cut_off"
 # Lines without a cause that name the rank that failed.
-NAMES_A_RANK: Final = frozenset({CUT_OFF, "unknown.paddle_abort", "unknown.spawn"})
+NAMES_A_RANK: Final = frozenset({CUT_OFF, "unknown.mpi_exit", "unknown.paddle_abort", "unknown.spawn"})
 # Missing beside a displayed line without a cause; True: the line is such a one.
 LACKS_OF_LINE: Final = MappingProxyType(
     {

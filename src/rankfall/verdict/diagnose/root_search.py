@@ -262,7 +262,9 @@ def _merge(candidates: list[Candidate]) -> list[Candidate]:
         groups[key].append(candidate)
     merged = []
     for group in groups.values():
-        group.sort(key=lambda c: (not c.reported_first, c.order))
+        # Without times the first one in a text leads.
+        undated = len({c.best.stream for c in group if c.best is not None and c.best.at is None}) == 1
+        group.sort(key=lambda c: (not c.reported_first, text_place(c.best) if undated and c.best else ("", 0), c.order))
         head = group[first_of([c.moment for c in group]) or 0]
         head.same = [c.subject for c in group if c is not head]
         merged.append(head)
