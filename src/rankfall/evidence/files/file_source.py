@@ -364,8 +364,7 @@ class TextReader:
         self._given += len(data)
         text = before + data if self._heads else b""
         for id_, (finding, end) in list(self._heads.items()):
-            cut = max(0, end - start)
-            behind = text[cut : cut + MAX_BEHIND].removeprefix(b"\n")
+            behind = text[(cut := max(0, end - start)) : cut + MAX_BEHIND].removeprefix(b"\n")
             if final or len(behind) >= MAX_BEHIND - 1:
                 del self._heads[id_]
                 if (detail := detail_behind(finding.line.encode(), behind, above=text[:cut])) is not None:
