@@ -400,3 +400,39 @@ def test_a_worker_that_dasks_nanny_saw_killed_is_suspected_only_where_nothing_el
     assert answer(budget + killed)[0] == "host_oom"
     trace = 'Traceback (most recent call last):\n  File "/w/t.py", line 3, in f\n    fit()\nKeyError: 1\n'
     assert answer(trace + killed)[0] == "user_code_exception"
+
+
+def test_a_rank_that_flux_or_an_error_stack_of_mpich_names_is_the_verdicts(answer):
+    doom = "flux-shell[0]: FATAL: doom: sh: rank {} on host node7 exited and exit-timeout=30s has expired\n"
+    assert answer(doom.format(3)) == ("unknown", 3)
+    assert answer(doom.format(3) + doom.format(4)) == ("unknown", None)
+    head = (
+        "Abort(1614479) on node {0} (rank {0} in comm 0): Fatal error in PMPI_Init: Unknown error class, error stack:\n"
+    )
+    line = "find_provider(2819)..........: OFI fi_getinfo() failed (ofi_init.c:2819:find_provider:No data available)\n"
+    assert answer(head.format(3) + line) == ("nccl_socket_interface", 3)
+    assert answer(head.format(3) + line + head.format(4) + line) == ("nccl_socket_interface", None)
+
+
+def test_of_equal_ends_the_first_of_the_text_is_shown(tmp_path):
+    abort = "application called MPI_Abort(MPI_COMM_WORLD, 1) - process {}\n"
+    (tmp_path / "job.log").write_text("".join(abort.format(rank) for rank in (15, 1, 7)))
+    verdict = explain_files([tmp_path / "job.log"]).verdict
+    assert verdict.rank is None
+    assert verdict.decisive is not None
+    assert verdict.decisive.line.endswith("process 15")
+
+
+def test_a_programs_own_command_that_failed_is_its_error(answer):
+    failed = "subprocess.CalledProcessError: Command '['{}', 'a', 'b']' returned non-zero exit status 1.\n"
+    assert answer("    raise CalledProcessError(retcode,\n" + failed.format("gsutil"))[0] == "user_code_exception"
+    assert answer("    raise CalledProcessError(retcode,\n" + failed.format("python"))[0] != "user_code_exception"
+
+
+def test_the_message_of_a_container_counts_before_its_reason(answer):
+    reason = "      Reason:       StartError\n"
+    start = "      Message:      failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: "
+    assert answer(f'{reason}{start}exec: "nvidia-smi": executable file not found in $PATH: unknown\n')[0] == (
+        "command_not_found"
+    )
+    assert answer(f"{reason}{start}error during container init\n")[0] == "container_config"

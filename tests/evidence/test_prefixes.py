@@ -47,6 +47,7 @@ STYLES = [
     ("[1,mpirank:3,algo-1]<stderr>:", 3, None),
     ("job/0 [default1]:[rank3]:", 3, 1),
     ("[pod/j-worker-0/main] [default1]:[rank3]: ", 3, 1),
+    ("[2022-06-09T09:32:31.405187Z] 8de2ca81 [rank=3] || ", 3, None),
     ("7: [rank3]: ", 3, None),
     ("(VllmWorker rank=3 pid=42) ERROR 01-01 [x.py:1] ", 3, None),
     ("2026-01-01 10:00:03,123 ERROR mod [rank 3] ", 3, None),

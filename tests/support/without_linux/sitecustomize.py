@@ -15,6 +15,7 @@ import selectors
 import signal
 import socket
 import sys
+import sysconfig
 import time
 import types
 
@@ -72,6 +73,8 @@ def drop() -> None:
                     delattr(module, found)
 
 
+# It is read from a module that is named after the real platform.
+sysconfig.get_config_vars()
 sys.platform = "darwin"
 drop()
 selectors.DefaultSelector = selectors.PollSelector  # type: ignore[misc]

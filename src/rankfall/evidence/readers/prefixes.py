@@ -57,6 +57,8 @@ _TAGS: Final = tuple(
         # [1,3]<stderr>: of mpirun, [1,mpirank:3,algo-1]<stderr>: of SageMaker, [3]<stderr>: of Horovod
         ("global", r"\[\d{1,6},(?:mpirank:)?(\d{1,6})(?:,[\w.-]{1,64})?\]<std(?:out|err)>:[ \t]?"),
         ("global", r"\[(\d{1,6})\]<std(?:out|err)>:[ \t]?"),
+        # 8de2ca81 [rank=3] || of Determined
+        ("global", r"[0-9a-f]{8} \[rank=(\d{1,6})\] \|\| ?"),
         # [trainer1|9]: torchrun's template with both ranks
         ("both", r"\[[A-Za-z_]+(\d{1,6})\|(\d{1,6})\]:[ \t]?"),
         ("local", r"\[[A-Za-z_]+(\d{1,4})\]: ?"),
@@ -79,7 +81,7 @@ _TAGS: Final = tuple(
         ("srun", r"srun: error: ([\w.,\[\]-]{1,512}): tasks? ([\d,-]{1,400}): "),
         ("pod", r"\[pod/([\w.-]{1,253})/[\w.-]{1,63}\]:? ?"),
         ("host", rf"([\w.-]{{1,253}}): {_EXCEPTION}"),
-        ("name", r"([\w.-]{1,128}) +\| ?"),
+        ("name", r"([\w.-]{1,128}) +\|{1,2} ?"),
         # n042: worker1: 10.0.0.4: of pdsh
         ("host", _HOST + r": "),
         # worker-3: job-worker-3:
@@ -97,7 +99,7 @@ _TAGS: Final = tuple(
 # Beginning of any prefix: most lines have none.
 _BEGINS: Final = anchored(
     rb"\A(?:[\[(<\x1b]|srun: error: |std(?:out|err) [FP] | {0,5}\d{1,6}: |\d{4}[-/]|(?i:(?:global[ _-]?|mpi|world[ _-]?)?rank[ _=-]?|r)\d|[\w.-]{1,253}:\d{1,8}:\d{1,8} \[|[A-Za-z][\w.-]{0,127}:\d{1,5}: "
-    rb"|[\w.-]{1,253}(?:: " + _EXCEPTION.encode() + rb"| +\||(?<=\d): ))",
+    rb"|[\w.-]{1,253}(?:: " + _EXCEPTION.encode() + rb"| +\|| \[rank=\d|(?<=\d): ))",
     limit=_LOOK,
 )
 # Words of a logger before a tag: a time, a level, a module or file in brackets, separators.

@@ -91,7 +91,21 @@ WORKING_BAR: Final = "slow_rank_timeout.bar"
 # Of the last line of a traceback without its exception.
 CUT_OFF: Final = "unknown.cut_off"
 # Lines without a cause that name the rank that failed.
-NAMES_A_RANK: Final = frozenset({CUT_OFF, "unknown.mpi_exit", "unknown.paddle_abort", "unknown.spawn"})
+NAMES_A_RANK: Final = frozenset(
+    {
+        CUT_OFF,
+        "unknown.flux_doom",
+        "unknown.mpi_exit",
+        "unknown.mpich_abort",
+        "unknown.paddle_abort",
+        "unknown.spawn",
+    }
+)
+# First line of MPICH's error stack, which names the rank of the others; and causes in those.
+HEADS_OF_STACKS: Final = frozenset({"unknown.mpich_abort"})
+LINES_OF_STACKS: Final = frozenset(
+    {"host_alloc_failed.mpich", "nccl_socket_interface.mpich", "nccl_socket_interface.mpich_endpoint"}
+)
 # Missing beside a displayed line without a cause; True: the line is such a one.
 LACKS_OF_LINE: Final = MappingProxyType(
     {

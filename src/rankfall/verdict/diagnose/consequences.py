@@ -14,6 +14,7 @@ from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Ro
 from rankfall.verdict.diagnose.cause_tables import (
     ENDS_OF_THE_REST,
     LAST_ERROR,
+    NAMES_A_RANK,
     NEVER_CAUSE,
     STEP_ENDS,
     STEP_TAKEN,
@@ -240,7 +241,8 @@ def _gave_no_reason(candidate: Candidate) -> bool:
 
 def last_error(subjects: Subjects, chosen: Candidate) -> Evidence | None:
     """Last error of a text in which a launcher reports nothing but an exit code, or of a rank that gave no reason."""
-    if ended_without_message(chosen) or (chosen.best is not None and reports_code(chosen.best)):
+    only_a_code = chosen.best is not None and chosen.slug != OWN_CODE and reports_code(chosen.best)
+    if ended_without_message(chosen) or only_a_code:
         nearest = nearest_line(subjects)
         return nearest if nearest is not None and nearest.fingerprint == LAST_ERROR else None
     words = [e for e in chosen.subject.evidence if e.fingerprint == LAST_ERROR]
@@ -257,6 +259,12 @@ def nearest_line(subjects: Subjects) -> Evidence | None:
     stops = [e for e in lines if e.slug in {"controller_verdict", "peer_teardown"}]
     first = min(stops, key=lambda e: (*text_place(e), e.id), default=None)
     return max(found, key=lambda e: (e.role == "context", e.stream or "", e.order or 0, e.id), default=first)
+
+
+def named_rank(subjects: Subjects, shown: Evidence) -> int | None:
+    """Rank that a line without a cause names as failed; None if lines of its kind name several."""
+    alike = {e.rank for s in subjects.all.values() for e in s.evidence if e.signature == shown.signature}
+    return shown.rank if shown.signature in NAMES_A_RANK and len(alike) == 1 else None
 
 
 def _perhaps_stopped_by_torchrun(candidate: Candidate, silent: list[Candidate]) -> bool:

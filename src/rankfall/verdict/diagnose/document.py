@@ -32,7 +32,7 @@ from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import Moment, rfc3339
 from rankfall.verdict.diagnose import cause_tables as known
 from rankfall.verdict.diagnose.candidates import Candidate, Root, of_node, place_of, text_place
-from rankfall.verdict.diagnose.consequences import last_error, nearest_line, only_text
+from rankfall.verdict.diagnose.consequences import last_error, named_rank, nearest_line, only_text
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, same_line, state_of, work_over
 from rankfall.verdict.signatures.matcher import SLURM
 
@@ -302,8 +302,8 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         s.key for s in subjects.all.values() if at_subject and any(same_line(e, piece) for e in s.evidence)
     }
     rank = root.suspects[0] if not at_subject and len(root.suspects) == 1 else None
-    if rank is None and nearest is not None and nearest.signature in known.NAMES_A_RANK:
-        rank = nearest.rank
+    if rank is None and nearest is not None:
+        rank = named_rank(subjects, nearest)
     suspect = subjects.ranks.get(rank) if rank is not None else None
     if rank is not None:
         struck.add(("rank", rank))

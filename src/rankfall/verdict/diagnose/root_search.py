@@ -27,6 +27,8 @@ from rankfall.verdict.diagnose.candidates import (
 from rankfall.verdict.diagnose.cause_tables import (
     BETWEEN_TWO,
     EXIT_SLUGS,
+    HEADS_OF_STACKS,
+    LINES_OF_STACKS,
     LOST_PEER_SLUGS,
     NEAREST,
     NEVER_CAUSE,
@@ -163,6 +165,10 @@ def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:
         named = msgspec.structs.replace(chosen, subject=killed[0].subject, because="the only rank that was killed")
         rejected = [row for row in root.rejected if row[0] is not killed[0]]
         return msgspec.structs.replace(root, chosen=named, rejected=rejected)
+    if best.signature in LINES_OF_STACKS:
+        heads = {e.rank for s in subjects.all.values() for e in s.evidence if e.signature in HEADS_OF_STACKS}
+        subject = subjects.all.get(("rank", heads.pop() or 0)) if len(heads) == 1 else None
+        return root if subject is None else _named(root, chosen, subject, "the head of its error stack names the rank")
     waited = [e for s in subjects.all.values() for e in s.complaints if e.slug in LOST_PEER_SLUGS]
     if cause_info(chosen.slug).family not in _OF_A_RANK or not all(surely_after(e, best) for e in waited):
         return root
@@ -170,8 +176,11 @@ def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:
     subject = subjects.all.get(("rank", suspects[0])) if len(suspects) == 1 else None
     if subject is None or chosen.subject.slot_number not in {None, subject.slot_number}:
         return root
-    named = msgspec.structs.replace(chosen, subject=subject, because="its rank was found by elimination")
-    return msgspec.structs.replace(root, chosen=named)
+    return _named(root, chosen, subject, "its rank was found by elimination")
+
+
+def _named(root: Root, chosen: Candidate, subject: Subject, because: str) -> Root:
+    return msgspec.structs.replace(root, chosen=msgspec.structs.replace(chosen, subject=subject, because=because))
 
 
 def _in_order(candidates: list[Candidate]) -> list[Candidate]:
@@ -262,13 +271,22 @@ def _merge(candidates: list[Candidate]) -> list[Candidate]:
         groups[key].append(candidate)
     merged = []
     for group in groups.values():
-        # Without times the first one in a text leads.
-        undated = len({c.best.stream for c in group if c.best is not None and c.best.at is None}) == 1
-        group.sort(key=lambda c: (not c.reported_first, text_place(c.best) if undated and c.best else ("", 0), c.order))
+        places = {id(c): _place_in_text(c) for c in group}
+        if len({stream for stream, _ in places.values()}) > 1:
+            places = {}
+        group.sort(key=lambda c: (not c.reported_first, places.get(id(c), ("", 0)), c.order))
         head = group[first_of([c.moment for c in group]) or 0]
         head.same = [c.subject for c in group if c is not head]
         merged.append(head)
     return merged
+
+
+def _place_in_text(candidate: Candidate) -> tuple[str, int]:
+    """Stream and place of a candidate's line; of a whole traceback or a fact without lines only its rank's order."""
+    best = candidate.best
+    lines = [e for e in candidate.subject.evidence if e.source == "log"] if best is None else [best]
+    known = lines and (best is None or candidate.bare)
+    return min(map(text_place, lines)) if known else (str(candidate.order), 0)
 
 
 def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:
