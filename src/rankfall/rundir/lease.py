@@ -162,7 +162,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _exists(pid: int) -> bool:
-    """True if a process has this number, which is all that a system without /proc says (macOS)."""
+    """True if a process has this number, without a check of its start: for systems without /proc (macOS)."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

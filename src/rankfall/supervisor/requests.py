@@ -210,7 +210,7 @@ class _Pipe:
                 pass
 
     def close(self) -> None:
-        # The writing end first: a write after it must not meet a descriptor of somebody else.
+        # The numbers go first: a signal handler may write meanwhile, and the descriptors may be reused.
         ends, self._in = (self._in, self._out), -1
         self._out = -1
         for end in ends:

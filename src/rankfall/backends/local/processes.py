@@ -168,7 +168,7 @@ def members(slot_dir: Path) -> list[int]:
     """Processes whose environment names this slot; unreadable ones do not count.
 
     Raises:
-        Refused: Processes cannot be seen here, so nobody may say that a slot is dead.
+        Refused: There is no /proc, so an empty answer would call a live slot dead.
     """
     require_proc()
     me = os.getpid()
