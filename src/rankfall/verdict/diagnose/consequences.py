@@ -261,10 +261,10 @@ def nearest_line(subjects: Subjects) -> Evidence | None:
     return max(found, key=lambda e: (e.role == "context", e.stream or "", e.order or 0, e.id), default=first)
 
 
-def named_rank(subjects: Subjects, shown: Evidence) -> int | None:
+def named_rank(subjects: Subjects, displayed: Evidence) -> int | None:
     """Rank that a line without a cause names as failed; None if lines of its kind name several."""
-    alike = {e.rank for s in subjects.all.values() for e in s.evidence if e.signature == shown.signature}
-    return shown.rank if shown.signature in NAMES_A_RANK and len(alike) == 1 else None
+    alike = {e.rank for s in subjects.all.values() for e in s.evidence if e.signature == displayed.signature}
+    return displayed.rank if displayed.signature in NAMES_A_RANK and len(alike) == 1 else None
 
 
 def _perhaps_stopped_by_torchrun(candidate: Candidate, silent: list[Candidate]) -> bool:
