@@ -18,6 +18,7 @@ from rankfall.backends.local.backend import LocalBackend
 from rankfall.backends.plan import Plan
 from rankfall.model import InfrastructureError, JobSpec, Policies
 from rankfall.rundir import RunDir
+from rankfall.rundir.lease import boot_id, start_ticks
 from support.helpers import wait_until
 
 WAIT = 20.0
@@ -226,5 +227,5 @@ def test_a_lock_that_names_nobody_alive_is_no_life(tmp_path: Path, text: str) ->
 def test_a_living_holder_is_life_even_when_its_start_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text(f"{os.getpid()} 0 -\n")
     assert processes.life(tmp_path) == "running"
-    (tmp_path / "lock").write_text(f"{os.getpid()} {processes.start_ticks(os.getpid())} {processes.boot_id()}\n")
+    (tmp_path / "lock").write_text(f"{os.getpid()} {start_ticks(os.getpid())} {boot_id()}\n")
     assert processes.life(tmp_path) == "running"

@@ -15,6 +15,7 @@ from rankfall.evidence.node_clocks import NodeClocks
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import ExitInfo, RankFacts, Record, SlotFacts
 from rankfall.model.evidence import SlotLauncher
+from rankfall.model.exit_codes import SIGNALLED
 from rankfall.rundir.records import Found
 
 K = TypeVar("K", bound=Hashable)
@@ -66,7 +67,6 @@ class _Round:
 _WAITED_S: Final = 0.05
 _STOP_SIGNALS: Final = frozenset({1, 2, 3, 9, 15})
 # Signals that a shell reports as 128+N; 138 is a program's own request for a retry.
-_SHELL_SIGNAL: Final = 128
 _CHILD_SIGNALS: Final = frozenset({1, 2, 3, 4, 6, 7, 8, 9, 11, 15})
 
 Process = tuple[int | None, int | None]  # slot, pid
@@ -406,7 +406,7 @@ def _launcher(record: Record) -> SlotLauncher | None:
 
 def _signal_of_child(info: ExitInfo) -> ExitInfo:
     """Returns the signal that a shell around a rank reports as 128+N."""
-    signal = (info.code or 0) - _SHELL_SIGNAL
+    signal = (info.code or 0) - SIGNALLED
     return msgspec.structs.replace(info, code=None, signal=signal) if signal in _CHILD_SIGNALS else info
 
 

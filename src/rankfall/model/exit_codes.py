@@ -23,6 +23,8 @@ LINES_LOST = 65
 CANCELLED = 130
 USER_RETRYABLE = 138
 MAX_CODE = 255
+# A shell's codes of a process that a signal ended: this and the signal's number.
+SIGNALLED = 128
 
 # One code per group of causes, for platforms with native rules.
 CAUSE_CODES = MappingProxyType(
@@ -132,7 +134,7 @@ def exit_class(code: int) -> ExitClass:
 
 def shell_code(*, code: int | None, signal: int | None) -> int | None:
     """Returns a shell's code, 128+n for a signal; None if unknown."""
-    return 128 + signal if signal is not None else code
+    return SIGNALLED + signal if signal is not None else code
 
 
 _HEAD: Final = """# Exit codes of ranks

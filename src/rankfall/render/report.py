@@ -231,11 +231,15 @@ def _nodes(one: AttemptReport) -> str:
         bad = [rank.rank for rank in ranks if rank.outcome in {"root", "consequence", "failed"}]
         gpu, action = "", ""
         if verdict is not None and verdict.node == node:
-            gpu, action = verdict.gpu or "", verdict.node_action.replace("none", "")
+            gpu, action = verdict.gpu or "", _node_action(verdict)
         cells = (_t(node), formatting.ranks(rank.rank for rank in ranks), formatting.ranks(bad), _t(gpu), _t(action))
         rows.append(_row(cells))
     columns = ("Node", "Ranks", "Failed", "GPU", "Advice for the node")
     return _table(_of("Nodes", one), columns, rows[:_MAX_ROWS])
+
+
+def _node_action(verdict: Verdict) -> str:
+    return "" if verdict.node_action == "none" else verdict.node_action
 
 
 def _node_history(attempts: Sequence[AttemptReport]) -> str:
@@ -244,13 +248,13 @@ def _node_history(attempts: Sequence[AttemptReport]) -> str:
     failures: dict[str, list[str]] = {}
     for one in attempts:
         number = one.attempt or 0
-        for node in {rank.node: None for rank in one.ranks if rank.node}:
+        for node in dict.fromkeys(rank.node for rank in one.ranks if rank.node):
             used.setdefault(node, []).append(number)
         verdict = one.verdict
         if verdict is not None and verdict.node:
             used.setdefault(verdict.node, [])
             parts = [verdict.cause.slug, _who(verdict.rank, verdict.slot), f"GPU {verdict.gpu}" if verdict.gpu else ""]
-            parts.append(f"node: {verdict.node_action}" if verdict.node_action != "none" else "")
+            parts.append(f"node: {action}" if (action := _node_action(verdict)) else "")
             text = f"attempt {number}: {', '.join(part for part in parts if part)}"
             failures.setdefault(verdict.node, []).append(_t(text))
     rows = [

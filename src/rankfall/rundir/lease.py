@@ -137,7 +137,6 @@ _POLL_S: Final = 0.05
 # an idle machine. A caller waits for a lock without a live holder.
 _ORPHANED_S: Final = 10.0
 _START_FIELD: Final = 19
-_PROCESSES: Final = Path("/proc/self/stat")
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,12 +152,17 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
         """True if alive; None on another host."""
         if self.host != socket.gethostname():
             return None
-        if self.boot and self.boot != _boot():
+        if self.boot and self.boot != boot_id():
             return False
-        if not _PROCESSES.exists():
+        if not has_proc():
             return _exists(self.pid)
         start = start_ticks(self.pid)
         return start is not None and (self.start is None or start == self.start)
+
+
+def has_proc() -> bool:
+    """True if /proc shows the processes of this machine; macOS has none."""
+    return Path("/proc/self/stat").exists()
 
 
 def _exists(pid: int) -> bool:
@@ -187,7 +191,8 @@ def start_ticks(pid: int) -> int | None:
     return numbers.whole(fields[_START_FIELD])
 
 
-def _boot() -> str:
+def boot_id() -> str:
+    """Returns the id of this machine's boot, or empty."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -223,7 +228,7 @@ def hold(path: Path, *, wait: float = 0.0) -> Iterator[None]:
     link = file_system(path.parent).network
     began = time.monotonic()
     me = Holder(
-        pid=os.getpid(), host=socket.gethostname(), start=start_ticks(os.getpid()), boot=_boot(), at=time.time_ns()
+        pid=os.getpid(), host=socket.gethostname(), start=start_ticks(os.getpid()), boot=boot_id(), at=time.time_ns()
     )
     text = msgspec.json.encode(me)
     take = _take_link if link else _take_flock

@@ -211,11 +211,10 @@ class _Pipe:
 
     def close(self) -> None:
         # The numbers go first: a signal handler may write meanwhile, and the descriptors may be reused.
-        ends, self._in = (self._in, self._out), -1
-        self._out = -1
+        ends = {self._in, self._out} - {-1}
+        self._in = self._out = -1
         for end in ends:
-            if end >= 0:
-                os.close(end)
+            os.close(end)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from rankfall.kube.lease import RENEW_S, HolderIdle, LeaseLock, LeaseLost, Lease
 from rankfall.kube.secret import excerpt
 from rankfall.model import EvidenceLost
 from rankfall.rundir import RunDir
+from rankfall.rundir.lease import boot_id
 from rankfall.rundir.requests import who
 
 NOTE_PLACE: Final = "rankfall.dev/run-directory"
@@ -182,10 +183,10 @@ class RunLease:
 
 def place_of(path: Path) -> str:
     """Digest of boot id, device and inode of the directory; a random one if any is unknown."""
+    boot = boot_id()
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         status = path.stat()
     except OSError:
-        boot, status = "", None
+        status = None
     proof = f"{boot} {status.st_dev} {status.st_ino}" if boot and status is not None else secrets.token_hex(16)
     return hashlib.sha256(proof.encode()).hexdigest()[:32]

@@ -17,11 +17,10 @@ from typing import Final, Self
 
 from rankfall.backends.protocol import Life
 from rankfall.model import InfrastructureError, Refused, numbers
-from rankfall.rundir.lease import FILE_MODE, make_folder
+from rankfall.rundir.lease import FILE_MODE, boot_id, has_proc, make_folder, start_ticks
 from rankfall.rundir.records import read_untrusted_file
 
 MARK: Final = "wrapper.log"
-_PROC: Final = Path("/proc")
 # The system's name for people.
 SYSTEM: Final = {"darwin": "macOS", "linux": "Linux without /proc"}.get(sys.platform, sys.platform)
 # Seconds from exec to the wrapper's lock.
@@ -125,28 +124,11 @@ def require_proc() -> None:
     Raises:
         Refused: There is no /proc, as on macOS.
     """
-    if not (_PROC / "self" / "stat").exists():
+    if not has_proc():
         raise Refused(
             f"$.backend: local and slurm need Linux with /proc, which shows the ends of ranks; this is {SYSTEM}",
             hint="start the job on a cluster (--backend job, jobset or trainjob) or on a Linux machine; files and cluster jobs can be explained here",
         )
-
-
-def boot_id() -> str:
-    """Returns this boot's id, or empty."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        return ""
-
-
-def start_ticks(pid: int) -> int | None:
-    """Returns a process's start in clock ticks since boot; None if ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return None if fields[0] in {b"Z", b"X"} else numbers.whole(fields[19])
-    except (OSError, IndexError):
-        return None
 
 
 def tell(slot_dir: Path, line: str) -> bool:
@@ -172,7 +154,7 @@ def members(slot_dir: Path) -> list[int]:
     """
     require_proc()
     me = os.getpid()
-    pids = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()]
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     return [pid for pid in pids if pid != me and _is_member(pid, slot_dir)]
 
 

@@ -24,7 +24,7 @@ from rankfall.backends.protocol import HeldBy, Life, PlatformEnd
 from rankfall.backends.slurm import allocation
 from rankfall.model import InfrastructureError, JobSpec, Refused, decoding
 from rankfall.rundir import RunDir
-from rankfall.rundir.lease import write_file
+from rankfall.rundir.lease import start_ticks, write_file
 
 # Below the ephemeral ports of Linux, so no client holds one by chance.
 _PORTS: Final = range(20_000, 32_000)
@@ -218,7 +218,7 @@ class SlurmBackend(LocalBackend):
         if slot_dir not in self._adopted:
             self._adopted[slot_dir] = min(processes.living(slot_dir), key=lambda one: one[1], default=None)
         held = self._adopted[slot_dir]
-        return held is not None and processes.start_ticks(held[0]) == held[1]
+        return held is not None and start_ticks(held[0]) == held[1]
 
     def _tell(self, plan: Plan, numbers: Collection[int], line: str) -> tuple[int, ...]:
         return tuple(number for number in sorted(numbers) if self._deliver(plan, number, line))

@@ -34,7 +34,7 @@ from rankfall.model.run_status import Check, CheckState, DoctorDocument
 from rankfall.render.escape import clean
 from rankfall.render.formatting import Paint
 from rankfall.rundir import default_home, home
-from rankfall.rundir.lease import file_system
+from rankfall.rundir.lease import file_system, has_proc
 from rankfall_inside import procfs
 
 
@@ -165,7 +165,7 @@ def system(backend: str | None) -> Check:
 
 def proc() -> Check:
     """Checks that /proc and pidfd work, which show ranks and their exit codes."""
-    if not Path("/proc/self/stat").exists():
+    if not has_proc():
         return Check(
             name="proc", state="fail", text="/proc is not mounted", next="mount it: Rankfall finds ranks there"
         )

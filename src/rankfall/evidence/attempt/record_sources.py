@@ -17,6 +17,7 @@ from rankfall.model.evidence import SlotLauncher
 from rankfall.model.foreign import FOREIGN
 from rankfall.rundir import RunDir
 from rankfall.rundir.cluster.marks import identity_of
+from rankfall.rundir.lease import start_ticks
 from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.rundir.records import Found, RecordFolder, read_end, read_untrusted_file
 
@@ -117,7 +118,6 @@ _NS: Final = 1_000_000_000
 # pid, start, root's pid and start, the identity; one more number if the wrapper created the claim.
 _IDENTITY: Final = ("rank", "local_rank", "group_rank", "world_size", "local_world_size", "restart_count")
 _NUMBERS: Final = 4 + len(_IDENTITY)
-_STATE, _START_TICKS = 0, 19
 
 
 def stands_alone(spec: JobSpec, launcher: SlotLauncher | None) -> bool:
@@ -217,7 +217,8 @@ class SingleRankSlot:
 
     def _slot_outlives_rank(self) -> bool:
         """True if the slot runs longer after its rank's end than a launcher needs to exit."""
-        if self._start is None or _lives(*self._top):
+        pid, ticks = self._top
+        if self._start is None or start_ticks(pid) == ticks:
             self._gone_since = None
             return False
         now = time.monotonic()
@@ -247,14 +248,6 @@ def _written(path: Path) -> int | None:
     except OSError:
         return None
     return found.st_mtime_ns if found.st_size else None
-
-
-def _lives(pid: int, ticks: int) -> bool:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return fields[_STATE] not in {b"Z", b"X"} and numbers.whole(fields[_START_TICKS]) == ticks
-    except (OSError, IndexError):
-        return False
 
 
 _MAX_NOTES: Final = 64

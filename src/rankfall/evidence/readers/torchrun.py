@@ -22,6 +22,7 @@ from rankfall.evidence.readers.text import decode
 from rankfall.evidence.readers.tracebacks import find_tracebacks
 from rankfall.model import Evidence, RankFacts, SlotFacts, decoding, numbers
 from rankfall.model.evidence import digest
+from rankfall.model.exit_codes import SIGNALLED
 from rankfall.model.numbers import whole
 from rankfall.model.patterns import Linear, bounded, linear
 from rankfall.rundir.records import read_untrusted_file
@@ -51,10 +52,9 @@ _MPI_ABORT = linear(
     rb"MPI_ABORT was invoked on rank (\d+) in communicator[^\n]{0,200}\n(?:[^\n]{0,200}Proc:[^\n]{0,200}\n)?\s*(?:with errorcode|Errorcode:) (-?\d+)"
 )
 _MPICH_ABORT = linear(rb"application called MPI_Abort\([^\n,]{1,80}, (-?\d+)\) - process (\d+)")
-_MPI_SIGNAL = linear(rb"process rank (\d+) with PID (\d+) on node ([\w.-]{1,253})\s+exited\s+on\s+signal\s+(\d+)")
+_MPI_SIGNAL = linear(rb"process rank (\d+) with PID (\d+) on node ([\w.-]{1,253})\s+(exited\s+on\s+signal)\s+(\d+)")
 _SIGNALLED = linear(rb"Received (\d+) death signal, shutting down workers")
 # Signals that a shell or a container reports as exit codes.
-SIGNALLED: Final = 128
 _SHELL_SIGNALS: Final = frozenset({4, 6, 7, 8, 9, 11})
 _MAX: Final = 4096
 # A report repeats a statement two or three times.
@@ -145,20 +145,13 @@ def read_reports(data: bytes) -> Iterator[Reported]:
             row = _reported("exit", match, rank=1, code=2)
             signal = (row.code or 0) - SIGNALLED
             yield msgspec.structs.replace(row, code=-signal) if signal in _SHELL_SIGNALS else row
-    yield from _of_mpich(data)
     if data.find(b"MPI_ABORT was invoked") >= 0:
         for match in _numbers(_MPI_ABORT, data):
             yield _reported("exit", match, rank=1, code=2)
     if data.find(b"application called MPI_Abort") >= 0:
         for match in _numbers(_MPICH_ABORT, data):
             yield _reported("exit", match, code=1, rank=2)
-    if data.find(b"that process rank") >= 0:
-        for signal_match in islice(_MPI_SIGNAL.finditer(data), _MAX):
-            rank, pid, signal = (whole(text, digits=10) for text in signal_match.group(1, 2, 4))
-            if rank is not None and signal:
-                yield Reported(
-                    kind="exit", at=signal_match.start(), rank=rank, pid=pid, code=-signal, host=decode(signal_match[3])
-                )
+    yield from _of_mpi(data)
     if data.find(b"exitcode") >= 0:
         for match in _numbers(_FAILED, data):
             yield _reported("exit", match, code=1, local_rank=2, pid=3)
@@ -172,9 +165,10 @@ def read_reports(data: bytes) -> Iterator[Reported]:
                 yield msgspec.structs.replace(row, host=_host(data, row.at), first=True)
 
 
-def _of_mpich(data: bytes) -> Iterator[Reported]:
-    """Yields the ends that launchers of MPICH's family report."""
+def _of_mpi(data: bytes) -> Iterator[Reported]:
+    """Yields the ends that MPI's launchers report as rank, perhaps pid and host, words of a signal, and number."""
     for words, pattern in (
+        (b"that process rank", _MPI_SIGNAL),
         (b" RUNNING AT ", _HYDRA),
         (b"MPI process (rank: ", _MPISPAWN),
         (b"exit status of rank ", _MPD),
@@ -182,16 +176,16 @@ def _of_mpich(data: bytes) -> Iterator[Reported]:
         if data.find(words) < 0:
             continue
         for match in islice(pattern.finditer(data), _MAX):
-            rank, *more, signalled, last = match.groups()
-            numbers = [whole(text, digits=10) for text in (rank, last, *more[:1])]
-            if None in numbers or not numbers[1]:
+            first, *more, signalled, last = match.groups()
+            rank, number = whole(first, digits=10), whole(last, digits=10)
+            if rank is None or not number:
                 continue
             yield Reported(
                 kind="exit",
                 at=match.start(),
-                rank=numbers[0],
-                pid=numbers[2] if more else None,
-                code=-numbers[1] if signalled else numbers[1],
+                rank=rank,
+                pid=whole(more[0], digits=10) if more else None,
+                code=-number if signalled else number,
                 host=decode(more[1]) if len(more) > 1 else None,
             )
 

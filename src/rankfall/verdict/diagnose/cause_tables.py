@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from rankfall.model import Evidence
+from rankfall.model.exit_codes import SIGNALLED
 
 # Slugs that bystanders also print: the cause only if no other subject has one.
 WEAK_PRIMARIES: Final = frozenset(
@@ -102,7 +103,7 @@ NAMES_A_RANK: Final = frozenset(
     }
 )
 # First line of MPICH's error stack, which names the rank of the others; and causes in those.
-HEADS_OF_STACKS: Final = frozenset({"unknown.mpich_abort"})
+HEAD_OF_STACK: Final = "unknown.mpich_abort"
 LINES_OF_STACKS: Final = frozenset(
     {"host_alloc_failed.mpich", "nccl_socket_interface.mpich", "nccl_socket_interface.mpich_endpoint"}
 )
@@ -187,9 +188,6 @@ KERNEL_SIGNATURE_IDS: Final = frozenset(
         "no_gpu_visible.xid",
     }
 )
-
-# A shell's exit codes of a process that a signal ended begin here.
-SIGNALLED: Final = 128
 
 # Cause of an exit code without other explanation.
 EXIT_SLUGS: Final = MappingProxyType({126: "permission_denied", 127: "command_not_found", 138: "retryable_exception"})

@@ -263,8 +263,14 @@ def nearest_line(subjects: Subjects) -> Evidence | None:
 
 def named_rank(subjects: Subjects, displayed: Evidence) -> int | None:
     """Rank that a line without a cause names as failed; None if lines of its kind name several."""
-    alike = {e.rank for s in subjects.all.values() for e in s.evidence if e.signature == displayed.signature}
-    return displayed.rank if displayed.signature in NAMES_A_RANK and len(alike) == 1 else None
+    signature = displayed.signature
+    return only_named_rank(subjects, signature) if signature in NAMES_A_RANK else None
+
+
+def only_named_rank(subjects: Subjects, signature: str | None) -> int | None:
+    """Rank that all lines with this signature name; None if they name several or none."""
+    named = {e.rank for s in subjects.all.values() for e in s.evidence if e.signature == signature}
+    return named.pop() if len(named) == 1 else None
 
 
 def _perhaps_stopped_by_torchrun(candidate: Candidate, silent: list[Candidate]) -> bool:

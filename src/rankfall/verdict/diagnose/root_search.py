@@ -27,7 +27,7 @@ from rankfall.verdict.diagnose.candidates import (
 from rankfall.verdict.diagnose.cause_tables import (
     BETWEEN_TWO,
     EXIT_SLUGS,
-    HEADS_OF_STACKS,
+    HEAD_OF_STACK,
     LINES_OF_STACKS,
     LOST_PEER_SLUGS,
     NEAREST,
@@ -47,6 +47,7 @@ from rankfall.verdict.diagnose.consequences import (
     drop_without_message_beside_death,
     ended_without_message,
     is_without_message,
+    only_named_rank,
     without_ends_by_launcher,
     without_stopped_from_outside,
 )
@@ -166,8 +167,8 @@ def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:
         rejected = [row for row in root.rejected if row[0] is not killed[0]]
         return msgspec.structs.replace(root, chosen=named, rejected=rejected)
     if best.signature in LINES_OF_STACKS:
-        heads = {e.rank for s in subjects.all.values() for e in s.evidence if e.signature in HEADS_OF_STACKS}
-        subject = subjects.all.get(("rank", heads.pop() or 0)) if len(heads) == 1 else None
+        rank = only_named_rank(subjects, HEAD_OF_STACK)
+        subject = subjects.all.get(("rank", rank)) if rank is not None else None
         return root if subject is None else _named(root, chosen, subject, "the head of its error stack names the rank")
     waited = [e for s in subjects.all.values() for e in s.complaints if e.slug in LOST_PEER_SLUGS]
     if cause_info(chosen.slug).family not in _OF_A_RANK or not all(surely_after(e, best) for e in waited):
@@ -271,14 +272,19 @@ def _merge(candidates: list[Candidate]) -> list[Candidate]:
         groups[key].append(candidate)
     merged = []
     for group in groups.values():
-        places = {id(c): _place_in_text(c) for c in group}
-        if len({stream for stream, _ in places.values()}) > 1:
-            places = {}
-        group.sort(key=lambda c: (not c.reported_first, places.get(id(c), ("", 0)), c.order))
+        if len(group) > 1:
+            _put_in_order(group)
         head = group[first_of([c.moment for c in group]) or 0]
         head.same = [c.subject for c in group if c is not head]
         merged.append(head)
     return merged
+
+
+def _put_in_order(group: list[Candidate]) -> None:
+    """Sorts equal faults: the one that a launcher named first, in one text by place, else by rank."""
+    places = {id(c): _place_in_text(c) for c in group}
+    one_text = len({stream for stream, _ in places.values()}) == 1
+    group.sort(key=lambda c: (not c.reported_first, places[id(c)] if one_text else ("", 0), c.order))
 
 
 def _place_in_text(candidate: Candidate) -> tuple[str, int]:
