@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-SHIM = Path(__file__).resolve().parents[1] / "support" / "without_linux"
+from support import without_linux
+
 LOG = """\
 step 1
 [rank3]: Traceback (most recent call last):
@@ -25,7 +26,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def mac(tmp_path: Path) -> Command:
     env = os.environ | {
-        "PYTHONPATH": str(SHIM),
+        "PYTHONPATH": str(without_linux.FOLDER),
         "RANKFALL_HOME": str(tmp_path / "home"),
         "KUBECONFIG": str(tmp_path / "none"),
     }
@@ -50,7 +51,7 @@ def test_i24_p1_the_imitated_system_lacks_what_macos_lacks(mac: Command, tmp_pat
     code = "import os, sys; print(sys.platform, os.path.exists('/proc/self/stat'), hasattr(os, 'pidfd_open'))"
     done = subprocess.run(
         (sys.executable, "-c", code),
-        env=os.environ | {"PYTHONPATH": str(SHIM)},
+        env=os.environ | {"PYTHONPATH": str(without_linux.FOLDER)},
         capture_output=True,
         text=True,
         check=True,

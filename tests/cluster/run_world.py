@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,22 @@ class World:
     def run(self, spec: Mapping[str, Any], *words: str) -> subprocess.CompletedProcess[str]:
         """``rankfall run -f``, in the foreground."""
         return self.cli("run", "--file", str(self.file(spec)), *words)
+
+    @contextlib.contextmanager
+    def killed_after(self, spec: Mapping[str, Any], words: str) -> Iterator[None]:
+        """A run in the foreground that has printed these words; its supervisor is killed at the end of the block."""
+        command = (sys.executable, "-m", "rankfall", "run", "--file", str(self.file(spec)))
+        with subprocess.Popen(
+            command, env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as first:
+            assert first.stdout is not None
+            try:
+                for line in first.stdout:
+                    if words in line:
+                        break
+                yield
+            finally:
+                first.kill()
 
     def document(self, *words: str) -> Any:
         """What a command says with ``-o json``."""

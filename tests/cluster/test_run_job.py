@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -143,20 +140,8 @@ def test_jobapi_s17_text_and_state_of_each_attempt_stay_readable_after_the_job_i
 def test_launch_s12_a_killed_supervisor_is_followed_by_another_without_loss_or_repeat(world):
     spec = job(backend="job", namespace=world.namespace)
     spec["env"]["SLOW"] = "1"
-    first = subprocess.Popen(
-        [sys.executable, "-m", "rankfall", "run", "--file", str(world.file(spec))],
-        env=world.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert first.stdout is not None
-    for line in first.stdout:
-        if "step 1" in line:
-            break
-    os.kill(first.pid, signal.SIGKILL)
-    first.wait()
-    first.stdout.close()
+    with world.killed_after(spec, "step 1"):
+        pass
     run = world.only_run().name
     done = world.cli("attach", run)
     assert done.returncode == 0, done.stderr

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from cluster.run_world import RULES, World, job
+from support import without_linux
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
-SHIM = Path(__file__).resolve().parents[1] / "support" / "without_linux"
 
 
 class WithoutLinux(World):
     """The command line on such a system."""
 
     def environment(self) -> dict[str, str]:
-        return super().environment() | {"PYTHONPATH": str(SHIM)}
+        return super().environment() | {"PYTHONPATH": str(without_linux.FOLDER)}
 
 
 @pytest.fixture
@@ -50,18 +46,8 @@ def test_i24_p1_a_run_of_the_cluster_is_explained_and_restarted_without_linux(wo
 def test_i24_p1_a_killed_supervisor_is_replaced_without_loss_or_repeat_without_linux(world: World) -> None:
     spec = job(backend="job", namespace=world.namespace)
     spec["env"]["SLOW"] = "1"
-    command = (sys.executable, "-m", "rankfall", "run", "--file", str(world.file(spec)))
-    first = subprocess.Popen(
-        command, env=world.environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert first.stdout is not None
-    for line in first.stdout:
-        if "step 1" in line:
-            break
-    assert world.document("status")["state"] == "running"
-    os.kill(first.pid, signal.SIGKILL)
-    first.wait()
-    first.stdout.close()
+    with world.killed_after(spec, "step 1"):
+        assert world.document("status")["state"] == "running"
     run = world.only_run().name
     done = world.cli("attach", run)
     assert done.returncode == 0, done.stderr

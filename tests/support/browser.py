@@ -15,13 +15,14 @@ from typing import Literal
 
 from selenium import webdriver
 
+from support.helpers import not_installed
+
 Scheme = Literal["light", "dark"]
 
 
 def missing() -> str:
     """Why it cannot start here; empty when it can."""
-    absent = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-    return f"{', '.join(absent)} not installed" if absent else ""
+    return not_installed("chromium", "chromedriver")
 
 
 class Browser:

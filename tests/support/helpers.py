@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -48,6 +49,12 @@ def gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in {"Z", "X"}
     except OSError:
         return True
+
+
+def not_installed(*programs: str) -> str:
+    """Words for the reason of a skip: which of these programs are missing; empty if none."""
+    absent = [name for name in programs if shutil.which(name) is None]
+    return f"{', '.join(absent)} not installed" if absent else ""
 
 
 def waits_for(path: Path | str) -> str:

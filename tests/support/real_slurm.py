@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.helpers import wait_until
+from support.helpers import not_installed, wait_until
 
 NODES = ("n1", "n2", "n3")
 
 
 def missing() -> str:
     """Why it cannot start here; empty when it can."""
-    absent = [name for name in ("slurmctld", "slurmd", "srun", "unshare") if shutil.which(name) is None]
-    if absent:
-        return f"{', '.join(absent)} not installed"
-    return "" if os.geteuid() == 0 else "needs root"
+    return not_installed("slurmctld", "slurmd", "srun", "unshare") or ("" if os.geteuid() == 0 else "needs root")
 
 
 def _ports(count: int) -> list[int]:
