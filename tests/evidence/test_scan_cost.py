@@ -314,7 +314,8 @@ def test_i18_p6_a_flood_of_different_lines_is_passed_over_and_named(monkeypatch)
     scanner = ChunkScanner(default_catalogue())
     text = flood(2000) + XID + flood(2000) + b"ValueError: the end\n"
     found, _ = scanner.push(text, final=True)
-    assert counted.calls < 200
+    # A line of an exception is matched as a line and as an exception.
+    assert counted.calls < 2 * 200
     assert scanner.flooded == (
         "lines with 'Error: ', 'ValueError', 'ValueError:' were skipped after 50 of them without new information"
     )

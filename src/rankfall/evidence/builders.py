@@ -7,18 +7,19 @@ from typing import Final
 
 import msgspec
 
-from rankfall.evidence.readers.classify import exception_meaning, of_missing_command
+from rankfall.evidence.readers.classify import exception_meaning, meaning_of_hit, of_missing_command
 from rankfall.evidence.readers.findings import Finding
 from rankfall.evidence.readers.frames import exception_of
 from rankfall.evidence.readers.kernel_log import KernelLine
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.stream_reader import When
-from rankfall.evidence.readers.text import ErrorKind, decode
+from rankfall.evidence.readers.text import MAX_ERROR_LINE, ErrorKind, decode, normalise
 from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored, bounded
 from rankfall.verdict.diagnose.cause_tables import CUT_OFF, HINT, LAST_ERROR, LAST_LINE, WORKING_BAR
 from rankfall.verdict.signatures.catalogue import Catalogue
+from rankfall.verdict.signatures.matcher import best
 
 # A later exception counts only without other evidence.
 WORK_DONE: Final = frozenset({"teardown", "done"})
@@ -144,6 +145,13 @@ def of_finding(
 _ONLY_RANK: Final = bounded(r"Command '?\[.{1,1500}--local[_-]rank=0'|\['[^\n]{1,1500}--local[_-]rank=0'", limit=2_048)
 # Specificity of a library's exact words.
 _EXACT: Final = 60
+# Specificity of words that a job which continues does not print.
+_SURE: Final = 35
+# Levels of lines about an error, which need not contain the word.
+_LEVEL: Final = bounded(
+    rb"(?:\A|[\[ (:|])(?:[EF]\d{4} |[EF] |(?:ERROR|FATAL|CRITICAL|SEVERE|PANIC)(?:\]|:| |\t))|level=(?:error|fatal|panic)",
+    limit=MAX_ERROR_LINE,
+)
 _OF_JAVA: Final = bounded(rb"\A(?:org|com|net|io|javax?|scala|akka)\.[a-z]", limit=64)
 _STATEMENT: Final = bounded(
     rb"\A(?:raise ([A-Za-z_][\w.]{0,120})(?:\([fr]?[\"']{1,3}(.*))?|assert\b ?(.*))", limit=4096
@@ -181,11 +189,17 @@ def of_last_error(
         signature=CUT_OFF if kind == "cut_off" else None,
     )
     if kind == "hint" or raised is None or not raised[0].endswith(_RAISED):
-        return tail
+        return (
+            tail
+            if kind == "cut_off"
+            else _by_its_words(
+                tail, text, catalogue, least=_SURE if kind == "hint" and _LEVEL.search(line) is None else 0
+            )
+        )
     meaning = exception_meaning(catalogue, [(decode(raised[0]), decode(raised[1]))])
     if meaning.slug == "user_code_exception" and _OF_JAVA.search(raised[0]) is not None:
         # Not of the training code.
-        return tail
+        return _by_its_words(tail, text, catalogue)
     return msgspec.structs.replace(
         tail,
         slug=meaning.slug,
@@ -196,6 +210,26 @@ def of_last_error(
         fingerprint=meaning.fingerprint,
         peers=meaning.peers,
         peer_hosts=meaning.hosts,
+    )
+
+
+def _by_its_words(tail: Evidence, text: bytes, catalogue: Catalogue, *, least: int = 0) -> Evidence:
+    """Evidence of a line that no signature recognizes, with the cause that its words suggest.
+
+    ``least``: specificity of the words.
+    """
+    hit = best(catalogue.match_line(text, where="wording"))
+    if hit is None or hit.signature.specificity < least:
+        return tail
+    made = meaning_of_hit(hit, text=tail.line, fingerprint=f"{hit.signature.id}:{normalise(decode(text))}")
+    return msgspec.structs.replace(
+        tail,
+        slug=made.slug,
+        role=made.role,
+        signature=made.signature,
+        retry=made.retry,
+        specificity=made.specificity,
+        fingerprint=made.fingerprint,
     )
 
 

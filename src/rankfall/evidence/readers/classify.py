@@ -79,6 +79,11 @@ _EXTERNAL = frozenset(
 )
 
 
+# The words of a name.
+_HUMPS: Final = bounded(r"(?<=[a-z])[A-Z]", limit=128)
+_MAX_NAME: Final = 120
+
+
 class Meaning(msgspec.Struct, frozen=True, kw_only=True):
     """Classification of an exception with its chain.
 
@@ -175,6 +180,12 @@ def exception_meaning(
         return Meaning(
             slug="retryable_exception", role="primary", specificity=90, text=spoken, fingerprint=f"retryable:{print_of}"
         )
+    if (
+        found is None
+        and head_type.count(".")
+        and (suggested := _suggested(catalogue, head_type, head_text)) is not None
+    ):
+        found = suggested
     if found is None:
         return Meaning(
             slug="user_code_exception",
@@ -186,6 +197,13 @@ def exception_meaning(
         )
     made = meaning_of_hit(found, text=spoken, fingerprint=f"{found.signature.slug}:{print_of}")
     return msgspec.structs.replace(made, lost_peer=lost_peer)
+
+
+def _suggested(catalogue: Catalogue, kind: str, message: str) -> Hit | None:
+    """Hit of the words in the name of a library's exception, as in ``pkg.ConnectionClosedError``."""
+    name = _HUMPS.sub(r" \g<0>", kind.rpartition(".")[2][:_MAX_NAME])
+    hit = best(catalogue.match_line(_one_line(name, message), where="exception"))
+    return hit if hit is not None and hit.signature.specificity > GENERIC else None
 
 
 def _is_wrapper(hit: Hit | None) -> bool:

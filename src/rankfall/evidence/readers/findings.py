@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from rankfall.evidence.readers.classify import Meaning, meaning_of_hit
+from rankfall.evidence.readers.frames import exception_of
 from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
 from rankfall.evidence.readers.text import decode, is_low, message_of, normalise
 from rankfall.model import numbers
@@ -64,6 +65,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _INFO: Final = b" NCCL INFO "
+# A line in the form of any exception, and causes of exceptions without a known message.
+_EXCEPTION: Final = "user_code_exception.line"
+_GENERAL: Final = frozenset({"user_code_exception", "unknown"})
 
 
 class LineMeaning:
@@ -123,6 +127,7 @@ class LineMeanings:
         self.matcher = catalogue.matcher(Catalogue.STREAM)
         # Prefix or line end hide a text from patterns with anchors only.
         self._anchored = Matcher([one for one in self.matcher.signatures if _ANCHOR.search(one.pattern)])
+        self._exceptions = catalogue.matcher("exception")
         self._known: dict[bytes, LineMeaning] = {}
 
     def of(self, raw: bytes) -> LineMeaning:
@@ -156,7 +161,19 @@ class LineMeanings:
             found = best((*inner, *((chosen,) if chosen is not None else ())))
             if found is not chosen:
                 chosen, text, hits = found, line, inner
+        if chosen is not None and chosen.signature.id == _EXCEPTION:
+            hits = self._of_exception(text, chosen) or hits
         return LineMeaning(raw, hits, text=text)
+
+    def _of_exception(self, text: bytes, line: Hit) -> list[Hit]:
+        """Hit of the exception that a line without a traceback shows, if a signature of exceptions knows its cause."""
+        raised = exception_of(text[parse_prefix(text).length :].strip())
+        if raised is None:
+            return []
+        found = best(self._exceptions.match_line(b": ".join(raised)))
+        if found is None or found.signature.slug in _GENERAL:
+            return []
+        return [msgspec.structs.replace(found, start=line.start, end=line.end)]
 
 
 @lru_cache(maxsize=4)

@@ -41,6 +41,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     UNSEEN_END,
     WATCHDOG_ABORTS,
     WEAK_PRIMARIES,
+    WORDING,
     YIELDS_TO,
     exit_slug,
     signal_slug,
@@ -278,7 +279,7 @@ def _from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Can
     if best.id in subject.by_elimination:
         confidence = "likely"
     repeated = _repeats_the_kernel(subject, best)
-    if repeated or best.signature in SUSPECT_ONLY:
+    if repeated or best.signature in SUSPECT_ONLY or (best.signature or "").endswith(WORDING):
         confidence = "suspected"
     elif best.slug in WEAK_PRIMARIES or tier == HANG:
         confidence = "suspected" if best.source == "recorder" else "likely"

@@ -135,6 +135,9 @@ SUSPECT_ONLY: Final = frozenset(
     }
 )
 
+# End of the ids of signatures of words that any program uses: suspected.
+WORDING: Final = ".wording"
+
 # Native code still active at the exit: the process ended anyway.
 AT_SHUTDOWN: Final = frozenset({"native_abort.thread_left"})
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from rankfall.model import Evidence, cause_info
+import msgspec
+
+from rankfall.model import Evidence, cause_info, numbers
+from rankfall.model.patterns import anchored
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Root, text_place
 from rankfall.verdict.diagnose.cause_tables import (
@@ -31,6 +34,12 @@ from rankfall.verdict.diagnose.subjects import (
     surely_after,
 )
 
+# Lines of one message, and from one to the next.
+_MAX_TOGETHER: Final = 4
+_APART: Final = 4
+# Least share of a line that the same message of another speaker begins with, and the beginning of a warning.
+_SAME: Final = 0.8
+_WARNING: Final = anchored(r"\W{0,4}(?:W\d{0,4} |WARN)", limit=64)
 # Codes of SIGABRT, by a launcher of Python and by a shell.
 _ABORTED: Final = frozenset({-6, 134})
 # An unknown exception may be about a lost peer.
@@ -259,6 +268,39 @@ def nearest_line(subjects: Subjects) -> Evidence | None:
     stops = [e for e in lines if e.slug in {"controller_verdict", "peer_teardown"}]
     first = min(stops, key=lambda e: (*text_place(e), e.id), default=None)
     return max(found, key=lambda e: (e.role == "context", e.stream or "", e.order or 0, e.id), default=first)
+
+
+def whole_message(best: Evidence, subjects: Subjects) -> Evidence:
+    """Decisive line with the neighbouring lines about the same cause, as the head of a message before its detail."""
+    place, number = _line_of(best)
+    if best.source != "log" or number is None or best.whole:
+        return best
+    rows = {number: best.line}
+    for piece in (e for s in subjects.all.values() for e in s.evidence if e.source == "log" and e.slug == best.slug):
+        file, other = _line_of(piece)
+        if file == place and other is not None and piece.rank in {None, best.rank} and _adds_to(piece.line, best.line):
+            rows.setdefault(other, piece.line)
+    first = last = number
+    while (before := next((n for n in range(first - 1, first - _APART, -1) if n in rows), None)) is not None:
+        first = before
+    while (after := next((n for n in range(last + 1, last + _APART) if n in rows), None)) is not None:
+        last = after
+    block = sorted((n for n in rows if first <= n <= last), key=lambda n: (abs(n - number), n))[:_MAX_TOGETHER]
+    lines = dict.fromkeys(rows[n] for n in sorted(block))
+    kept = [one for one in lines if one == best.line or not any(one in other for other in lines if other != one)]
+    return msgspec.structs.replace(best, line="\n".join(kept))
+
+
+def _adds_to(other: str, line: str) -> bool:
+    """False for a warning, and for the same message of another time or speaker."""
+    start = round(_SAME * min(len(other), len(line)))
+    return other == line or not (_WARNING.match(other) or other[:start] == line[:start])
+
+
+def _line_of(piece: Evidence) -> tuple[str, int | None]:
+    """File of a line, and its number."""
+    file, _, number = piece.where.rpartition(":")
+    return file, numbers.whole(number)
 
 
 def named_rank(subjects: Subjects, displayed: Evidence) -> int | None:

@@ -32,7 +32,7 @@ from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import Moment, rfc3339
 from rankfall.verdict.diagnose import cause_tables as known
 from rankfall.verdict.diagnose.candidates import Candidate, Root, of_node, place_of, text_place
-from rankfall.verdict.diagnose.consequences import last_error, named_rank, nearest_line, only_text
+from rankfall.verdict.diagnose.consequences import last_error, named_rank, nearest_line, only_text, whole_message
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, same_line, state_of, work_over
 from rankfall.verdict.signatures.matcher import SLURM
 
@@ -51,10 +51,10 @@ def _decisive(piece: Evidence | None) -> Decisive | None:
     return Decisive(source=piece.source, where=piece.where, line=piece.line[:MAX_LINE]) if piece is not None else None
 
 
-def decisive_of(chosen: Candidate) -> Decisive | None:
+def decisive_of(chosen: Candidate, subjects: Subjects) -> Decisive | None:
     """Candidate's decisive evidence as a part of the document; None if only facts explain it."""
     if chosen.best is not None:
-        return _decisive(chosen.best)
+        return _decisive(whole_message(chosen.best, subjects))
     facts = chosen.subject.rank or chosen.subject.slot
     code = facts.exit_code if facts is not None else None
     lines = [e for e in chosen.subject.evidence if e.source == "log" and e.slug == chosen.slug]
@@ -244,7 +244,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         node=place_of(chosen, "node") if len(hosts) < 2 and (not everywhere or one_slot) else None,  # noqa: PLR2004 - none of several is named
         gpu=chosen.gpu,
         time=_time(chosen.moment),
-        decisive=_decisive(last_error(subjects, chosen)) or decisive_of(chosen),
+        decisive=_decisive(last_error(subjects, chosen)) or decisive_of(chosen, subjects),
         evidence=proof_of(subjects, chosen),
         consequences=consequences_of(
             subjects,
@@ -339,7 +339,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         pod=place.pod if place else None,
         node=node,
         time=_time(subject.when(piece)) if piece and subject else Time(),
-        decisive=_decisive(piece or nearest),
+        decisive=_decisive(whole_message(piece, subjects) if piece is not None else nearest),
         evidence=proof_of(subjects, None),
         consequences=consequences_of(subjects, struck, None),
         missing=tuple(missing)

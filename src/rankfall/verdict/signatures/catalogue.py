@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rankfall.verdict.signatures.matcher import Hit, Matcher
 
 #: Kinds of text. ``exception``: "qualified.Type: message". ``launcher``: report lines of a launcher (they are lines
-# too).
-Where = Literal["line", "exception", "launcher", "kernel"]
+#: too). ``wording``: the displayed line of a log in which no other signature finds a cause.
+Where = Literal["line", "exception", "launcher", "kernel", "wording"]
 
 #: Allowed group names, and their content.
 GROUPS: Final = {
@@ -84,7 +84,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     id: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,47}\.[a-z0-9][a-z0-9_]{0,63}$")]
     slug: str
     role: EvidenceRole
-    where: Annotated[tuple[Where, ...], msgspec.Meta(min_length=1, max_length=4)]
+    where: Annotated[tuple[Where, ...], msgspec.Meta(min_length=1, max_length=5)]
     specificity: Annotated[int, msgspec.Meta(ge=0, le=100)]
     pattern: Annotated[str, msgspec.Meta(min_length=3, max_length=2_000)]
     unless: Annotated[str, msgspec.Meta(min_length=1, max_length=2_000)] | None = None
@@ -190,8 +190,8 @@ def merge(*tables: Iterable[Signature]) -> tuple[Signature, ...]:
     return tuple({signature.id: signature for signature in rows()}.values())
 
 
-#: Files of the package.
-FAMILIES: Final = ("user", "data", "memory", "gpu", "network", "storage", "platform", "control")
+#: Files of the package: the families of causes, and the words that any program uses.
+FAMILIES: Final = ("user", "data", "memory", "gpu", "network", "storage", "platform", "control", "general")
 
 # Examples are most of a file; omitting them makes the start several times faster.
 _PROOF: Final = bounded(r"(?m)^\[\[signature\.(?:example|miss)\]\]\n(?:(?!\[\[signature\]\]).*\n)*", limit=1 << 22)
