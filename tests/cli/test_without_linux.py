@@ -46,8 +46,7 @@ def mac(tmp_path: Path) -> Command:
     return call
 
 
-def test_i24_p1_the_imitated_system_lacks_what_macos_lacks(mac: Command, tmp_path: Path) -> None:
-    del mac
+def test_i24_p1_the_imitated_system_lacks_what_macos_lacks() -> None:
     code = "import os, sys; print(sys.platform, os.path.exists('/proc/self/stat'), hasattr(os, 'pidfd_open'))"
     done = subprocess.run(
         (sys.executable, "-c", code),

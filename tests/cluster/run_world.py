@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
 from rankfall.backends.kubernetes.rights import rules
-from testbed import images
+from testbed import accounts, images
+from testbed.bed import Bed
 from testbed.client import Kubectl
 from testbed.workloads import PYTHON_IMAGE, SCRIPT_FOLDER, script
 
@@ -105,6 +106,13 @@ class World:
         self._kubeconfig = kubeconfig
         kubectl.apply([script(PROGRAM, namespace=namespace, text=program)])
 
+    @classmethod
+    def with_account(cls, bed: Bed, kubectl: Kubectl, namespace: str, home: Path, *, program: str = TRAIN) -> Self:
+        """With a new home and an account that has the rights of ``RULES``, and no others."""
+        path = accounts.create(bed.control, kubectl, "rankfall", namespace=namespace, rules=RULES)
+        home.mkdir()
+        return cls(home, kubeconfig=path, kubectl=kubectl, namespace=namespace, program=program)
+
     def environment(self) -> dict[str, str]:
         """Of the product's process."""
         return os.environ | {"RANKFALL_HOME": str(self.home), "KUBECONFIG": str(self._kubeconfig), "NO_COLOR": "1"}
@@ -141,6 +149,17 @@ class World:
                 yield
             finally:
                 first.kill()
+
+    def attached_whole(self) -> str:
+        """Attaches the one run, of ``TRAIN`` on four ranks, to its end; no line is lost or repeated. Returns its name."""
+        run = self.only_run().name
+        done = self.cli("attach", run)
+        assert done.returncode == 0, done.stderr
+        for rank in range(4):
+            text = self.cli("logs", run, "--rank", str(rank), "--no-prefix").stdout
+            assert text.splitlines()[1:] == [*(f"step {step}" for step in range(4)), "done"]
+        assert self.document("status", run)["attempts"] == 1
+        return run
 
     def document(self, *words: str) -> Any:
         """What a command says with ``-o json``."""

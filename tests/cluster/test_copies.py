@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from cluster.run_world import RULES, World
+from cluster.run_world import World
 from cluster.workspace_world import CLAIM, user_of, volume
 from inside.test_carry import odd_tree
 from rankfall.backends.kubernetes.copy.transfer import owner_of
 from rankfall_inside.transfer.tree import scan
 from support import helpers
 from support.carry_world import picture
-from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl
 from testbed.workloads import PYTHON_IMAGE
@@ -30,10 +29,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 @pytest.fixture
 def world(bed: Bed, kubectl: Kubectl, namespace: str, tmp_path: Path) -> World:
-    path = accounts.create(bed.control, kubectl, "rankfall", namespace=namespace, rules=RULES)
-    home = tmp_path / "home"
-    home.mkdir()
-    return World(home, kubeconfig=path, kubectl=kubectl, namespace=namespace)
+    return World.with_account(bed, kubectl, namespace, tmp_path / "home")
 
 
 @pytest.fixture

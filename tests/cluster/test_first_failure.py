@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from cluster.run_world import PROGRAM, RULES, World, job
+from cluster.run_world import PROGRAM, World, job
 from support.helpers import wait_until
-from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl, Object
 from testbed.workloads import PYTHON_IMAGE, script, sleeper
@@ -68,10 +67,7 @@ def undo() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def world(bed: Bed, kubectl: Kubectl, namespace: str, tmp_path: Path) -> World:
-    path = accounts.create(bed.control, kubectl, "rankfall", namespace=namespace, rules=RULES)
-    home = tmp_path / "home"
-    home.mkdir()
-    return World(home, kubeconfig=path, kubectl=kubectl, namespace=namespace)
+    return World.with_account(bed, kubectl, namespace, tmp_path / "home")
 
 
 def pods(world: World, attempt: int = 1) -> dict[int, Object]:

@@ -43,10 +43,7 @@ SPREAD = {
 
 @pytest.fixture
 def world(bed: Bed, kubectl: Kubectl, namespace: str, tmp_path: Path) -> World:
-    path = accounts.create(bed.control, kubectl, "rankfall", namespace=namespace, rules=RULES)
-    home = tmp_path / "home"
-    home.mkdir()
-    return World(home, kubeconfig=path, kubectl=kubectl, namespace=namespace, program=COUNT)
+    return World.with_account(bed, kubectl, namespace, tmp_path / "home", program=COUNT)
 
 
 def job(

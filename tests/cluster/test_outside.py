@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.run_world import RULES, World
+from cluster.run_world import World
 from cluster.waiting_job import go, pod, runs, waiting
 from support.helpers import wait_until
-from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl
 
@@ -19,10 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def world(bed: Bed, kubectl: Kubectl, namespace: str, tmp_path: Path) -> World:
-    path = accounts.create(bed.control, kubectl, "rankfall", namespace=namespace, rules=RULES)
-    home = tmp_path / "home"
-    home.mkdir()
-    return World(home, kubeconfig=path, kubectl=kubectl, namespace=namespace)
+    return World.with_account(bed, kubectl, namespace, tmp_path / "home")
 
 
 def suspend(world: World, kind: str, name: str, *, on: bool) -> None:

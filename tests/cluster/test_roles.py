@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.run_world import RULES, World, job
+from cluster.run_world import World, job
 from support.helpers import wait_until
-from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl
 from testbed.workloads import SCRIPT_FOLDER
@@ -45,10 +44,7 @@ if fall:
 
 @pytest.fixture
 def world(bed: Bed, kubectl: Kubectl, namespace: str, tmp_path: Path) -> World:
-    path = accounts.create(bed.control, kubectl, "rankfall", namespace=namespace, rules=RULES)
-    home = tmp_path / "home"
-    home.mkdir()
-    return World(home, kubeconfig=path, kubectl=kubectl, namespace=namespace, program=PROGRAM)
+    return World.with_account(bed, kubectl, namespace, tmp_path / "home", program=PROGRAM)
 
 
 def two_roles(*, backend: str, namespace: str, fall: str = "") -> dict[str, Any]:

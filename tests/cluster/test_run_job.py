@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.run_world import RULES, World, job
+from cluster.run_world import World, job
 from support.helpers import wait_until
-from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl
 
@@ -21,10 +20,7 @@ BACKENDS = ("job", "jobset", "trainjob")
 
 @pytest.fixture
 def world(bed: Bed, kubectl: Kubectl, namespace: str, tmp_path: Path) -> World:
-    path = accounts.create(bed.control, kubectl, "rankfall", namespace=namespace, rules=RULES)
-    home = tmp_path / "home"
-    home.mkdir()
-    return World(home, kubeconfig=path, kubectl=kubectl, namespace=namespace)
+    return World.with_account(bed, kubectl, namespace, tmp_path / "home")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -142,13 +138,7 @@ def test_launch_s12_a_killed_supervisor_is_followed_by_another_without_loss_or_r
     spec["env"]["SLOW"] = "1"
     with world.killed_after(spec, "step 1"):
         pass
-    run = world.only_run().name
-    done = world.cli("attach", run)
-    assert done.returncode == 0, done.stderr
-    for rank in range(4):
-        text = world.cli("logs", run, "--rank", str(rank), "--no-prefix").stdout
-        assert text.splitlines()[1:] == [*(f"step {step}" for step in range(4)), "done"]
-    assert world.document("status", run)["attempts"] == 1
+    run = world.attached_whole()
     assert [name for name in world.objects() if name.startswith("job")] == [f"job.batch/{run}-a1"]
 
 

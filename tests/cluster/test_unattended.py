@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from cluster.run_world import RULES, World, job
+from cluster.run_world import World, job
 from cluster.served import TRAINER
 from rankfall.backends.kubernetes.manifests.names import LABEL_RUN
 from support.helpers import wait_until
-from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl
 from testbed.workloads import SCRIPT_FOLDER
@@ -41,10 +40,7 @@ print("done", flush=True)
 
 @pytest.fixture
 def world(bed: Bed, kubectl: Kubectl, namespace: str, tmp_path: Path) -> World:
-    path = accounts.create(bed.control, kubectl, "rankfall", namespace=namespace, rules=RULES)
-    home = tmp_path / "home"
-    home.mkdir()
-    return World(home, kubeconfig=path, kubectl=kubectl, namespace=namespace, program=TRAIN)
+    return World.with_account(bed, kubectl, namespace, tmp_path / "home", program=TRAIN)
 
 
 def alone(

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.run_world import RULES, World, job
+from cluster.run_world import World, job
 from support import without_linux
-from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl
 
@@ -24,10 +23,7 @@ class WithoutLinux(World):
 
 @pytest.fixture
 def world(bed: Bed, kubectl: Kubectl, namespace: str, tmp_path: Path) -> World:
-    path = accounts.create(bed.control, kubectl, "rankfall", namespace=namespace, rules=RULES)
-    home = tmp_path / "home"
-    home.mkdir()
-    return WithoutLinux(home, kubeconfig=path, kubectl=kubectl, namespace=namespace)
+    return WithoutLinux.with_account(bed, kubectl, namespace, tmp_path / "home")
 
 
 @pytest.mark.parametrize("backend", ["job", "jobset", "trainjob"])
@@ -48,10 +44,4 @@ def test_i24_p1_a_killed_supervisor_is_replaced_without_loss_or_repeat_without_l
     spec["env"]["SLOW"] = "1"
     with world.killed_after(spec, "step 1"):
         assert world.document("status")["state"] == "running"
-    run = world.only_run().name
-    done = world.cli("attach", run)
-    assert done.returncode == 0, done.stderr
-    for rank in range(4):
-        text = world.cli("logs", run, "--rank", str(rank), "--no-prefix").stdout
-        assert text.splitlines()[1:] == [*(f"step {step}" for step in range(4)), "done"]
-    assert world.document("status", run)["attempts"] == 1
+    world.attached_whole()

@@ -16,7 +16,8 @@ from typing import Final
 
 import msgspec
 
-from rankfall.model import LostLines, RankfallError, Record, StoreError, Verdict, decoding, numbers
+from rankfall.model import LostLines, RankfallError, Record, StoreError, Verdict, decoding
+from rankfall.model.evidence import line_place
 from rankfall.model.jobspec.secrets import secrets_of
 from rankfall.model.patterns import anchored, bounded
 from rankfall.render import formatting
@@ -324,8 +325,7 @@ def _lines_around(verdict: Verdict, folder: Path) -> tuple[tuple[str, ...], tupl
     """Lines of the stream before and after the decisive line, at most ``_TRACED`` each; none if that is no line of a log."""
     if verdict.decisive is None or verdict.decisive.source != "log":
         return (), ()
-    name, _, text = verdict.decisive.where.rpartition(":")
-    number = numbers.whole(text)
+    name, number = line_place(verdict.decisive.where)
     if not name or number is None:
         return (), ()
     try:

@@ -13,7 +13,7 @@ from rankfall.evidence.readers.frames import exception_of
 from rankfall.evidence.readers.kernel_log import KernelLine
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.stream_reader import When
-from rankfall.evidence.readers.text import MAX_ERROR_LINE, ErrorKind, decode, normalise
+from rankfall.evidence.readers.text import ErrorKind, decode, is_severe, normalise
 from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored, bounded
@@ -147,11 +147,6 @@ _ONLY_RANK: Final = bounded(r"Command '?\[.{1,1500}--local[_-]rank=0'|\['[^\n]{1
 _EXACT: Final = 60
 # Specificity of words that a job which continues does not print.
 _SURE: Final = 35
-# Levels of lines about an error, which need not contain the word.
-_LEVEL: Final = bounded(
-    rb"(?:\A|[\[ (:|])(?:[EF]\d{4} |[EF] |(?:ERROR|FATAL|CRITICAL|SEVERE|PANIC)(?:\]|:| |\t))|level=(?:error|fatal|panic)",
-    limit=MAX_ERROR_LINE,
-)
 _OF_JAVA: Final = bounded(rb"\A(?:org|com|net|io|javax?|scala|akka)\.[a-z]", limit=64)
 _STATEMENT: Final = bounded(
     rb"\A(?:raise ([A-Za-z_][\w.]{0,120})(?:\([fr]?[\"']{1,3}(.*))?|assert\b ?(.*))", limit=4096
@@ -189,13 +184,10 @@ def of_last_error(
         signature=CUT_OFF if kind == "cut_off" else None,
     )
     if kind == "hint" or raised is None or not raised[0].endswith(_RAISED):
-        return (
-            tail
-            if kind == "cut_off"
-            else _by_its_words(
-                tail, text, catalogue, least=_SURE if kind == "hint" and _LEVEL.search(line) is None else 0
-            )
-        )
+        if kind == "cut_off":
+            return tail
+        sure = kind == "error" or is_severe(line)
+        return _by_its_words(tail, text, catalogue, least=0 if sure else _SURE)
     meaning = exception_meaning(catalogue, [(decode(raised[0]), decode(raised[1]))])
     if meaning.slug == "user_code_exception" and _OF_JAVA.search(raised[0]) is not None:
         # Not of the training code.

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from rankfall.model.causes import EvidenceRole, Retry
+from rankfall.model.numbers import whole
 from rankfall.model.timestamps import EXACT, Bound
 
 Source = Literal["log", "record", "exit", "pod", "event", "node", "kernel", "recorder"]
@@ -245,6 +246,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             slot: Number; None for the API server.
         """
         return next((one.ahead for one in self.clocks if one.slot == slot), EXACT)
+
+
+def line_place(where: str) -> tuple[str, int | None]:
+    """File and line number of a pointer to a line; None as number for other pointers."""
+    file, _, number = where.rpartition(":")
+    return file, whole(number)
 
 
 def digest(*parts: object) -> str:

@@ -77,8 +77,6 @@ _QUOTED = "\nOriginal Traceback (most recent call last):\n"
 _EXTERNAL = frozenset(
     {"KeyboardInterrupt", "torch.distributed.elastic.multiprocessing.api.SignalException", "SignalException"}
 )
-
-
 # The words of a name.
 _HUMPS: Final = bounded(r"(?<=[a-z])[A-Z]", limit=128)
 _MAX_NAME: Final = 120
@@ -180,12 +178,8 @@ def exception_meaning(
         return Meaning(
             slug="retryable_exception", role="primary", specificity=90, text=spoken, fingerprint=f"retryable:{print_of}"
         )
-    if (
-        found is None
-        and head_type.count(".")
-        and (suggested := _suggested(catalogue, head_type, head_text)) is not None
-    ):
-        found = suggested
+    if found is None and "." in head_type:
+        found = _suggested(catalogue, head_type, head_text)
     if found is None:
         return Meaning(
             slug="user_code_exception",

@@ -162,12 +162,16 @@ class LineMeanings:
             if found is not chosen:
                 chosen, text, hits = found, line, inner
         if chosen is not None and chosen.signature.id == _EXCEPTION:
-            hits = self._of_exception(text, chosen) or hits
+            behind = text[length:] if text is raw else text[parse_prefix(text).length :]
+            hits = self._of_exception(behind.strip(), chosen) or hits
         return LineMeaning(raw, hits, text=text)
 
     def _of_exception(self, text: bytes, line: Hit) -> list[Hit]:
-        """Hit of the exception that a line without a traceback shows, if a signature of exceptions knows its cause."""
-        raised = exception_of(text[parse_prefix(text).length :].strip())
+        """Hit of the exception that a line without a traceback shows, if a signature of exceptions knows its cause.
+
+        ``text``: the line without prefix, of which ``line`` is the hit.
+        """
+        raised = exception_of(text)
         if raised is None:
             return []
         found = best(self._exceptions.match_line(b": ".join(raised)))

@@ -166,6 +166,11 @@ _LOW_LEVEL: Final = bounded(
 _QUIET: Final = bounded(
     rb"(?:\A|[\[ (:|])(?:I\d{4} |I |(?:INFO|DEBUG)(?:\]|:| |\t))|level=(?:info|debug)", limit=MAX_ERROR_LINE
 )
+# Levels of lines about an error, which need not contain the word.
+_SEVERE: Final = bounded(
+    rb"(?:\A|[\[ (:|])(?:[EF]\d{4} |[EF] |(?:ERROR|FATAL|CRITICAL|SEVERE|PANIC)(?:\]|:| |\t))|level=(?:error|fatal|panic)",
+    limit=MAX_ERROR_LINE,
+)
 # The end of a job that succeeded.
 _DONE: Final = linear(rb"(?i)\b(?:finished|completed|done|success\w*|succeeded)\b[^\n]*\n?(?:[^\n]*\n?){0,3}\z")
 _CODE: Final = bounded(
@@ -243,6 +248,11 @@ def best_error_line(text: bytes, *, since: int = 0, known: Collection[int] = ())
 def is_low(line: bytes) -> bool:
     """True for a line of a warning or a lower level; NCCL calls its errors warnings."""
     return b"NCCL WARN" not in line and _LOW_LEVEL.search(line) is not None
+
+
+def is_severe(line: bytes) -> bool:
+    """True for a line of an error's level or a higher one."""
+    return _SEVERE.search(line) is not None
 
 
 # Lines behind a message in which its detail is searched, and how such a line begins.

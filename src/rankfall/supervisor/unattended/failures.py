@@ -17,7 +17,7 @@ from rankfall.backends.plan import Plan
 from rankfall.evidence.attempt.observer import AttemptObserver
 from rankfall.model import Case, Diagnosis, Evidence, SlotFacts, numbers
 from rankfall.model.evidence import digest
-from rankfall.model.exit_codes import CAUSE_CODES
+from rankfall.model.exit_codes import CAUSE_CODES, SIGNALLED
 from rankfall.model.foreign import FOREIGN
 from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import rfc3339
@@ -38,7 +38,7 @@ _MAX_LISTED: Final = 8
 _CODE: Final = bounded(r"failed with exit code (\d{1,3})\b", limit=4_096)
 # Form of a container's end in ``PodFact.others``.
 _OTHER_END: Final = ": exit code "
-_AFTER_STOP: Final = frozenset({128 + 15, 128 + 9})
+_AFTER_STOP: Final = frozenset({SIGNALLED + 15, SIGNALLED + 9})
 # The wrapper's certain codes (``rankfall_inside.exit_codes``), with their likeliest cause.
 _CAUSE_OF_CODE: Final = MappingProxyType(
     {

@@ -10,7 +10,8 @@ from typing import Final
 
 import msgspec
 
-from rankfall.model import Evidence, cause_info, numbers
+from rankfall.model import Evidence, cause_info
+from rankfall.model.evidence import line_place
 from rankfall.model.patterns import anchored
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Root, text_place
@@ -272,12 +273,12 @@ def nearest_line(subjects: Subjects) -> Evidence | None:
 
 def whole_message(best: Evidence, subjects: Subjects) -> Evidence:
     """Decisive line with the neighbouring lines about the same cause, as the head of a message before its detail."""
-    place, number = _line_of(best)
+    place, number = line_place(best.where)
     if best.source != "log" or number is None or best.whole:
         return best
     rows = {number: best.line}
     for piece in (e for s in subjects.all.values() for e in s.evidence if e.source == "log" and e.slug == best.slug):
-        file, other = _line_of(piece)
+        file, other = line_place(piece.where)
         if file == place and other is not None and piece.rank in {None, best.rank} and _adds_to(piece.line, best.line):
             rows.setdefault(other, piece.line)
     first = last = number
@@ -295,12 +296,6 @@ def _adds_to(other: str, line: str) -> bool:
     """False for a warning, and for the same message of another time or speaker."""
     start = round(_SAME * min(len(other), len(line)))
     return other == line or not (_WARNING.match(other) or other[:start] == line[:start])
-
-
-def _line_of(piece: Evidence) -> tuple[str, int | None]:
-    """File of a line, and its number."""
-    file, _, number = piece.where.rpartition(":")
-    return file, numbers.whole(number)
 
 
 def named_rank(subjects: Subjects, displayed: Evidence) -> int | None:
