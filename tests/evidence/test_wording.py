@@ -59,6 +59,16 @@ def test_a_librarys_own_exception_is_read_by_the_words_of_its_name(tmp_path: Pat
     assert (verdict.cause.slug, verdict.cause.confidence) == ("peer_lost", "suspected")
 
 
+def test_an_exception_without_its_traceback_is_read_by_its_words_with_no_other_advice(tmp_path: Path) -> None:
+    error = "meshlib.net.TransferError: https download timed out"
+    traced = (
+        f'Traceback (most recent call last):\n  File "/opt/job/train.py", line 9, in <module>\n    run()\n{error}\n'
+    )
+    for text in (f"step 1\n{error}\n", traced):
+        verdict = said(tmp_path, text)
+        assert (verdict.cause.slug, verdict.cause.confidence, verdict.retry) == ("hub_unreachable", "suspected", "once")
+
+
 @pytest.mark.parametrize(
     "error",
     ["KeyError: 'connection closed'", "TypeError: device out of memory", "ValueError: node is lost, SIGSEGV"],

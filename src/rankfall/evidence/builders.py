@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.evidence.readers.classify import exception_meaning, meaning_of_hit, of_missing_command
+from rankfall.evidence.readers.classify import Meaning, exception_meaning, meaning_of_hit, of_missing_command
 from rankfall.evidence.readers.findings import Finding
 from rankfall.evidence.readers.frames import exception_of
 from rankfall.evidence.readers.kernel_log import KernelLine
@@ -192,17 +192,9 @@ def of_last_error(
     if meaning.slug == "user_code_exception" and _OF_JAVA.search(raised[0]) is not None:
         # Not of the training code.
         return _by_its_words(tail, text, catalogue)
-    return msgspec.structs.replace(
-        tail,
-        slug=meaning.slug,
-        role=meaning.role,
-        # A library's exact words in the statement that raised leave no doubt.
-        signature=meaning.signature if kind == "cut_off" and meaning.specificity >= _EXACT else LAST_LINE,
-        specificity=meaning.specificity,
-        fingerprint=meaning.fingerprint,
-        peers=meaning.peers,
-        peer_hosts=meaning.hosts,
-    )
+    # A library's exact words in the statement that raised leave no doubt.
+    exact = kind == "cut_off" and meaning.specificity >= _EXACT
+    return _with_cause(tail, meaning, signature=meaning.signature if exact else LAST_LINE)
 
 
 def _by_its_words(tail: Evidence, text: bytes, catalogue: Catalogue, *, least: int = 0) -> Evidence:
@@ -214,14 +206,20 @@ def _by_its_words(tail: Evidence, text: bytes, catalogue: Catalogue, *, least: i
     if hit is None or hit.signature.specificity < least:
         return tail
     made = meaning_of_hit(hit, text=tail.line, fingerprint=f"{hit.signature.id}:{normalise(decode(text))}")
+    return _with_cause(tail, made, signature=made.signature)
+
+
+def _with_cause(tail: Evidence, meaning: Meaning, *, signature: str | None) -> Evidence:
     return msgspec.structs.replace(
         tail,
-        slug=made.slug,
-        role=made.role,
-        signature=made.signature,
-        retry=made.retry,
-        specificity=made.specificity,
-        fingerprint=made.fingerprint,
+        slug=meaning.slug,
+        role=meaning.role,
+        signature=signature,
+        retry=meaning.retry,
+        specificity=meaning.specificity,
+        fingerprint=meaning.fingerprint,
+        peers=meaning.peers,
+        peer_hosts=meaning.hosts,
     )
 
 
