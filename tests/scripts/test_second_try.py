@@ -70,6 +70,15 @@ def test_what_passes_alone_is_unsteady_and_its_first_failure_is_kept(stage, tmp_
     assert "printed before the failure" in kept.read_text()
 
 
+def test_the_tests_of_a_group_run_in_one_worker(stage, tmp_path):
+    text = (
+        "import os\n@pytest.mark.parametrize('n', range(8))\n@pytest.mark.xdist_group('a')\n"
+        "def test_member(n): pathlib.Path(__file__).with_name(f\"ran-{os.environ['PYTEST_XDIST_WORKER']}\").touch()\n"
+    )
+    assert stage(text, workers=("-n", "2", "--dist", "loadgroup")).passed == 8
+    assert len([*tmp_path.glob("ran-*")]) == 1
+
+
 def test_more_unsteady_tests_than_allowed_fail_the_run(stage):
     text = f"@pytest.mark.parametrize('n', range({MAX_UNSTEADY + 1}))\ndef test_shaky(n): fails_once(str(n))\n"
     result = stage(text)
