@@ -24,7 +24,7 @@ test: setup ## Lint, unit tests, tests with processes, a covering part of torchr
 test-cluster: setup ## Build and start a real Kubernetes on this machine and run a covering part of its tests (root, Linux); STAGE=bed runs one
 	@$(PY) scripts/check.py test-cluster $(if $(STAGE),--stage $(STAGE))
 
-test-all: setup ## Every test there is, coverage and new random examples; writes docs/results/faults.md (root, hours); STAGE=bed-all runs one; VERSIONS=all or 1.37: other versions
+test-all: setup ## Every test there is, coverage and new random examples; writes docs/results/faults.md (root, hours); STAGE=bed-all runs one (in three parts, as bed-all-2); VERSIONS=all or 1.37: other versions
 	@$(PY) scripts/check.py $(if $(VERSIONS),versions $(if $(filter all,$(VERSIONS)),,--stage versions-$(VERSIONS)),test-all $(if $(STAGE),--stage $(STAGE)))
 
 coverage: setup ## Run unit tests and tests with processes under a tracer; fails below the floor of pyproject.toml
@@ -33,8 +33,8 @@ coverage: setup ## Run unit tests and tests with processes under a tracer; fails
 explore: setup ## Run all property tests with new random examples, ten times as many; prints the seed
 	@$(PY) scripts/check.py explore
 
-steady: setup ## Run each stage of tests three times in drawn orders beside two busy processes; prints what failed in any run
-	@$(PY) scripts/check.py steady
+steady: setup ## Run each stage of tests three times in drawn orders beside two busy processes; prints what failed in any run; STAGE=unit runs one
+	@$(PY) scripts/check.py steady $(if $(STAGE),--stage $(STAGE))
 
 testbed-build: setup ## Build what the test bed and its tests need, once a machine and version (root)
 	@$(PY) -m testbed build --all

@@ -156,11 +156,9 @@ def set_scale() -> None:
 def run_plan(name: str, only: str | None, *, seed: int) -> int:
     """Run the stages of a plan; the exit code."""
     plan = PLANS[name]
-    chosen = [stage for stage in plan.stages if only in (None, stage.name)]
+    chosen = stages.chosen(plan.stages, only)
     if not chosen:
-        names = ", ".join(stage.name for stage in plan.stages)
-        print(f"check.py: {name} has no stage {only!r}; it has {names}", file=sys.stderr)
-        return 2
+        return no_stage(name, only, plan.stages)
     reason = stages.missing_for_root() if plan.root else ""
     if reason:
         print(f"check.py: make {name} {reason}", file=sys.stderr)
@@ -188,6 +186,12 @@ def run_plan(name: str, only: str | None, *, seed: int) -> int:
     return 0 if total.good else 1
 
 
+def no_stage(plan: str, only: str | None, every: Sequence[Stage]) -> int:
+    """Say which stages a plan has; the exit code."""
+    print(f"check.py: {plan} has no stage {only!r}; it has {', '.join(stage.name for stage in every)}", file=sys.stderr)
+    return 2
+
+
 def print_table(rows: Sequence[tuple[str, float, str, str]], total: Result) -> None:
     """Print a row a stage, and the unsteady tests."""
     print(f"\n{'stage':<18}{'seconds':>9}  {'result':<8}tests")
@@ -200,10 +204,13 @@ def print_table(rows: Sequence[tuple[str, float, str, str]], total: Result) -> N
             print(f"  {line}")
 
 
-def run_steady() -> int:
+def run_steady(only: str | None) -> int:
     """Run each stage of tests three times beside two busy processes, in drawn orders; the exit code."""
     names = ("test", "test-cluster") if not stages.missing_for_root() else ("test",)
-    trials = [stage for name in names for stage in PLANS[name].stages if isinstance(stage, Trial)]
+    every = [stage for name in names for stage in PLANS[name].stages if isinstance(stage, Trial)]
+    trials = [stage for stage in stages.chosen(every, only) if isinstance(stage, Trial)]
+    if not trials:
+        return no_stage("steady", only, every)
     REPORTS.mkdir(parents=True, exist_ok=True)
     set_scale()
     busy = [subprocess.Popen((sys.executable, "-c", "while True: pass")) for _ in range(2)]
@@ -237,7 +244,7 @@ def main() -> int:
     parser.add_argument("--stage", help="only this one")
     given = parser.parse_args()
     if given.plan == "steady":
-        return run_steady()
+        return run_steady(given.stage or None)
     seed = trial.ORDER_SEED
     if given.plan == "explore":
         seed = secrets.randbelow(2**32)

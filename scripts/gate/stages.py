@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -116,14 +117,19 @@ BED_WORKERS = ("-n", str(BEDS), "--dist", "loadgroup")
 BED_PARTS = os.environ.get("TESTBED_CACHE", "/rankfall/testbed/")
 
 
-def on_beds(name: str, markers: str, env: dict[str, str] | None = None) -> Trial:
+def on_beds(name: str, markers: str, env: dict[str, str] | None = None, tests: tuple[str, ...] = BED_TESTS) -> Trial:
     """Tests on beds that are up meanwhile."""
-    words = ("-m", markers, *BED_TESTS)
+    words = ("-m", markers, *tests)
     return Trial(name, words, BED_WORKERS, skips_fail=True, keep=BED_PARTS, beds=True, env=env or {})
 
 
 BED = on_beds("bed", "cluster and not full")
-BED_ALL = on_beds("bed-all", "cluster")
+# The whole takes about two hours: in parts that a machine which is free for less can run one by one.
+BED_SHARES = 3
+BED_FILES = sorted(str(path.relative_to(ROOT)) for each in BED_TESTS for path in (ROOT / each).rglob("test_*.py"))
+BED_ALL = tuple(
+    on_beds(f"bed-all-{n + 1}", "cluster", tests=tuple(BED_FILES[n::BED_SHARES])) for n in range(BED_SHARES)
+)
 # The same beds with other versions of Kubernetes, JobSet and Trainer; each set is built when it is first asked for.
 VERSION_SETS = tomllib.loads((ROOT / "testbed" / "components.toml").read_text())["versions"]
 ON_VERSIONS = tuple(
@@ -164,7 +170,7 @@ PLANS = {
             FAULTS_ALL,
             BUILD,
             ROOT_TESTS,
-            BED_ALL,
+            *BED_ALL,
             COVERED,
             COVERAGE,
             EXPLORE,
@@ -175,6 +181,11 @@ PLANS = {
     "coverage": Plan((COVERED, COVERAGE)),
     "explore": Plan((EXPLORE,)),
 }
+
+
+def chosen(every: Iterable[Stage], only: str | None) -> list[Stage]:
+    """The stages of this name, or whose names begin with it and a dash; all of them without a name."""
+    return [stage for stage in every if only is None or stage.name == only or stage.name.startswith(f"{only}-")]
 
 
 def missing_for_root() -> str:
