@@ -1,4 +1,4 @@
-"""How soon and how rightly a fall is explained: ``python -m bench.verdict [scale] [fleet] [corpus] [forms]``; writes docs/results/bench-verdict.md.
+"""How soon and how rightly a fall is explained: ``python -m bench.verdict [scale] [fleet] [corpus] [unseen] [forms]``; writes docs/results/bench-verdict.md.
 
 All parts by default. ``fleet`` needs the test bed (root): the one that ``TESTBED`` numbers, which is started where it is not up. ``--corpus FOLDER`` names other logs
 than those of the repository.
@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from bench.common import ROOT, Row, machine, table
-from bench.verdict import corpus, fleet, forms, scale
+from bench.verdict import corpus, fleet, forms, scale, unseen
 
-PARTS = ("scale", "fleet", "corpus", "forms")
+PARTS = ("scale", "fleet", "corpus", "unseen", "forms")
 
 
 def main(argv: list[str]) -> int:
@@ -41,6 +41,10 @@ def main(argv: list[str]) -> int:
         found += corpus.calibration([one for logs in judged.values() for one in logs])
         shown = [one for name, logs in judged.items() if name != corpus.MEASURED for one in logs]
         pages.append(f"## Logs of which something was not said\n\n{corpus.page(shown)}")
+    if "unseen" in parts:
+        # Not of the measured half: nobody reads it.
+        read = [folder for folder in folders if folder.name != corpus.MEASURED]
+        found += [row for folder in read for row in unseen.rows_of(unseen.judge(folder), folder.name)]
     if "forms" in parts:
         changed = {folder.name: forms.judge(folder) for folder in folders}
         found += [row for name, counts in changed.items() for row in forms.rows(counts, name)]

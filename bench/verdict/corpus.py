@@ -74,10 +74,11 @@ def labels_of(folder: Path) -> list[Label]:
 
 def judge(folder: Path) -> list[Judged]:
     """Explain each log of a folder and compare."""
-    return [_judged(label, explain_files([folder / label.log]).verdict) for label in labels_of(folder)]
+    return [judged(label, explain_files([folder / label.log]).verdict) for label in labels_of(folder)]
 
 
-def _judged(label: Label, verdict: Verdict) -> Judged:
+def judged(label: Label, verdict: Verdict) -> Judged:
+    """Compares a verdict with the label of its log."""
     slug = verdict.cause.slug
     cause: Grade = "right" if slug in label.accept else "unknown" if slug == "unknown" else "wrong"
     # Once more, or elsewhere: a cautious yes.

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bench.verdict import corpus, fall, forms
+from bench.verdict import corpus, fall, forms, unseen
 
 TRACE = "Traceback (most recent call last):\n  File \"train.py\", line 3, in main\n    step()\nKeyError: 'x'\n"
 LABELS = (
@@ -60,6 +60,19 @@ def test_a_text_is_judged_in_all_its_forms(logs):
     assert counts.total() == 2 * len(forms.FORMS) >= 80
     assert {form for (form, _), number in counts.items() if number} == set(forms.FORMS)
     assert [row.holds for row in forms.rows(counts, "half")] == [True]
+
+
+def test_a_log_is_judged_without_the_signatures_that_match_in_it_alone(logs):
+    found = {one.label.log: one for one in unseen.judge(logs)}
+    # Only the first log has a signature of its own; without it the exception is one of no known kind.
+    assert {log: (one.slug, one.confidence) for log, one in found.items()} == {
+        "1.log": ("user_code_exception", "likely")
+    }
+    shared = (logs / "labels.jsonl").read_text().replace("2.log", "3.log")
+    (logs / "3.log").write_text(TRACE)
+    (logs / "labels.jsonl").write_text(shared)
+    assert unseen.judge(logs) == []
+    assert {row.holds for row in unseen.rows_of(list(found.values()), "half")} == {None}
 
 
 def test_the_logs_of_the_repository_have_labels_and_their_halves_share_no_thread():
