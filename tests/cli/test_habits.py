@@ -329,11 +329,11 @@ def test_a_long_silence_is_broken_once(monkeypatch: pytest.MonkeyPatch, capsys: 
     said = threading.Event()
     monkeypatch.setattr(console, "_SLOW_S", 0.0)
     monkeypatch.setattr(console, "say", lambda _: said.set())
-    with console.told_if_slow("still reading"):
+    with console.notice_if_slow("still reading"):
         assert said.wait(scaled(10))
     said.clear()
     monkeypatch.setattr(console, "_SLOW_S", 600.0)
-    with console.told_if_slow("still reading"):
+    with console.notice_if_slow("still reading"):
         pass
     assert not said.is_set()
 

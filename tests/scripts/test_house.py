@@ -68,3 +68,16 @@ def test_the_page_names_what_is_too_large(modules, monkeypatch):
     assert "modules with one importer: 2" in text
     assert "cycles: top.room.a + top.room.b" in text
     assert "constructors over 7 arguments: 1: top.room.c.SceneKeeper 8" in text
+
+
+def test_the_sources_keep_the_limits_of_the_page():
+    modules = house.modules_of(ROOT / "src")
+    lines = house.report(modules).splitlines()
+    assert len(modules) <= 420
+    assert {f"folders over {house.MAX_MODULES} modules: none", f"modules over {house.MAX_LINES} lines: none"} <= {
+        *lines
+    }
+    assert "private words in names: 0: none" in lines
+    assert "private words in prose: 0: none" in lines
+    one_importer = next(line for line in lines if line.startswith("modules with one importer: "))
+    assert int(one_importer.rpartition(" ")[2]) <= 90

@@ -57,7 +57,7 @@ def say(text: str = "", *, quiet: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def told_if_slow(text: str) -> Iterator[None]:
+def notice_if_slow(text: str) -> Iterator[None]:
     """Prints ``text`` to stderr once if the block takes long."""
     timer = threading.Timer(_SLOW_S, say, (text,))
     timer.daemon = True

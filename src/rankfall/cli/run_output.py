@@ -228,7 +228,7 @@ def details_of(directory: RunDir, verdict: Verdict, redact: Redactor | None = No
         rows = [row for row in reader.streams(verdict.attempt) if row.slot == verdict.slot]
         step = reader.failed_step(verdict.attempt or 0, verdict.rank)
         run = reader.summary()
-    lines, after = _lines_around(verdict, directory.path)
+    lines, after = _context_lines(verdict, directory.path)
     frames = _raised_at(directory, verdict) or _raised_in_text(verdict, lines, after)
     before = lines if frames or lines else _last_words(directory, verdict)
     return Details(
@@ -243,7 +243,7 @@ def details_of(directory: RunDir, verdict: Verdict, redact: Redactor | None = No
 
 def details_of_files(verdict: Verdict, within: Path = Path(), redact: Redactor | None = None) -> Details:
     """Reads the lines and frames before the decisive line of a verdict about files in ``within``; as :func:`details_of`."""
-    lines, after = _lines_around(verdict, within)
+    lines, after = _context_lines(verdict, within)
     before = redact.lines(lines) if redact is not None else lines
     return Details(frames=_raised_in_text(verdict, lines, after), before=before[-_BEFORE:])
 
@@ -321,7 +321,7 @@ def _fatal_stack(lines: Sequence[str]) -> tuple[str, ...]:
     return found.places
 
 
-def _lines_around(verdict: Verdict, folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _context_lines(verdict: Verdict, folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Lines of the stream before and after the decisive line, at most ``_TRACED`` each; none if that is no line of a log."""
     if verdict.decisive is None or verdict.decisive.source != "log":
         return (), ()

@@ -113,7 +113,7 @@ def resolve_target(name: str | None, *, where: Where = NOWHERE) -> RunDir:
         return _run_or_copy(name)
     from rankfall.backends.foreign.targets import open_target  # noqa: PLC0415
 
-    with console.told_if_slow(f"rankfall: still reading {target.label} from the API server"):
+    with console.notice_if_slow(f"rankfall: still reading {target.label} from the API server"):
         opened = open_target(
             target,
             home=home(),
@@ -175,7 +175,9 @@ def as_it_is(directory: RunDir) -> RunDir:
 
         # A foreign job may have no later recorder, so store its lines now.
         foreign = directory.foreign is not None
-        with console.told_if_slow("rankfall: still reading the pods and their logs; a node that is lost answers late"):
+        with console.notice_if_slow(
+            "rankfall: still reading the pods and their logs; a node that is lost answers late"
+        ):
             refresh_unattended(directory, lines=foreign, on_event=_tell if foreign else None)
     except LockHeld:
         pass

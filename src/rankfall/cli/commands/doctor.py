@@ -396,7 +396,7 @@ def doctor(*, python: str | None, backend: str | None, namespace: str | None, wh
         )
     checks = run_checks(python, backend)
     if backend != "local":
-        with console.told_if_slow("rankfall: still waiting for the API server"):
+        with console.notice_if_slow("rankfall: still waiting for the API server"):
             checks += cluster_checks(place, backend=backend)
     found = worst(checks)
     if output is Output.TABLE:

@@ -168,8 +168,8 @@ def _open_below(root: Path, parts: tuple[str, ...], flags: int) -> int:
 
 
 class _Walk:
-    def __init__(self, shown: Path, root: Path, left: LeftOut, skip: Callable[[str, set[str]], bool]) -> None:
-        self._shown = shown
+    def __init__(self, display: Path, root: Path, left: LeftOut, skip: Callable[[str, set[str]], bool]) -> None:
+        self._display = display
         self._root = root
         self._real = Path(os.path.realpath(root))
         self._left = left
@@ -187,7 +187,7 @@ class _Walk:
                     self._sort(entry, parts, names, inner, found)
             except OSError as error:
                 self._left.add(
-                    f"{printable(self._shown.joinpath(*parts))} cannot be read: {error.strerror}", unreadable=True
+                    f"{printable(self._display.joinpath(*parts))} cannot be read: {error.strerror}", unreadable=True
                 )
             yield from sorted(found)
             # The last folder is listed next.
@@ -227,7 +227,7 @@ class _Walk:
             return
         if self._skip(entry.name, names):
             return
-        path = self._shown.joinpath(*here)
+        path = self._display.joinpath(*here)
         if entry.is_symlink():
             self._link(path, self._root.joinpath(*here), found)
             return
@@ -258,7 +258,7 @@ class _Walk:
             found.append(Listed(path, self._root, parts, status.st_size, (status.st_dev, status.st_ino)))
 
     def _say(self, unlisted: int) -> None:
-        root = printable(self._shown)
+        root = printable(self._display)
         if unlisted or self._listed > MAX_LISTED:
             self._left.note(
                 f"{root} holds more than {MAX_LISTED:,} entries; the others were not read; name fewer folders"
