@@ -436,3 +436,37 @@ def test_the_message_of_a_container_counts_before_its_reason(answer):
         "command_not_found"
     )
     assert answer(f"{reason}{start}error during container init\n")[0] == "container_config"
+
+
+CORRUPT = (
+    HEAD
+    + '  File "/w/train.py", line 31, in main\n    ckpt = torch.load(path)\n'
+    + "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory\n"
+)
+MPIRUN_END = "mpirun has exited due to process rank 3 with PID 0 on\nnode n1 exiting improperly.\n"
+NAMED = {
+    "mpirun": CORRUPT + MPIRUN_END,
+    "paddle": CORRUPT + "ABORT!!! Out of all 8 trainers, the trainer process with rank=[3] was aborted.\n",
+    "flux": CORRUPT + "0.321s: flux-shell[0]: FATAL: doom: rank 3 on host n1 exited and exit-timeout=30s has expired\n",
+    "spawn": "-- Process 3 terminated with the following error:\n" + CORRUPT.splitlines()[-1] + "\n",
+    "mpich": "Abort(1090319) on node 3 (rank 3 in comm 0): Fatal error in PMPI_Init: Other MPI error, error stack:\n"
+    "[1748052571.83] [n1:27:0] ib_mlx5.c:800 UCX  ERROR failed to modify the queue pair\n",
+}
+
+
+@pytest.mark.parametrize("launcher", NAMED)
+def test_a_failure_without_a_rank_is_that_of_the_rank_that_the_launcher_names(launcher, told):
+    slug = "nccl_ib_error" if launcher == "mpich" else "checkpoint_corrupt"
+    assert told(NAMED[launcher])[:2] == (slug, 3)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "[rank2]: RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:22188\n",
+        "OSError: [Errno 28] No space left on device\n",
+        "mpirun has exited due to process rank 5 with PID 0 on\n",
+    ],
+)
+def test_a_launcher_names_nobody_where_two_failures_or_two_ranks_speak(other, told):
+    assert told(CORRUPT + other + MPIRUN_END)[1] is None

@@ -76,6 +76,16 @@ STYLES: dict[str, Style] = {
     "process": lambda r, _, text: f"process {r}: {text}",
     "bar": lambda r, _, text: f"{r}| {text}",
     "of": lambda r, _, text: f"[{r}/8] {text}",
+    "of-words": lambda r, _, text: f"Rank {r} of 8: {text}",
+    "both": lambda r, _, text: f"[rank {r}, local_rank {r % 4}] {text}",
+    "letters": lambda r, _, text: f"[gr={r} lr={r % 4}] {text}",
+    "parallel": lambda r, _, text: f"[dp{r // 2} tp{r % 2} pp0 rank{r}] {text}",
+    "composer": lambda r, n, text: f"2026-01-01 10:00:{n % 60:02},123: rank{r}[{4000 + r}][MainThread]: ERROR: {text}",
+    "dashes": lambda r, n, text: f"2026-01-01 10:00:{n % 60:02},123 - ERROR - rank {r} - {text}",
+    "prte": lambda r, _, text: f"[prterun-host1-4242@1,{r}]<stderr>: {text}",
+    "libfabric": lambda r, _, text: f"node{r // 4}:rank{r}.python: {text}",
+    "vllm-tensor": lambda r, _, text: f"(Worker_TP{r} pid={4000 + r}) ERROR 01-01 10:00:00 [x.py:1] {text}",
+    "sglang": lambda r, n, text: f"[2026-01-01 10:00:{n % 60:02} TP{r}] {text}",
 }
 # Styles that show no rank.
 NO_RANK: dict[str, Style] = {
@@ -83,6 +93,9 @@ NO_RANK: dict[str, Style] = {
     "compose": lambda r, _, text: f"trainer-{r + 1}-1  | {text}",
     "gpu": lambda r, _, text: f"[GPU {r}] {text}",
     "pid": lambda r, _, text: f"[pid {40 + r}] {text}",
+    "pipeline": lambda r, _, text: f"(Worker_PP{r // 4}_TP{r % 4} pid={4000 + r}) {text}",
+    # It counts nodes, and calls them ranks.
+    "skypilot": lambda r, _, text: f"(worker{r}, rank={r}, pid={4000 + r}, ip=10.0.0.{r}) {text}",
 }
 
 
@@ -115,3 +128,69 @@ def test_i23_p1_cause_and_rank_are_those_of_every_other_style(style, tmp_path):
         )
         verdict = explain_files([tmp_path / "job.log"]).verdict
         assert (verdict.cause.slug, verdict.rank) == (slug, culprit if style in STYLES else None)
+
+
+# Numbers before a line that count something else than ranks.
+COUNTS = [
+    "[trial 3] ",
+    "[fold 3] ",
+    "[seed=3] ",
+    "[session 3] ",
+    "[layer 3] ",
+    "[batch 3] ",
+    "[shard 3] ",
+    "[run 3] ",
+    "[actor 3] ",
+    "[agent 3] ",
+    "[replica 3] ",
+    "[group 3] ",
+    "[dp 3] ",
+    "[tp 3] ",
+    "[pp 1 tp 3] ",
+    "[pp_rank 3] ",
+    "[dp_rank=3] ",
+    "[tp_rank: 3] ",
+    "[node_rank 3] ",
+    "(node_rank=3) ",
+    "NODE_RANK=3 ",
+    "[machine_rank 3] ",
+    "[group_rank=3] ",
+    "[role rank 3] ",
+    "[data parallel rank 3] ",
+    "[tensor_parallel_rank 3] ",
+    "[expert rank 3] ",
+    "[rank -1] ",
+    "[rank None] ",
+    "[ranks=0,3] ",
+    "[nranks=3] ",
+    "world_size=3 ",
+    "[world 3] ",
+    "[num_ranks: 3] ",
+    "trial 3: ",
+    "[cuda:3] ",
+    "[NPU 3] ",
+    "device 3: ",
+    "<3>",
+    "[MainThread:3] ",
+    "it 3 ",
+    "train_loss=3 ",
+    "lr=0.003 ",
+    "n=3 ",
+    "[step 1/3] ",
+    "[retry 1/3] ",
+    "(attempt 1/3) ",
+    "python[3]: ",
+    "v3: ",
+    "3% ",
+    "00:03 ",
+    "fatal: [gpu07]: ",
+    "[node3]: ",
+]
+
+
+@pytest.mark.parametrize("prefix", COUNTS)
+def test_i23_p1_a_number_that_counts_something_else_is_no_rank(prefix, tmp_path):
+    lines = ["begin of the job", "step 10 loss 2.0", *CAUSES["user_code_exception"]]
+    (tmp_path / "job.log").write_text("".join(f"{prefix}{line}\n" for line in lines))
+    verdict = explain_files([tmp_path / "job.log"]).verdict
+    assert (verdict.cause.slug, verdict.rank, verdict.local_rank) == ("user_code_exception", None, None)

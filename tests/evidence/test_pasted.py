@@ -87,6 +87,22 @@ def test_a_key_that_a_terminal_shows_is_a_cancellation_by_its_user(answer):
     assert answer(f"{failed}^C{trace}")[0] == "user_code_exception"
 
 
+def test_an_interrupt_of_an_unknown_sender_is_worth_one_retry(tmp_path):
+    path = tmp_path / "job.log"
+    path.write_text(f'{HEAD}  File "/w/t.py", line 3, in f\n    f()\nKeyboardInterrupt\n')
+    verdict = explain_files([path]).verdict
+    assert (verdict.cause.slug, verdict.retry) == ("external_signal", "once")
+
+
+def test_tasks_that_jax_lists_below_its_message_are_the_suspects(answer):
+    head = "absl::Status: UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats): \n"
+    task = "/job:jax_worker/replica:0/task:{}\n"
+    assert answer(head + task.format(3)) == ("peer_lost", 3)
+    assert answer(head + task.format(3) + task.format(5)) == ("peer_lost", None)
+    barrier = "DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: sync0. Timed out task names:\n"
+    assert answer(barrier + task.format(3)) == ("collective_timeout", 3)
+
+
 def test_a_launcher_of_an_older_python_names_its_signal(answer):
     death = "WARNING:torch.distributed.elastic.agent.server.api:Received Signals.SIGHUP death signal, shutting down workers\n"
     forced = "WARNING:torch.distributed.elastic.multiprocessing.api:Unable to shutdown process 40386 via Signals.SIGHUP, forcefully exiting via Signals.SIGKILL\n"

@@ -270,3 +270,13 @@ def test_the_only_killed_task_is_that_of_the_step_that_ran_out_of_memory(verdict
     assert (found.rank, found.node) == expected
     if found.rank is not None:
         assert "killed_unknown" not in {one.slug for one in found.alternatives}
+
+
+VICTIM = (
+    "2: RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:22188\n"
+)
+
+
+def test_a_victim_that_srun_names_by_its_code_does_not_take_the_memory_event_of_the_killed_task(verdict):
+    found = verdict(f"{VICTIM}{OOM}{TASK_OOM}srun: error: gpu-11: task 2: Exited with exit code 1\n")
+    assert (found.cause.slug, found.cause.confidence, found.rank, found.node) == ("host_oom", "likely", 6, "gpu-17")

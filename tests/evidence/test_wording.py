@@ -14,6 +14,9 @@ from rankfall.verdict.signatures.catalogue import parse, source
 GENERAL = parse(source("general"), origin="general")
 
 
+LIBRARY = "/usr/lib/python3/site-packages/meshlib/net.py"
+
+
 def said(tmp_path: Path, text: str) -> Verdict:
     path = tmp_path / "job.log"
     path.write_text(text, "utf-8")
@@ -89,6 +92,34 @@ def test_a_known_cause_and_a_list_of_possible_ones_leave_no_room_for_words(tmp_p
 def test_a_job_that_succeeded_has_no_cause_by_its_words(tmp_path: Path) -> None:
     text = "evicted 3 entries\npreempted request 7, rescheduled\nheartbeat lost, found again\ntraining finished\n"
     assert said(tmp_path, text).cause.slug == "unknown"
+
+
+def test_sure_words_of_any_line_name_a_cause_and_others_are_shown_where_the_last_error_says_nothing(
+    tmp_path: Path,
+) -> None:
+    last = "failed to read rows of device 3: code 7\n"
+    bus = "card 3 has fallen off the bus, see the manual\n"
+    sure = said(tmp_path, f"step 1\n{bus}step 2\n{last}")
+    assert (sure.cause.slug, sure.cause.confidence, sure.retry) == ("gpu_fallen_off_bus", "suspected", "once")
+    assert sure.node_action == "none"
+    shown = said(tmp_path, f"step 1\nnode n7 has been drained by the operator\nstep 2\n{last}")
+    assert shown.cause.slug == "unknown"
+    assert shown.decisive is not None
+    assert shown.decisive.line == "node n7 has been drained by the operator"
+    assert shown.decisive.where.endswith(":2")
+    warned = said(tmp_path, f"step 1\nWARNING: {bus}step 2\n{last}")
+    assert warned.cause.slug == "unknown"
+
+
+@pytest.mark.parametrize(("inner", "confidence"), [("/opt/job/io.py", "likely"), (LIBRARY, "suspected")])
+def test_an_unrecognized_exception_inside_a_library_is_only_suspected_to_be_of_the_own_code(
+    tmp_path: Path, inner: str, confidence: str
+) -> None:
+    frames = (
+        f'  File "/opt/job/train.py", line 9, in <module>\n    run()\n  File "{inner}", line 4, in call\n    raise x\n'
+    )
+    verdict = said(tmp_path, f"Traceback (most recent call last):\n{frames}meshlib.net.PlanError: plan 7 was dropped\n")
+    assert (verdict.cause.slug, verdict.cause.confidence, verdict.retry) == ("user_code_exception", confidence, "no")
 
 
 def test_the_decisive_line_comes_with_the_other_lines_of_its_message(tmp_path: Path) -> None:

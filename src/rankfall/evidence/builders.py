@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -19,7 +20,7 @@ from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored, bounded
 from rankfall.verdict.diagnose.cause_tables import CUT_OFF, HINT, LAST_ERROR, LAST_LINE, WORKING_BAR
 from rankfall.verdict.signatures.catalogue import Catalogue
-from rankfall.verdict.signatures.matcher import best
+from rankfall.verdict.signatures.matcher import Hit, best
 
 # A later exception counts only without other evidence.
 WORK_DONE: Final = frozenset({"teardown", "done"})
@@ -147,6 +148,8 @@ _ONLY_RANK: Final = bounded(r"Command '?\[.{1,1500}--local[_-]rank=0'|\['[^\n]{1
 _EXACT: Final = 60
 # Specificity of words that a job which continues does not print.
 _SURE: Final = 35
+# Specificity of words that name a cause anywhere in a text.
+_SUREST: Final = 38
 _OF_JAVA: Final = bounded(rb"\A(?:org|com|net|io|javax?|scala|akka)\.[a-z]", limit=64)
 _STATEMENT: Final = bounded(
     rb"\A(?:raise ([A-Za-z_][\w.]{0,120})(?:\([fr]?[\"']{1,3}(.*))?|assert\b ?(.*))", limit=4096
@@ -166,18 +169,40 @@ def _raising(text: bytes) -> tuple[bytes, bytes] | None:
 
 
 def of_last_error(
-    line: bytes, *, stream: str, byte: int, where: str, catalogue: Catalogue, kind: ErrorKind = "error"
+    begin: int,
+    line: bytes,
+    kind: ErrorKind,
+    others: Iterable[tuple[int, bytes]] = (),
+    *,
+    stream: str,
+    first: int,
+    where: Callable[[int], str],
+    catalogue: Catalogue,
 ) -> Evidence:
     """Returns the evidence of the best error line of a text without other evidence.
 
-    A line in the form of an exception without its traceback is classified as one; any other is context.
+    A line in the form of an exception without its traceback is classified as one; any other is context. Where it has no
+    words of a cause, the line among ``others`` that has them is better. ``first``: byte of the text in its stream.
     """
+    tail = _like_an_error(line, stream=stream, byte=first + begin, where=where(begin))
+    piece = _of_error_line(tail, line, kind, catalogue)
+    worded = None if piece.slug != "unknown" else _best_words(others, catalogue=catalogue)
+    if worded is None:
+        return piece
+    begin, line, hit = worded
+    prefix = parse_prefix(line)
+    tail = _like_an_error(line, stream=stream, byte=first + begin, where=where(begin))
+    tail = msgspec.structs.replace(tail, rank=prefix.rank, local_rank=prefix.local_rank)
+    return tail if hit.signature.specificity < _SUREST else _suggested(tail, hit, line[prefix.length :].strip())
+
+
+def _of_error_line(tail: Evidence, line: bytes, kind: ErrorKind, catalogue: Catalogue) -> Evidence:
     prefix = parse_prefix(line)
     text = line[prefix.length :].strip()
     behind = _BEHIND_LOGGER.match(text)
     raised = exception_of(text if behind is None else behind[1]) or _raising(text)
     tail = msgspec.structs.replace(
-        _like_an_error(line, stream=stream, byte=byte, where=where),
+        tail,
         rank=prefix.rank if kind != "hint" else None,
         local_rank=prefix.local_rank,
         fingerprint=HINT if kind == "hint" else LAST_ERROR,
@@ -203,8 +228,21 @@ def _by_its_words(tail: Evidence, text: bytes, catalogue: Catalogue, *, least: i
     ``least``: specificity of the words.
     """
     hit = best(catalogue.match_line(text, where="wording"))
-    if hit is None or hit.signature.specificity < least:
-        return tail
+    return tail if hit is None or hit.signature.specificity < least else _suggested(tail, hit, text)
+
+
+def _best_words(lines: Iterable[tuple[int, bytes]], *, catalogue: Catalogue) -> tuple[int, bytes, Hit] | None:
+    """First byte, line and hit of the line with the surest words of any program; of equals the last one."""
+    found: tuple[int, bytes, Hit] | None = None
+    for begin, line in lines:
+        hit = best(catalogue.match_line(line[parse_prefix(line).length :].strip(), where="wording"))
+        least = 0 if is_severe(line) else _SURE
+        if hit is not None and hit.signature.specificity >= (found[2].signature.specificity if found else least):
+            found = begin, line, hit
+    return found
+
+
+def _suggested(tail: Evidence, hit: Hit, text: bytes) -> Evidence:
     made = meaning_of_hit(hit, text=tail.line, fingerprint=f"{hit.signature.id}:{normalise(decode(text))}")
     return _with_cause(tail, made, signature=made.signature)
 

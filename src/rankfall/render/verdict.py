@@ -301,6 +301,8 @@ def _no_rank(verdict: Verdict) -> str:
     if verdict.scope == "external":
         # Only a proven cause excludes that a rank of the job was the first.
         return "none: the cause is outside the job" if verdict.cause.confidence == "proven" else "unknown"
+    if verdict.scope == "slot" and verdict.decisive is not None and verdict.decisive.source == "log":
+        return f"unknown: one of slot {verdict.slot}"
     return {
         "all": "all: each has the same failure",
         "slot": f"none in particular: slot {verdict.slot} failed as a whole",

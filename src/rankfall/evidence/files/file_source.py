@@ -17,12 +17,12 @@ from rankfall.evidence import builders as make
 from rankfall.evidence.files.bounded_read import SUFFIXES, Part
 from rankfall.evidence.files.folder_listing import printable
 from rankfall.evidence.files.unwrap import Unwrapper
+from rankfall.evidence.readers import text as texts
 from rankfall.evidence.readers.findings import Finding
 from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.scan import ChunkScanner
 from rankfall.evidence.readers.stacks import NewestDump
 from rankfall.evidence.readers.survival import Bar, Survival, bars_of
-from rankfall.evidence.readers.text import MAX_BEHIND, best_error_line, decode, detail_behind, states_reason
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Evidence, RankfallError, numbers
 from rankfall.model.evidence import digest
@@ -364,11 +364,11 @@ class TextReader:
         self._given += len(data)
         text = before + data if self._heads else b""
         for id_, (finding, end) in list(self._heads.items()):
-            behind = text[(cut := max(0, end - start)) : cut + MAX_BEHIND].removeprefix(b"\n")
-            if final or len(behind) >= MAX_BEHIND - 1:
+            behind = text[(cut := max(0, end - start)) : cut + texts.MAX_BEHIND].removeprefix(b"\n")
+            if final or len(behind) >= texts.MAX_BEHIND - 1:
                 del self._heads[id_]
-                if (detail := detail_behind(finding.line.encode(), behind, above=text[:cut])) is not None:
-                    self._source.details[id_] = decode(detail)
+                if (detail := texts.detail_behind(finding.line.encode(), behind, above=text[:cut])) is not None:
+                    self._source.details[id_] = texts.decode(detail)
                 if (own := _OWN_PID.match(behind)) is not None:
                     self._source.pids[id_] = numbers.matched(own[1])
 
@@ -382,24 +382,23 @@ class TextReader:
         first = self._next - len(self._tail)
         cut = self._tail.find(b"\n") + 1 if first > 0 else 0
         known = {piece.order - first for piece in pieces if piece.order is not None}
-        found = best_error_line(self._tail, since=cut, known=known)
+        found = texts.best_error_line(self._tail, since=cut, known=known)
         traced = any(piece.whole and piece.role != "context" for piece in pieces)
-        if found is None or (found[2] != "error" and ends) or (traced and not states_reason(found[1])):
+        if found is None or (found[2] != "error" and ends) or (traced and not texts.states_reason(found[1])):
             return  # A launcher's report of an end, or its exception, is better.
-        begin, line, kind = found
-        number = self._scanner.lines - self._tail.count(b"\n", begin) + 1
+        others = (each for each in texts.candidate_lines(self._tail, since=cut) if each[0] not in known)
         piece = make.of_last_error(
-            line,
-            stream=self._source.group,
-            byte=first + begin,
-            where=self._where(first + begin, self._unwrapper.number(number)),
-            catalogue=self._catalogue,
-            kind=kind,
+            *found, others, stream=self._source.group, first=first, where=self._where_in_tail, catalogue=self._catalogue
         )
-        detail = detail_behind(line, self._tail[begin + len(line) :].removeprefix(b"\n"))
-        if detail is not None:
-            self._source.details[piece.id] = decode(detail)
+        behind = self._tail[(piece.order or 0) - first :]
+        line, _, behind = behind.partition(b"\n")
+        if (detail := texts.detail_behind(line, behind)) is not None:
+            self._source.details[piece.id] = texts.decode(detail)
         self._source.found.append(piece)
+
+    def _where_in_tail(self, begin: int) -> str:
+        number = self._scanner.lines - self._tail.count(b"\n", begin) + 1
+        return self._where(self._next - len(self._tail) + begin, self._unwrapper.number(number))
 
     def _where(self, byte: int, line: int) -> str:
         return f"{self._source.name}:{line}" if self._lines else f"{self._source.name}:byte {byte}"

@@ -358,6 +358,8 @@ def _placed(piece: Evidence, place: tuple[str | None, str | None]) -> Evidence:
 
 def _rank_in(piece: Evidence) -> int | None:
     """Rank that a line without a rank's prefix names as its speaker, or as the one that failed; None if there is none."""
+    if piece.slot is not None:
+        return None  # its prefix counts nodes
     if piece.role == "secondary":
         # Of a rank that waited, which names its peers too.
         named = _SAYS_ITS_RANK.search(piece.line)

@@ -139,6 +139,8 @@ def exception_meaning(
             specificity=50,
             text=spoken,
             fingerprint=f"external_signal:{head_type}",
+            # A person may have pressed the key.
+            retry="once" if head_type == "KeyboardInterrupt" else None,
         )
     ended = _end_of_child(catalogue, head_type, head_text, launcher=launcher)
     if ended is not None and mark is None:

@@ -76,7 +76,8 @@ class Frames(msgspec.Struct):
     Attributes:
         count: Number of frames.
         origins: ``damaged_report``, ``data_loader``, ``command``, ``launcher``, ``clean_up`` (finalizers, interpreter exit),
-            ``spawned`` (a worker begins), ``removal`` (the last statement removes or renames a file).
+            ``spawned`` (a worker begins), ``removal`` (the last statement removes or renames a file), ``library`` (the
+            innermost frame is a library's).
         collective: Outermost collective that the user's code called, or None.
     """
 
@@ -103,13 +104,16 @@ class Frames(msgspec.Struct):
         path = path.replace(b"\\", b"/")
         self._innermost, self._flat = (path, line, function), flat
         name, file = decode(function), decode(path)
+        self.origins -= {"removal", "library"}
         if COMM_FILE.search(file):
+            self.origins.add("library")
             if self.collective is None and COLLECTIVES.match(name):
                 self.collective = name
-        elif not _LIBRARY.search(path):
+        elif _LIBRARY.search(path):
+            self.origins.add("library")
+        else:
             self._user = [*self._user[1 - MAX_PLACES :], self._innermost]
         self.count += 1
-        self.origins.discard("removal")
         for suffix, functions, origin in _ORIGINS:
             if path.endswith(suffix) and function in functions:
                 self.origins.add(origin)
@@ -129,7 +133,7 @@ class Frames(msgspec.Struct):
     def chain(self) -> None:
         """Begins the next exception of a chain: places are those of the last one."""
         self._innermost, self._user, self.collective = None, [], None
-        self.origins.discard("removal")
+        self.origins -= {"removal", "library"}
 
     def clear(self) -> None:
         """Removes everything."""

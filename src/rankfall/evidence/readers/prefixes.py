@@ -31,6 +31,13 @@ _STAMP: Final = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d
 _LEVEL: Final = r"(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|SEVERE)"
 _SUFFIX: Final = r"(?:py[xi]?|cc?|cpp|cuh?|h|hpp|rs|go|java|sh)"
 _RANK: Final = r"(?:global[ _-]?|mpi|world[ _-]?)?rank"
+# Words before "rank" for another number than the global rank; those of DDP and FSDP are global.
+_OTHER: Final = (
+    r"(?:node|machine|host|group|role|replica|shard|stage|expert|pipeline|tensor|data|model|context|sequence|lora"
+    r"|(?!ddp|fsdp)[a-z]{1,3}p|[a-z]{1,16}[ _-]parallel)"
+)
+# Between the word and the number; a minus before a number is no dash.
+_TO: Final = r"""(?:[ _#-]|["']?\s?[:=]{1,2}\s?["']?)?"""
 # Beginning of an exception's lines, after a host's name.
 _EXCEPTION: Final = r"(?=\[?rank ?\d|Traceback|  File|[\w.]+(?:Error|Exception)\b)"
 
@@ -44,24 +51,32 @@ _HOST: Final = (
 _TAGS: Final = tuple(
     (kind, bounded(rb"\A" + pattern.encode(), limit=_LOOK))
     for kind, pattern in (
-        # [rank3]: [Rank 3] [rank: 3] [GLOBAL_RANK 3] [rank=3] [rank 3/8] [rank 3, late] (rank 3) [DDP rank 3]
+        # [rank3]: [Rank 3] [rank: 3] [GLOBAL_RANK 3] [rank=3] [rank 3/8] [rank 3 of 8] [rank 3, late] (rank 3) [DDP rank 3]
+        # [rank 3 | pid 44]
         (
             "global",
-            rf"[\[(<](?:[\w.-]{{1,16}} )?(?i:{_RANK})[ :=_#-]{{0,3}}(\d{{1,6}})(?:/\d{{1,6}})?(?:, late)?[\])>]:?[ \t]?",
+            rf"[\[(<](?:(?!(?i:{_OTHER}) )[\w.-]{{1,16}} )?(?i:{_RANK}){_TO}(\d{{1,6}})(?:(?:/| of | ?[,|])[^\[\]()<>\n]{{0,48}})?[\])>]:?[ \t]?",
         ),
         ("local", r"[\[(<](?i:local[ _-]?rank|lr)[ :=_#-]{0,3}(\d{1,4})[\])>]:?[ \t]?"),
         # rank3: Rank 3: R3| rank 3 |
         ("global", rf"(?i:{_RANK}[ _-]?|r)(\d{{1,6}})(?:: |:$| ?\|)[ \t]?"),
+        # rank 3 of 8: rank 3 - and, of Composer, rank3[12345][MainThread]:
+        ("global", rf"(?i:{_RANK}[ _-]?)(\d{{1,6}})(?: of \d{{1,6}}: | - |\[\d{{1,8}}\](?:\[\w{{1,32}}\])?: )[ \t]?"),
         # rank=3 of key=value logs
         ("global", rf"(?i:{_RANK})=(\d{{1,6}})[ ,:|][ \t]?"),
-        # [1,3]<stderr>: of mpirun, [1,mpirank:3,algo-1]<stderr>: of SageMaker, [3]<stderr>: of Horovod
-        ("global", r"\[\d{1,6},(?:mpirank:)?(\d{1,6})(?:,[\w.-]{1,64})?\]<std(?:out|err)>:[ \t]?"),
+        # [1,3]<stderr>: and [prterun-host-44@1,3]<stderr>: of mpirun, [1,mpirank:3,algo-1]<stderr>: of SageMaker,
+        # [3]<stderr>: of Horovod
+        ("global", r"\[(?:[\w.-]{1,128}@)?\d{1,6},(?:mpirank:)?(\d{1,6})(?:,[\w.-]{1,64})?\]<std(?:out|err)>:[ \t]?"),
         ("global", r"\[(\d{1,6})\]<std(?:out|err)>:[ \t]?"),
         # 8de2ca81 [rank=3] || of Determined
         ("global", r"[0-9a-f]{8} \[rank=(\d{1,6})\] \|\| ?"),
         # [trainer1|9]: torchrun's template with both ranks
         ("both", r"\[[A-Za-z_]+(\d{1,6})\|(\d{1,6})\]:[ \t]?"),
-        ("local", r"\[[A-Za-z_]+(\d{1,4})\]: ?"),
+        # [trainer1]: torchrun's prefix of a role; but no node's name
+        (
+            "local",
+            r"\[(?!(?i:gpu|node|host|nid|cn|compute|server|machine|rack|vm|pod|ip)\d)[A-Za-z_]+(0|[1-9]\d{0,3})\]: ?",
+        ),
         ("slot", r"\[slot (\d{1,6})\] ?"),
         # slurmstepd has the label of its node's first task
         ("none", r" {0,5}\d{1,6}: (?=slurmstepd)"),
@@ -70,10 +85,16 @@ _TAGS: Final = tuple(
         ("task", r" {0,5}(\d{1,6}): (?=\S| {2,8}File )"),
         ("task", r"\[(\d{1,5})\]:[ \t]?"),
         ("task", r"\[(\d{1,5})\] (?=[A-Za-z\[(]| {2,8}File )"),
-        # [node1:mpi_rank_3] of MVAPICH
-        ("global", r"\[[\w.-]{1,253}:mpi_rank_(\d{1,6})\][ \t]?"),
+        # [node1:mpi_rank_3] of MVAPICH, node1:rank3.python: of libfabric's providers
+        ("global", r"\[[\w.-]{1,253}:(?:mpi_)?rank[_ ]?(\d{1,6})\][ \t]?"),
+        ("global", r"[A-Za-z][\w.-]{0,127}:rank(\d{1,6})(?:\.[\w.-]{1,64})?: ?"),
+        # [2025-01-01 10:00:00 TP3] of SGLang, behind the stamp: the only kind of parallelism
+        ("global", r" TP(\d{1,4})(?: EP\d{1,4})?\] ?"),
         # node1:3: or [node1:3], but not Open MPI's [host:pid] or a line of a source file
-        ("task", r"\[[A-Za-z][\w.-]{0,127}:(\d{1,3})\](?!:?[ \t]?(?:\*\*\*|\[ ?\d|Signal|Failing)):?[ \t]?"),
+        (
+            "task",
+            r"\[(?!(?i:cuda|gpu|[nxht]pu|mps|device|\w*thread|pid|line|step|epoch|iter):)[A-Za-z][\w.-]{0,127}:(\d{1,3})\](?!:?[ \t]?(?:\*\*\*|\[ ?\d|Signal|Failing)):?[ \t]?",
+        ),
         ("task", rf"(?!\S{{1,128}}\.{_SUFFIX}:)[A-Za-z][\w.-]{{0,127}}:(\d{{1,3}}): (?=\S| {{2,8}}File )"),
         # host:pid:thread [3] of NCCL: the device of the process
         ("device", r"([\w.-]{1,253}):\d{1,8}:\d{1,8} \[(\d{1,3})\] "),
@@ -89,16 +110,20 @@ _TAGS: Final = tuple(
             "host",
             r"((?:[\w.]{1,63}-){0,8}(?:worker|node|trainer|learner|replica|launcher|master|chief|host|pod)-\d{1,5}): ",
         ),
+        # (worker1, rank=1, pid=3061, ip=10.0.0.2) of SkyPilot: the rank of the node
+        ("slot", r"\((?:head|worker\d{1,5}), rank=(\d{1,6}), pid=\d{1,9}(?:, ip=[\d.]{7,15})?\) ?"),
         ("none", r"\([^()\n]{0,200}?\bpid=\d+[^()\n]{0,200}?\) ?"),
         # Behind the stamp of a container runtime's log file.
         ("none", r"std(?:out|err) [FP] "),
         ("none", r"(?:\x1b\[[0-9;]*m)+"),
-        ("stamp", rf"\[?{_STAMP}\]?:? ?"),
+        ("stamp", r"\[\d{10}\.\d{3,9}\] "),
+        ("stamp", rf"\[?{_STAMP}(?! TP\d)\]?:? ?"),
+        ("stamp", rf"\[{_STAMP}"),
     )
 )
 # Beginning of any prefix: most lines have none.
 _BEGINS: Final = anchored(
-    rb"\A(?:[\[(<\x1b]|srun: error: |std(?:out|err) [FP] | {0,5}\d{1,6}: |\d{4}[-/]|(?i:(?:global[ _-]?|mpi|world[ _-]?)?rank[ _=-]?|r)\d|[\w.-]{1,253}:\d{1,8}:\d{1,8} \[|[A-Za-z][\w.-]{0,127}:\d{1,5}: "
+    rb"\A(?:[\[(<\x1b]|srun: error: |std(?:out|err) [FP] | {0,5}\d{1,6}: |\d{4}[-/]|(?i:(?:global[ _-]?|mpi|world[ _-]?)?rank[ _=-]?|r)\d|[\w.-]{1,253}:\d{1,8}:\d{1,8} \[|[A-Za-z][\w.-]{0,127}:(?:\d{1,5}|rank\d{1,6}(?:\.[\w.-]{1,64})?): | TP\d"
     rb"|[\w.-]{1,253}(?:: " + _EXCEPTION.encode() + rb"| +\|| \[rank=\d|(?<=\d): ))",
     limit=_LOOK,
 )
@@ -120,12 +145,26 @@ _KEYED: Final = bounded(
 )
 _PID: Final = bounded(rb"\bpid=(\d{1,9})\b", limit=256)
 _IP: Final = bounded(rb"\bip=((?:\d{1,3}\.){3}\d{1,3})\b", limit=256)
-# A number at the end of a learned prefix, in brackets or before a colon or bar; but not one of another kind.
-_LAST_NUMBER: Final = bounded(rb"(?:\A|[^\w.:-])(\d{1,4})(?:/\d{1,6})?[\])>]?[ \t]?[:|>)\]]?[ \t]*\Z", limit=256)
-_NO_RANK: Final = bounded(
-    rb"(?i)(?:pid|tid|thread|line|node|host|pod|attempt|restart|step|epoch|iter(?:ation)?|job|gpu|device|stage)[ :=#]{0,2}\d{1,4}\W*\Z",
-    limit=256,
+# Words of a rank anywhere in a learned prefix; the first group is another kind of rank.
+_WORDED: Final = bounded(
+    rf"(?i)(?<![a-z])(?:(local|{_OTHER})[ _-]?|(?:global|mpi|world|dist)[ _-]?)?rank{_TO}(\d{{1,6}})(?![\d.])"
+    r"|(?<![A-Za-z0-9])(?-i:R)(\d{1,6})(?=[\]|:, )]|\Z)".encode(),
+    limit=MAX_LEARNED,
 )
+# Both ranks in letters: gr=3 lr=1
+_LETTERS: Final = bounded(rb"\bgr[=:](\d{1,6})[ ,]{1,2}lr[=:](\d{1,4})\b", limit=MAX_LEARNED)
+# A worker of vLLM whose only kind of parallelism is that of tensors.
+_TENSOR: Final = bounded(rb"(?:(?<![A-Za-z0-9])|(?<=Worker_))TP(\d{1,4})\b", limit=MAX_LEARNED)
+_OTHER_PARTS: Final = bounded(rb"(?:PP|DP|CP|SP)\d", limit=MAX_LEARNED)
+# A number at the end of a learned prefix, in brackets or before a colon or bar.
+_LAST_NUMBER: Final = bounded(
+    rb"(?:\A|[^\w.:,<-])(?<!\d\|)(\d{1,4})(?:(?:/| of )\d{1,6})?[\])>]?[ \t]?[:|>)\]]?[ \t]*\Z", limit=256
+)
+# Text before the number: a word for a process, or another word, which names what it counts.
+_PROCESS: Final = bounded(
+    rb"(?i)(?:\A|[^a-z])(?:proc(?:ess)?|task|worker|trainer|learner|member|pe)[ :=#_-]{0,2}\Z", limit=256
+)
+_COUNTED: Final = bounded(rb"[A-Za-z_%?][ \t]*[:=#]{0,2}[ \t]*\Z", limit=256)
 # A process ID behind a program's name, as of syslog.
 _PROGRAM: Final = bounded(
     rb"(?i)[a-z_./-](?<!rank)(?<!worker)(?<!task)(?<!proc)(?<!process)(?<!trainer)(?<!learner)\[\d{1,8}\]:?[ \t]*\Z",
@@ -278,6 +317,20 @@ def _torchs_tag(line: bytes, at: int) -> Match[bytes] | None:
 def _keyed(text: bytes, found: dict[str, bytes], *, pattern: Bounded[bytes] = _KEYED) -> None:
     for match in pattern.finditer(text):
         found.setdefault("local" if match[1] else "global", match[2])
+    tensor = _TENSOR.search(text[:MAX_LEARNED]) if b"TP" in text else None
+    if tensor is not None and _OTHER_PARTS.search(text[:MAX_LEARNED]) is None:
+        found.setdefault("global", tensor[1])
+
+
+def _worded(before: bytes, found: dict[str, bytes]) -> None:
+    """Adds the ranks that words anywhere in a learned prefix give."""
+    for match in _WORDED.finditer(before[:MAX_LEARNED]):
+        other, number, letter = match.groups()
+        if other is None or other.lower() == b"local":
+            found.setdefault("global" if other is None else "local", number or letter)
+    if (both := _LETTERS.search(before[:MAX_LEARNED])) is not None:
+        found.setdefault("global", both[1])
+        found.setdefault("local", both[2])
 
 
 def _made(found: dict[str, bytes], *, length: int, raw: bytes) -> Prefix:
@@ -330,11 +383,12 @@ def learn(before: bytes) -> Prefix:
         if tag is not None and tag[0] in {"global", "local"}:
             found.setdefault(tag[0], tag[2])
     _keyed(before, found)
+    _worded(before, found)
     name = _NAMED.search(before)
-    if "global" not in found and "local" not in found and name is None and not _tells_other(before[-64:]):
-        number = _LAST_NUMBER.search(before[-64:])
+    if "global" not in found and "local" not in found and name is None:
+        number = _last_number(before[-64:])
         if number is not None:
-            found["task"] = number[1]
+            found["task"] = number
     if name is not None:
         found.setdefault("name", name[1])
     known = _made(found, length=len(before), raw=before)
@@ -343,9 +397,13 @@ def learn(before: bytes) -> Prefix:
     )
 
 
-def _tells_other(end: bytes) -> bool:
-    """True if the number at the end is of another kind than a rank."""
-    return _NO_RANK.search(end) is not None or _PROGRAM.search(end) is not None
+def _last_number(end: bytes) -> bytes | None:
+    """Number of a process at the end of a prefix; None if the word before it is for something else."""
+    number = _LAST_NUMBER.search(end)
+    if number is None or _PROGRAM.search(end) is not None:
+        return None
+    before = end[: number.start(1)]
+    return None if _COUNTED.search(before) is not None and _PROCESS.search(before) is None else number[1]
 
 
 def _starts(before: bytes) -> list[int]:

@@ -22,6 +22,7 @@ from rankfall.evidence.readers.survival import Survival
 from rankfall.evidence.readers.text import repeats
 from rankfall.evidence.readers.torchrun import Reported, ReportReader
 from rankfall.evidence.readers.tracebacks import OpenTraceback, TracebackReader, TracebackText
+from rankfall.verdict.diagnose.cause_tables import OF_LIBRARY, OWN_CODE
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 # Bytes: a copy remains in the processor's cache.
@@ -304,6 +305,8 @@ class ChunkScanner:
             meaning = msgspec.structs.replace(meaning, slug="cancelled", role="primary")
         elif "command" in item.origins:
             meaning = of_missing_command(meaning)
+        elif "library" in item.origins and meaning.slug == OWN_CODE and meaning.signature is None:
+            meaning = msgspec.structs.replace(meaning, signature=OF_LIBRARY)
         return Finding(
             start=0,
             end=item.final_end - item.final_start,

@@ -158,6 +158,7 @@ _HINT: Final = linear(
     + rb"|error|exception|fatal|fail(?:ed|ure)|abort(?:ed|ing)?\b|terminat(?:e|ed|ing)\b|unable to|times out|unschedulable|preempted|evicted"
     rb"|shut(?:ting)? ?down|stuck|stalled|still waiting|waiting for|killing|exit ?code|\bsignal\b|BackOff)[^\n]*$"
 )
+_FILLED: Final = linear(rb"(?m)^[^\n]*\w[^\n]*$")
 # Levels of a line that no error has.
 _LOW_LEVEL: Final = bounded(
     rb"(?:\A|[\[ (:|])(?:[WI]\d{4} |[WI] |(?:INFO|DEBUG|(?:[A-Z]\w+)?WARN(?:ING)?|\w*Warning)(?:\]|:| |\t))|level=(?:info|warn|debug)",
@@ -243,6 +244,19 @@ def best_error_line(text: bytes, *, since: int = 0, known: Collection[int] = ())
         hints = [] if _DONE.search(text[-MAX_ERROR_LINE:]) else [one for one in hints if not _QUIET.search(one[1])]
     reasons = [one for one in hints if states_reason(one[1])]
     return (*(reasons or loud or hints)[-1], "hint") if hints else None
+
+
+def candidate_lines(text: bytes, *, since: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines from byte ``since`` on that may state a cause, with their first byte, the last one first.
+
+    No warnings, advice, frames or lines of launchers about their processes; none of a job that reports its success.
+    """
+    if _DONE.search(text[-MAX_ERROR_LINE:]) is not None:
+        return
+    for begin, line in _lines(_FILLED, text, since):
+        words = _PLACE.sub(b"", line, count=1)
+        if not (is_low(line) or _NO_ERROR.search(words) or _ADVICE.search(line) or _CODE.search(words)):
+            yield begin, line
 
 
 def is_low(line: bytes) -> bool:

@@ -120,7 +120,7 @@ class Candidate(msgspec.Struct, kw_only=True):
         return self.subject.rank is not None and self.subject.rank.reported_first
 
     @property
-    def stopped_while_leaving(self) -> bool:
+    def stopped_after_exception(self) -> bool:
         """True if the rank was stopped after it recorded its exception: its signal is not its own end."""
         facts, best = self.subject.rank, self.best
         raised = best is not None and best.source == "record" and best.exit_code is None

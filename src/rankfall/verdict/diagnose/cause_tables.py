@@ -83,6 +83,9 @@ SIGNAL_SLUGS: Final = MappingProxyType(
 
 # The last line of a text, in the form of an exception without its traceback.
 LAST_LINE: Final = "unknown.last_line"
+OWN_CODE: Final = "user_code_exception"
+# Signature of an exception that no signature recognizes, raised inside a library.
+OF_LIBRARY: Final = "user_code_exception.library"
 # Fingerprint of a last line that is no exception.
 LAST_ERROR: Final = "unknown:last error"
 # Fingerprint of a line with a word about an end, which a job that succeeded prints too.
@@ -91,21 +94,26 @@ HINT: Final = "unknown:hint"
 WORKING_BAR: Final = "slow_rank_timeout.bar"
 # Of the last line of a traceback without its exception.
 CUT_OFF: Final = "unknown.cut_off"
+# Lines of launchers about the rank that ended first.
+SPAWNED: Final = "unknown.spawn"
+FIRST_ENDS: Final = frozenset({SPAWNED, "unknown.flux_doom", "unknown.mpi_exit", "unknown.paddle_abort"})
 # Lines without a cause that name the rank that failed.
 NAMES_A_RANK: Final = frozenset(
     {
+        *FIRST_ENDS,
         CUT_OFF,
-        "unknown.flux_doom",
-        "unknown.mpi_exit",
         "unknown.mpich_abort",
-        "unknown.paddle_abort",
-        "unknown.spawn",
     }
 )
 # First line of MPICH's error stack, which names the rank of the others; and causes in those.
 HEAD_OF_STACK: Final = "unknown.mpich_abort"
 LINES_OF_STACKS: Final = frozenset(
-    {"host_alloc_failed.mpich", "nccl_socket_interface.mpich", "nccl_socket_interface.mpich_endpoint"}
+    {
+        "host_alloc_failed.mpich",
+        "nccl_ib_error.ofi",
+        "nccl_socket_interface.mpich",
+        "nccl_socket_interface.mpich_endpoint",
+    }
 )
 # Missing beside a displayed line without a cause; True: the line is such a one.
 LACKS_OF_LINE: Final = MappingProxyType(
@@ -121,9 +129,14 @@ UNSEEN_END: Final = "external_signal:unseen end"
 # A launcher's report of an ordinary exit code.
 BARE_ENDS: Final = frozenset({"user_exit.exit", "unknown.child_failed"})
 
+# Exceptions that no signature recognizes, raised in a library or printed without a traceback. The job's own code is
+# only suspected, but a retry seldom helps.
+UNRECOGNIZED: Final = frozenset({OF_LIBRARY, "user_code_exception.line"})
+
 # Text that only reports a SIGBUS, or a last line: suspected, which stops no job.
 SUSPECT_ONLY: Final = frozenset(
     {
+        *UNRECOGNIZED,
         LAST_LINE,
         WORKING_BAR,
         "gpu_nvlink.xid5",

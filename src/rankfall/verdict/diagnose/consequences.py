@@ -20,13 +20,13 @@ from rankfall.verdict.diagnose.cause_tables import (
     LAST_ERROR,
     NAMES_A_RANK,
     NEVER_CAUSE,
+    OWN_CODE,
     STEP_ENDS,
     STEP_TAKEN,
     TIMED_OUT,
     reports_code,
 )
 from rankfall.verdict.diagnose.subjects import (
-    OWN_CODE,
     Subject,
     Subjects,
     of_own_code,
@@ -36,7 +36,7 @@ from rankfall.verdict.diagnose.subjects import (
 )
 
 # Lines of one message, and from one to the next.
-_MAX_TOGETHER: Final = 4
+_MAX_MESSAGE_LINES: Final = 4
 _APART: Final = 4
 # Least share of a line that the same message of another speaker begins with, and the beginning of a warning.
 _SAME: Final = 0.8
@@ -286,7 +286,7 @@ def whole_message(best: Evidence, subjects: Subjects) -> Evidence:
         first = before
     while (after := next((n for n in range(last + 1, last + _APART) if n in rows), None)) is not None:
         last = after
-    block = sorted((n for n in rows if first <= n <= last), key=lambda n: (abs(n - number), n))[:_MAX_TOGETHER]
+    block = sorted((n for n in rows if first <= n <= last), key=lambda n: (abs(n - number), n))[:_MAX_MESSAGE_LINES]
     lines = dict.fromkeys(rows[n] for n in sorted(block))
     kept = [one for one in lines if one == best.line or not any(one in other for other in lines if other != one)]
     return msgspec.structs.replace(best, line="\n".join(kept))

@@ -265,7 +265,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
     return Diagnosis(
         verdict=verdict,
         fingerprint=chosen.fingerprint,
-        exit_code=1 if chosen.stopped_while_leaving else _code(subjects, subject),
+        exit_code=1 if chosen.stopped_after_exception else _code(subjects, subject),
         mark=chosen.best.mark if chosen.best else None,
     )
 
@@ -345,7 +345,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         missing=tuple(missing)
         or (_NO_FIRST if slug in {*known.LOST_PEER_SLUGS, "rank_stuck"} else "any evidence of why the job ended",),
         phase="teardown" if late else msgspec.UNSET,
-        retry="no" if late else info.retry,
+        retry="no" if late else (piece.retry if piece else None) or info.retry,
         node_action="none",
     )
     fingerprint = (piece.fingerprint if piece else None) or slug
@@ -429,7 +429,8 @@ def _retry_of(default: Retry, chosen: Candidate, case: Case, *, one_node: bool) 
         return "elsewhere"
     if of_node(chosen.best) and chosen.confidence == "suspected":
         return "once"
-    if default == "no" and chosen.confidence in {"suspected", "unknown"} and not case.hung:
+    unrecognized = chosen.best is not None and chosen.best.signature in known.UNRECOGNIZED
+    if default == "no" and chosen.confidence in {"suspected", "unknown"} and not (case.hung or unrecognized):
         return "once"
     return default
 

@@ -23,9 +23,9 @@ from rankfall.verdict.diagnose.candidates import (
     candidate_of,
     of_node,
 )
-from rankfall.verdict.diagnose.cause_tables import NODE_SOURCES, TAKEN_AWAY
+from rankfall.verdict.diagnose.cause_tables import NODE_SOURCES, OWN_CODE, TAKEN_AWAY
 from rankfall.verdict.diagnose.consequences import is_without_message
-from rankfall.verdict.diagnose.subjects import OWN_CODE, Subject, Subjects, of_own_code, own_failure
+from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, own_failure
 
 _SIGTERM: Final = 15
 _OWN_RESOURCES: Final = frozenset({"user", "data", "memory", "gpu", "storage"})

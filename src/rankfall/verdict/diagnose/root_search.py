@@ -5,7 +5,7 @@ If two answers are equally good, no rank is named: a wrong rank is worse than no
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import Final
 
 import msgspec
@@ -25,15 +25,17 @@ from rankfall.verdict.diagnose.candidates import (
     text_place,
 )
 from rankfall.verdict.diagnose.cause_tables import (
-    BETWEEN_TWO,
     EXIT_SLUGS,
+    FIRST_ENDS,
     HEAD_OF_STACK,
     LINES_OF_STACKS,
     LOST_PEER_SLUGS,
     NEAREST,
     NEVER_CAUSE,
     NEVER_STARTED,
+    OWN_CODE,
     PLAIN_CONNECTIONS,
+    SPAWNED,
     TAKEN_AWAY,
 )
 from rankfall.verdict.diagnose.consequences import (
@@ -57,7 +59,7 @@ from rankfall.verdict.diagnose.node_faults import (
     time_of,
     without_faults_elsewhere,
 )
-from rankfall.verdict.diagnose.subjects import OWN_CODE, Subject, Subjects, own_failure, same_line, surely_after
+from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, same_line, surely_after
 from rankfall.verdict.diagnose.waited_for import (
     MISMATCH,
     differing_calls,
@@ -65,6 +67,7 @@ from rankfall.verdict.diagnose.waited_for import (
     left_early,
     only_failed_slot,
     only_silent_rank,
+    settle_mismatch,
     task_not_terminated,
 )
 
@@ -82,7 +85,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
         root.rejected += [(c, "other ranks also report this when something else fails") for c in candidates if c.weak]
         candidates = strong
     candidates = without_faults_elsewhere(candidates, subjects, root, case=case)
-    candidates, disputed, doubtful = _settle_mismatch(candidates, subjects, root)
+    candidates, disputed, doubtful = settle_mismatch(candidates, subjects, root)
     candidates = drop_raised_after_recorded_failure(candidates, root)
     candidates = _merge(_without_repeated(_with_reasons(candidates)))
     candidates = drop_generic_after_death(candidates, root)
@@ -170,6 +173,8 @@ def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:
         rank = only_named_rank(subjects, HEAD_OF_STACK)
         subject = subjects.all.get(("rank", rank)) if rank is not None else None
         return root if subject is None else _named(root, chosen, subject, "the head of its error stack names the rank")
+    if (subject := _first_to_end(root, chosen, best, subjects)) is not None:
+        return _named(root, chosen, subject, "its launcher names the rank that ended first")
     waited = [e for s in subjects.all.values() for e in s.complaints if e.slug in LOST_PEER_SLUGS]
     if cause_info(chosen.slug).family not in _OF_A_RANK or not all(surely_after(e, best) for e in waited):
         return root
@@ -178,6 +183,20 @@ def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:
     if subject is None or chosen.subject.slot_number not in {None, subject.slot_number}:
         return root
     return _named(root, chosen, subject, "its rank was found by elimination")
+
+
+def _first_to_end(root: Root, chosen: Candidate, best: Evidence, subjects: Subjects) -> Subject | None:
+    """The rank that a launcher names as the first that ended, if its text has one failure and no other rank's."""
+    others = [c for c, _ in root.rejected if c.best is not None and c.best.signature not in FIRST_ENDS]
+    more = any(e.role == "primary" and e.slug not in {chosen.slug, OWN_CODE} for e in chosen.subject.evidence)
+    if others or more or chosen.same or cause_info(chosen.slug).family not in _OF_A_RANK:
+        return None
+    ends = [(s, e) for s in subjects.all.values() for e in s.evidence if e.signature in FIRST_ENDS]
+    named = {s.key: s for s, _ in ends if s.rank_number is not None}
+    spoke = any(s.complaints for s in subjects.all.values() if s.rank_number is not None and s.key not in named)
+    # torch prints the exception below its line about the process, others print their line at the end.
+    apart = [e for _, e in ends if not (surely_after(best, e) if e.signature == SPAWNED else surely_after(e, best))]
+    return next(iter(named.values())) if len(named) == 1 and not spoke and not apart else None
 
 
 def _named(root: Root, chosen: Candidate, subject: Subject, because: str) -> Root:
@@ -199,26 +218,6 @@ def _in_order(candidates: list[Candidate]) -> list[Candidate]:
 def _parted(candidates: list[Candidate], rejected: list[bool]) -> tuple[list[Candidate], list[Candidate]]:
     both = list(zip(candidates, rejected, strict=True))
     return [c for c, no in both if not no], [c for c, no in both if no]
-
-
-def _settle_mismatch(
-    candidates: list[Candidate], subjects: Subjects, root: Root
-) -> tuple[list[Candidate], bool, list[Candidate]]:
-    """Drops the reports that name a mismatch's suspect.
-
-    Returns the others, True if several reports name none, and the reports whose own rank may be the odd one.
-    """
-    one, reports = most_named_peer(candidates, subjects)
-    if one is None:
-        received = [c for c in candidates if c.best is not None and c.best.signature in BETWEEN_TWO]
-        return candidates, len(reports) > 1, reports + received
-    named = one.subject.rank_number
-    root.rejected += [
-        (c, f"it reports the mismatch and names rank {named}")
-        for c in reports
-        if c is not one and c.subject is not one.subject
-    ]
-    return [*(c for c in candidates if c not in reports and c.subject is not one.subject), one], False, []
 
 
 def _weaker(chosen: Candidate, other: Candidate) -> str:
@@ -344,25 +343,6 @@ def _ended_alike(facts: RankFacts, chosen: Candidate) -> bool:
         and facts.exit_code is not None
         and facts.exit_code == root.exit_code
     )
-
-
-def most_named_peer(candidates: list[Candidate], subjects: Subjects) -> tuple[Candidate | None, list[Candidate]]:
-    """Peer that most others of a mismatch name, and the reports that name a peer.
-
-    The peer is None unless at least two name it, and no other equally often.
-    """
-    reports = [c for c in candidates if c.slug == MISMATCH and c.best is not None and c.best.peers]
-    votes = Counter(peer for c in reports if c.best for peer in set(c.best.peers) - {c.subject.rank_number})
-    if not votes:
-        return None, reports
-    (rank, most), *others = votes.most_common(2)
-    subject = subjects.all.get(("rank", rank))
-    if most < 2 or (others and others[0][1] == most) or subject is None:  # noqa: PLR2004 - one word against one proves nothing
-        return None, reports
-    own = next((c for c in reports if c.subject is subject), None)
-    chosen = own or msgspec.structs.replace(reports[0], subject=subject, same=[])
-    chosen.because = f"{most} ranks name it as the one that differs"
-    return chosen, reports
 
 
 def _failed_alone(subjects: Subjects, word: Evidence) -> bool:

@@ -21,6 +21,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     ENDS_OF_THE_REST,
     HINT,
     NEVER_CAUSE,
+    OWN_CODE,
     SAME_FAULT,
     STEP_ENDS,
     STEP_TAKEN,
@@ -183,6 +184,11 @@ class Subjects:
         for piece in evidence:
             # Ranks of files have no hook.
             if piece.rank is not None and _launcher_end(piece):
+                self._failed_at[piece.stream].add(piece.rank)
+        for piece in evidence:
+            # A text without a rank may also be of a task of which srun states a reason.
+            named = piece.role == "primary" and _TASK.search(piece.line) is not None
+            if named and piece.rank is not None and self._failed_at.get(piece.stream):
                 self._failed_at[piece.stream].add(piece.rank)
         self.all: dict[SubjectKey, Subject] = {}
         for number in self.ranks:
@@ -376,8 +382,6 @@ def _weighed(subject: Subject, piece: Evidence) -> Evidence:
     outlived = facts.step_at > piece.at + round(patience * _NS)
     return msgspec.structs.replace(piece, role="context", outlived=True) if outlived else piece
 
-
-OWN_CODE: Final = "user_code_exception"
 
 # Characters of an exception's message that a repeating line contains; minimum length.
 _MESSAGE: Final = 200

@@ -11,8 +11,8 @@ import msgspec
 from rankfall.model import Case, Confidence, Evidence, RankFacts, numbers
 from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import Moment, order
-from rankfall.verdict.diagnose.candidates import HANG, SILENT, Candidate, of_fact
-from rankfall.verdict.diagnose.cause_tables import NEVER_CAUSE, TIMED_OUT, UNSEEN_END
+from rankfall.verdict.diagnose.candidates import HANG, SILENT, Candidate, Root, of_fact
+from rankfall.verdict.diagnose.cause_tables import BETWEEN_TWO, NEVER_CAUSE, TIMED_OUT, UNSEEN_END
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure
 
 MISMATCH: Final = "collective_mismatch"
@@ -286,3 +286,42 @@ def only_failed_slot(case: Case, subjects: Subjects) -> Candidate | None:
     code = failed[0].slot.exit_code if failed[0].slot is not None else None
     because = f"exit code {code} without a readable line; all other slots were stopped after it"
     return of_fact(failed[0], "user_exit", SILENT, "suspected", because)
+
+
+def settle_mismatch(
+    candidates: list[Candidate], subjects: Subjects, root: Root
+) -> tuple[list[Candidate], bool, list[Candidate]]:
+    """Drops the reports that name a mismatch's suspect.
+
+    Returns the others, True if several reports name none, and the reports whose own rank may be the odd one.
+    """
+    one, reports = _most_named_peer(candidates, subjects)
+    if one is None:
+        received = [c for c in candidates if c.best is not None and c.best.signature in BETWEEN_TWO]
+        return candidates, len(reports) > 1, reports + received
+    named = one.subject.rank_number
+    root.rejected += [
+        (c, f"it reports the mismatch and names rank {named}")
+        for c in reports
+        if c is not one and c.subject is not one.subject
+    ]
+    return [*(c for c in candidates if c not in reports and c.subject is not one.subject), one], False, []
+
+
+def _most_named_peer(candidates: list[Candidate], subjects: Subjects) -> tuple[Candidate | None, list[Candidate]]:
+    """Peer that most others of a mismatch name, and the reports that name a peer.
+
+    The peer is None unless at least two name it, and no other equally often.
+    """
+    reports = [c for c in candidates if c.slug == MISMATCH and c.best is not None and c.best.peers]
+    votes = Counter(peer for c in reports if c.best for peer in set(c.best.peers) - {c.subject.rank_number})
+    if not votes:
+        return None, reports
+    (rank, most), *others = votes.most_common(2)
+    subject = subjects.all.get(("rank", rank))
+    if most < 2 or (others and others[0][1] == most) or subject is None:  # noqa: PLR2004 - one word against one proves nothing
+        return None, reports
+    own = next((c for c in reports if c.subject is subject), None)
+    chosen = own or msgspec.structs.replace(reports[0], subject=subject, same=[])
+    chosen.because = f"{most} ranks name it as the one that differs"
+    return chosen, reports
