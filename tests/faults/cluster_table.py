@@ -160,7 +160,7 @@ STARTS = (
     _start("image-missing-on-one-node", ("image_pull",), "image_on_one_node", slot=1, retry=USER | ELSEWHERE),
     _start("unschedulable", ("unschedulable",), retry=AGAIN, fields={"kubernetes": {"resources": {"gpus": 1}}}),
     _start("one-slot-unschedulable", ("unschedulable",), slot=2, retry=AGAIN, fields={"nnodes": 3}),
-    _start("no-such-claim", ("unschedulable", "volume_mount"), "no_such_claim", retry=AGAIN),
+    _start("no-such-claim", ("unschedulable", "volume_mount"), "no_such_claim", retry=USER),
     _start("volume-does-not-mount", ("volume_mount",), "missing_folder", retry=AGAIN | ELSEWHERE),
     _start("config-missing", ("container_config",), "missing_config", retry=USER),
     _start("quota", ("unschedulable",), "quota", weak=("deadline_exceeded",), retry=AGAIN),

@@ -194,9 +194,7 @@ EXCEPTIONS = (
     ),
     Fault("recursion", (at(10, "recurse"),), USER_CODE, weak=EXITED),
     Fault("exception-input", (raising("EOFError", text="EOF when reading a line"),), USER_CODE, weak=EXITED),
-    Fault(
-        "command-missing", (at(10, "command", argv=["nvcc-nine", "--version"]),), ("command_not_found",), weak=EXITED
-    ),
+    Fault("tool-missing", (at(10, "command", argv=["nvcc-nine", "--version"]),), ("command_not_found",), weak=EXITED),
     Fault(
         "line-long-before",
         (at(2, "print", ranks=(0,), text=FALLS_BACK), raising("KeyError", text="rope_theta")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from faults.cluster_page import Row
+from faults.cluster_table import cells
 from faults.pairs_page import held, render
 from faults.pairs_table import EXPECTED, FIRST, SECOND, pairs
 from faults.table import FAULTS, Launcher
@@ -27,6 +28,11 @@ def test_the_whole_matrix_has_each_fault_under_each_of_its_launchers_and_without
     seen = {(one.fault.name, one.launcher) for one in variants() if one.hook and one.torch and one.nnodes == 2}
     assert seen == {(fault.name, launcher) for fault in FAULTS for launcher in fault.launchers}
     assert {one.fault.name for one in variants() if one.torch and not one.hook} == {fault.name for fault in FAULTS}
+
+
+def test_each_cell_of_the_cluster_has_a_name_of_its_own() -> None:
+    names = [cell.id for cell in cells()]
+    assert sorted(set(names)) == sorted(names)
 
 
 def test_i19_every_pair_has_an_expected_outcome_with_its_reasoning() -> None:

@@ -124,6 +124,16 @@ def test_what_kept_a_pod_that_was_stopped_while_it_waited_is_still_known(scene):
     assert (piece.slug, piece.role) == ("volume_mount", "primary")
 
 
+def test_a_volume_that_the_kubelet_no_longer_mounts_for_a_deleted_pod_is_no_cause(scene):
+    deleted = starting(deleting="2026-11-21T16:04:30Z", grace_s=30)
+    assert scene.found(event("FailedMount", "timed out waiting"), pods=[deleted], before=[starting()]) == []
+    gone = 'MountVolume.SetUp failed for volume "kube-api-access-7x4kz" : object "ns"/"kube-root-ca.crt" not registered'
+    assert scene.found(event("FailedMount", gone), pods=[starting()]) == []
+    earlier = event("FailedMount", "timed out waiting", first="2026-11-21T16:03:00Z")
+    (piece,) = scene.found(earlier, pods=[deleted], before=[starting()])
+    assert piece.slug == "volume_mount"
+
+
 def test_an_event_of_another_pod_is_nothing_here(scene):
     assert scene.found(event("FailedMount", about="stranger"), pods=[starting()]) == []
 

@@ -37,6 +37,8 @@ _ENDS_WITHIN_S: Final = 90.0
 _FATAL_PROBE: Final = anchored(r"(?:Liveness|Startup) probe (?:failed|errored)", limit=4_096)
 _STOPPING: Final = anchored(r"Stopping container ", limit=4_096)
 _PROBE: Final = Reason(where="event", reason="Unhealthy", slug="probe_killed", specificity=80)
+# The kubelet's message about a volume of a pod that was deleted before it started.
+_UNREGISTERED: Final = bounded(r'object "[^"]{1,253}"/"[^"]{1,253}" not registered', limit=4_096)
 # The training operator's message about a removed pod's exit.
 _EXITED: Final = bounded(r"Pod: \S+?\.(\S{1,253}) exited with code (\d{1,3})\b", limit=4_096)
 _SIGNALS: Final = range(129, 193)
@@ -253,6 +255,8 @@ def _stands(event: EventFact, row: Reason, pod: PodFact, events: Iterable[EventF
             return False
         if row.slug == "unschedulable":
             return before.node is None
+        if event.reason in _MOUNTS and _of_deletion(event, pod):
+            return False
         begun = any(other.reason == "Pulling" and _time(other) > _time(event) for other in events)
         waits = before.main is None or (before.main.state == "waiting" and before.main.reason in _STARTING)
         return not begun and waits if event.reason in _MOUNTS else True
@@ -263,6 +267,13 @@ def _stands(event: EventFact, row: Reason, pod: PodFact, events: Iterable[EventF
     at = stamp_ns(event.last) or stamp_ns(event.first)
     near = [end for end in ends if end is not None and at is not None and abs(end - at) <= _ENDS_WITHIN_S * _NS]
     return bool(near) or pod.gone or pod.phase == "Failed"
+
+
+def _of_deletion(event: EventFact, pod: PodFact) -> bool:
+    """True if the kubelet no longer mounts for a pod because it is being deleted."""
+    end, at = stamp_ns(pod.deleting), stamp_ns(event.first or event.last)
+    asked = None if end is None else end - (pod.grace_s or 0) * _NS
+    return _UNREGISTERED.search(event.message) is not None or (asked is not None and at is not None and at > asked)
 
 
 def _of_pod(event: EventFact, row: Reason, pod: PodFact, *, attempt: int) -> Evidence:
