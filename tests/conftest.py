@@ -105,6 +105,15 @@ def _with_scale(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.timeout(patience.scaled(seconds)), append=False)
 
 
+# Characters of a value that make a test's name.
+_MAX_ID = 200
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Short names for long values: a name of megabytes is sent and printed with each result, and pytest-xdist misreads it."""
+    return f"{argname} of {len(val)}" if isinstance(val, str | bytes) and len(val) > _MAX_ID else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folders = [Path(__file__).parent / name for name in BED_FOLDERS]

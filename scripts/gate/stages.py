@@ -113,6 +113,8 @@ ROOT_TESTS = Trial("root", ("-m", "root and not cluster and not full", *files_wi
 BEDS = 2
 BED_TESTS = ("tests/cluster", "tests/backends/kubernetes")
 BED_WORKERS = ("-n", str(BEDS), "--dist", "loadgroup")
+# The matrix of faults, which begins all its runs at once.
+LONGEST_TEST_S = 3_600.0
 # Tests start parts of a bed anew; they end with their bed.
 BED_PARTS = os.environ.get("TESTBED_CACHE", "/rankfall/testbed/")
 
@@ -120,7 +122,8 @@ BED_PARTS = os.environ.get("TESTBED_CACHE", "/rankfall/testbed/")
 def on_beds(name: str, markers: str, env: dict[str, str] | None = None, tests: tuple[str, ...] = BED_TESTS) -> Trial:
     """Tests on beds that are up meanwhile."""
     words = ("-m", markers, *tests)
-    return Trial(name, words, BED_WORKERS, skips_fail=True, keep=BED_PARTS, beds=True, env=env or {})
+    still_s = LONGEST_TEST_S if markers == "cluster" else Trial.still_s
+    return Trial(name, words, BED_WORKERS, skips_fail=True, keep=BED_PARTS, beds=True, env=env or {}, still_s=still_s)
 
 
 BED = on_beds("bed", "cluster and not full")
@@ -155,6 +158,7 @@ EXPLORE = Trial(
     ("-vv", "-m", "hypothesis and not cluster and not torch and not root", "-o", "timeout=1800", "tests"),
     WORKERS,
     env={"RANKFALL_EXAMPLES": "explore"},
+    still_s=LONGEST_TEST_S,
 )
 
 PLANS = {

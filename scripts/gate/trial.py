@@ -2,11 +2,13 @@
 
 A test that fails beside others and passes alone says something about the machine or about itself, not about the change that is tested: it is listed as
 unsteady, its first failure is kept, and the stage is green. Everything that fails twice is red. Never tried again: tests with the marker ``steady``, a run
-that ended with any code but 1, a file that cannot be read, a worker that crashed, and more failures than the gate allows to be unsteady.
+that ended with any code but 1, a file that cannot be read, a worker that crashed, and more failures than the gate allows to be unsteady. A pytest that
+stands still is ended, and the stage begins anew, once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -24,6 +26,7 @@ MAX_UNSTEADY = 8
 # One order for all machines and both tries; ``make steady`` and ``make explore`` draw theirs.
 ORDER_SEED = 20260501
 _TESTS_FAILED = 1
+_POLL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Trial:
         skips_fail: a skipped test makes the stage red.
         keep: processes with this text in their command line may outlive the tests.
         beds: test beds are up while the tests run.
+        still_s: seconds without an ended test after which pytest is ended: its tests have time-outs of their own.
     """
 
     name: str
@@ -47,6 +51,7 @@ class Trial:
     skips_fail: bool = False
     keep: str = ""
     beds: bool = False
+    still_s: float = 900.0
 
 
 @dataclass
@@ -76,6 +81,7 @@ class _Try:
     tests: dict[str, dict[str, Any]]
     broken_files: int
     leftovers: list[str]
+    stood_still: bool = False
 
     @property
     def failed(self) -> dict[str, dict[str, Any]]:
@@ -111,6 +117,10 @@ def run(trial: Trial, *, root: Path, reports: Path, seed: int = ORDER_SEED, unst
     # A worker that crashed is not replaced: the run is red anyway, and xdist may wait for ever for the tests of the one that is gone.
     workers = (*trial.workers, "--max-worker-restart", "0") if trial.workers else ()
     first = _try(trial, (*common, *workers), "first", root=root, reports=reports)
+    stood_still = first.stood_still
+    if stood_still:
+        # pytest-xdist waits for ever for the rest of a report that it misread.
+        first = _try(trial, (*common, *workers), "first", root=root, reports=reports)
     result = Result(skipped=sum(test["result"] == "skipped" for test in first.tests.values()))
     failed = first.failed
     reason = _no_second_try(first, unsteady_before)
@@ -131,6 +141,8 @@ def run(trial: Trial, *, root: Path, reports: Path, seed: int = ORDER_SEED, unst
     case_of = cases(failed)
     result.passed = sum(test["result"] == "passed" for test in first.tests.values()) + len(result.unsteady)
     result.unsteady = sorted({case_of[name] for name in result.unsteady})
+    if stood_still:
+        result.unsteady.insert(0, f"all tests: none of them ended for {trial.still_s:.0f} s, and the stage began anew")
     for which, one in (("pytest", first), ("the second try", second)):
         if one is not None and not one.complete:
             result.good = False
@@ -187,6 +199,7 @@ def _try(trial: Trial, arguments: tuple[str, ...], which: str, *, root: Path, re
             stderr=subprocess.STDOUT,
         )
         try:
+            stood_still = not _ended(process, reports / f"{trial.name}.log", trial.still_s)
             code = process.wait()
         except KeyboardInterrupt:
             # The tests got it too; their beds, jobs and servers need a moment to end.
@@ -197,8 +210,25 @@ def _try(trial: Trial, arguments: tuple[str, ...], which: str, *, root: Path, re
     except (OSError, ValueError):
         document = {"tests": {}, "broken_files": 0}
         code = code or 3
-    lines = left.read_text().splitlines() if left.exists() else []
-    return _Try(code, document["tests"], document["broken_files"], lines)
+    # The workers of a pytest that was ended here are its fault.
+    lines = left.read_text().splitlines() if left.exists() and not stood_still else []
+    return _Try(code, document["tests"], document["broken_files"], lines, stood_still)
+
+
+def _ended(process: subprocess.Popen[bytes], log: Path, still_s: float) -> bool:
+    """Wait for pytest; False, and it is told to end, if its log does not grow for so many seconds."""
+    scale = float(os.environ.get("RANKFALL_TEST_SCALE", "1"))
+    size, since = -1, time.monotonic()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_POLL_S)
+            return True
+        now = log.stat().st_size
+        if now != size:
+            size, since = now, time.monotonic()
+        elif time.monotonic() - since > still_s * scale:
+            process.terminate()
+            return False
 
 
 def _keep(folder: Path, stage: str, name: str, text: str) -> None:

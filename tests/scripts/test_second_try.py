@@ -79,6 +79,27 @@ def test_the_tests_of_a_group_run_in_one_worker(stage, tmp_path):
     assert len([*tmp_path.glob("ran-*")]) == 1
 
 
+STANDS_STILL = """
+import pathlib, time
+def pytest_sessionfinish():
+    memory = pathlib.Path(__file__).with_name("stood")
+    if memory.exists() and {once}:
+        return
+    memory.touch()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_stage_that_stands_still_begins_anew_once(stage, monkeypatch, once):
+    monkeypatch.setenv("RANKFALL_TEST_SCALE", "1")
+    result = stage("def test_good(): pass\n", conftest=STANDS_STILL.format(once=once), still_s=4.0)
+    assert result.good is once
+    assert len(result.unsteady) == 1
+    assert "none of them ended for 4 s" in result.unsteady[0]
+    assert once or "pytest ended with" in result.text
+
+
 def test_more_unsteady_tests_than_allowed_fail_the_run(stage):
     text = f"@pytest.mark.parametrize('n', range({MAX_UNSTEADY + 1}))\ndef test_shaky(n): fails_once(str(n))\n"
     result = stage(text)
