@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.explain import explain_files
 
 LIBRARY = "/opt/conda/lib/python3.11/site-packages/torch/distributed/"
@@ -194,3 +195,15 @@ def test_i23_p1_a_number_that_counts_something_else_is_no_rank(prefix, tmp_path)
     (tmp_path / "job.log").write_text("".join(f"{prefix}{line}\n" for line in lines))
     verdict = explain_files([tmp_path / "job.log"]).verdict
     assert (verdict.cause.slug, verdict.rank, verdict.local_rank) == ("user_code_exception", None, None)
+
+
+def test_words_in_an_object_of_json_are_no_tag_of_a_worker():
+    assert parse_prefix(b'{"plan": "TP3", "error": "CUDA out of memory"}').rank is None
+
+
+def test_a_message_behind_a_slots_prefix_names_its_rank(tmp_path):
+    (tmp_path / "job.log").write_text(
+        "[slot 7] RuntimeError: [Rank 3]: CUDA error: an illegal memory access was encountered\n"
+    )
+    verdict = explain_files([tmp_path / "job.log"]).verdict
+    assert (verdict.cause.slug, verdict.rank) == ("cuda_illegal_access", 3)

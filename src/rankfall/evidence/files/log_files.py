@@ -44,6 +44,7 @@ from rankfall.evidence.readers.flight_recorder import Dumps, dump_rank
 from rankfall.evidence.readers.flyte_errors import container_error_evidence, is_container_error
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.stacks import MAX_JSON, Standing, compare_stacks, stand, text_of_json
+from rankfall.evidence.readers.text import decode
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Case, Evidence, RankFacts, RankfallError, UsageError, numbers
 from rankfall.model.evidence import digest
@@ -358,14 +359,15 @@ def _placed(piece: Evidence, place: tuple[str | None, str | None]) -> Evidence:
 
 def _rank_in(piece: Evidence) -> int | None:
     """Rank that a line without a rank's prefix names as its speaker, or as the one that failed; None if there is none."""
-    if piece.slot is not None:
-        return None  # its prefix counts nodes
+    # A number in a prefix without a rank counts something else.
+    raw = piece.line.encode("utf-8", "surrogateescape")
+    text = decode(raw[parse_prefix(raw).length :])
     if piece.role == "secondary":
         # Of a rank that waited, which names its peers too.
-        named = _SAYS_ITS_RANK.search(piece.line)
+        named = _SAYS_ITS_RANK.search(text)
         return None if named is None or named[1] is None else numbers.matched(named[1])
     patterns = (_SAYS_ITS_RANK, _ABOUT_A_RANK)
-    found = {numbers.matched(next(filter(None, m.groups()))) for each in patterns for m in each.finditer(piece.line)}
+    found = {numbers.matched(next(filter(None, m.groups()))) for each in patterns for m in each.finditer(text)}
     return found.pop() if len(found) == 1 else None
 
 

@@ -117,8 +117,7 @@ _TAGS: Final = tuple(
         ("none", r"std(?:out|err) [FP] "),
         ("none", r"(?:\x1b\[[0-9;]*m)+"),
         ("stamp", r"\[\d{10}\.\d{3,9}\] "),
-        ("stamp", rf"\[?{_STAMP}(?! TP\d)\]?:? ?"),
-        ("stamp", rf"\[{_STAMP}"),
+        ("stamp", rf"\[?{_STAMP}(?:(?= TP\d)|\]?:? ?)"),
     )
 )
 # Beginning of any prefix: most lines have none.
@@ -242,6 +241,7 @@ def parse_prefix(line: bytes) -> Prefix:
             found[kind] = text
         else:
             _keyed(text, found)
+            _of_tensor_parts(text, found)
             for key, pattern in (("pid", _PID), ("host", _IP)):
                 if (match := pattern.search(text)) is not None:
                     found.setdefault(key, match[1])
@@ -317,18 +317,22 @@ def _torchs_tag(line: bytes, at: int) -> Match[bytes] | None:
 def _keyed(text: bytes, found: dict[str, bytes], *, pattern: Bounded[bytes] = _KEYED) -> None:
     for match in pattern.finditer(text):
         found.setdefault("local" if match[1] else "global", match[2])
-    tensor = _TENSOR.search(text[:MAX_LEARNED]) if b"TP" in text else None
-    if tensor is not None and _OTHER_PARTS.search(text[:MAX_LEARNED]) is None:
+
+
+def _of_tensor_parts(text: bytes, found: dict[str, bytes]) -> None:
+    """Adds the rank of a worker whose only kind of parallelism is that of tensors."""
+    tensor = _TENSOR.search(text)
+    if tensor is not None and _OTHER_PARTS.search(text) is None:
         found.setdefault("global", tensor[1])
 
 
 def _worded(before: bytes, found: dict[str, bytes]) -> None:
     """Adds the ranks that words anywhere in a learned prefix give."""
-    for match in _WORDED.finditer(before[:MAX_LEARNED]):
+    for match in _WORDED.finditer(before):
         other, number, letter = match.groups()
         if other is None or other.lower() == b"local":
             found.setdefault("global" if other is None else "local", number or letter)
-    if (both := _LETTERS.search(before[:MAX_LEARNED])) is not None:
+    if (both := _LETTERS.search(before)) is not None:
         found.setdefault("global", both[1])
         found.setdefault("local", both[2])
 
@@ -383,6 +387,7 @@ def learn(before: bytes) -> Prefix:
         if tag is not None and tag[0] in {"global", "local"}:
             found.setdefault(tag[0], tag[2])
     _keyed(before, found)
+    _of_tensor_parts(before, found)
     _worded(before, found)
     name = _NAMED.search(before)
     if "global" not in found and "local" not in found and name is None:
