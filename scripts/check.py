@@ -208,7 +208,7 @@ def run_steady(only: str | None) -> int:
     """Run each stage of tests three times beside two busy processes, in drawn orders; the exit code."""
     names = ("test", "test-cluster") if not stages.missing_for_root() else ("test",)
     every = [stage for name in names for stage in PLANS[name].stages if isinstance(stage, Trial)]
-    trials = [stage for stage in stages.chosen(every, only) if isinstance(stage, Trial)]
+    trials = stages.chosen(every, only)
     if not trials:
         return no_stage("steady", only, every)
     REPORTS.mkdir(parents=True, exist_ok=True)

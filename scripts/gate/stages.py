@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from gate.trial import Trial
 
@@ -37,6 +38,7 @@ class Commands:
 
 
 Stage = Commands | Trial
+AnyStage = TypeVar("AnyStage", bound=Stage)
 
 
 @dataclass(frozen=True)
@@ -119,10 +121,15 @@ LONGEST_TEST_S = 3_600.0
 BED_PARTS = os.environ.get("TESTBED_CACHE", "/rankfall/testbed/")
 
 
-def on_beds(name: str, markers: str, env: dict[str, str] | None = None, tests: tuple[str, ...] = BED_TESTS) -> Trial:
+def on_beds(
+    name: str,
+    markers: str,
+    env: dict[str, str] | None = None,
+    tests: Iterable[str] = BED_TESTS,
+    still_s: float = Trial.still_s,
+) -> Trial:
     """Tests on beds that are up meanwhile."""
     words = ("-m", markers, *tests)
-    still_s = LONGEST_TEST_S if markers == "cluster" else Trial.still_s
     return Trial(name, words, BED_WORKERS, skips_fail=True, keep=BED_PARTS, beds=True, env=env or {}, still_s=still_s)
 
 
@@ -131,7 +138,8 @@ BED = on_beds("bed", "cluster and not full")
 BED_SHARES = 3
 BED_FILES = sorted(str(path.relative_to(ROOT)) for each in BED_TESTS for path in (ROOT / each).rglob("test_*.py"))
 BED_ALL = tuple(
-    on_beds(f"bed-all-{n + 1}", "cluster", tests=tuple(BED_FILES[n::BED_SHARES])) for n in range(BED_SHARES)
+    on_beds(f"bed-all-{n + 1}", "cluster", tests=BED_FILES[n::BED_SHARES], still_s=LONGEST_TEST_S)
+    for n in range(BED_SHARES)
 )
 # The same beds with other versions of Kubernetes, JobSet and Trainer; each set is built when it is first asked for.
 VERSION_SETS = tomllib.loads((ROOT / "testbed" / "components.toml").read_text())["versions"]
@@ -187,7 +195,7 @@ PLANS = {
 }
 
 
-def chosen(every: Iterable[Stage], only: str | None) -> list[Stage]:
+def chosen(every: Iterable[AnyStage], only: str | None) -> list[AnyStage]:
     """The stages of this name, or whose names begin with it and a dash; all of them without a name."""
     return [stage for stage in every if only is None or stage.name == only or stage.name.startswith(f"{only}-")]
 

@@ -94,7 +94,7 @@ def test_a_job_that_succeeded_has_no_cause_by_its_words(tmp_path: Path) -> None:
     assert said(tmp_path, text).cause.slug == "unknown"
 
 
-def test_sure_words_of_any_line_name_a_cause_and_others_are_shown_where_the_last_error_says_nothing(
+def test_sure_words_of_any_line_name_a_cause_and_others_are_shown_where_the_last_error_has_none(
     tmp_path: Path,
 ) -> None:
     last = "failed to read rows of device 3: code 7\n"

@@ -235,8 +235,7 @@ def _killed_by_probe(events: Iterable[EventFact], pod: PodFact) -> EventFact | N
     stops = [
         stamp_ns(one.first or one.last) for one in events if one.reason == "Killing" and _STOPPING.match(one.message)
     ]
-    deleted_ns = stamp_ns(pod.deleting)
-    asked = deleted_ns - (pod.grace_s or 0) * _NS if deleted_ns is not None else None
+    asked = _asked_ns(pod)
     taken = (pod.condition("DisruptionTarget"), pod.condition("TerminationTarget"))
     if any(one is not None and one.status == "True" for one in taken):
         return None
@@ -271,9 +270,14 @@ def _stands(event: EventFact, row: Reason, pod: PodFact, events: Iterable[EventF
 
 def _of_deletion(event: EventFact, pod: PodFact) -> bool:
     """True if the kubelet no longer mounts for a pod because it is being deleted."""
-    end, at = stamp_ns(pod.deleting), stamp_ns(event.first or event.last)
-    asked = None if end is None else end - (pod.grace_s or 0) * _NS
+    asked, at = _asked_ns(pod), stamp_ns(event.first or event.last)
     return _UNREGISTERED.search(event.message) is not None or (asked is not None and at is not None and at > asked)
+
+
+def _asked_ns(pod: PodFact) -> int | None:
+    """Time of the request to delete a pod; None without one."""
+    end = stamp_ns(pod.deleting)
+    return None if end is None else end - (pod.grace_s or 0) * _NS
 
 
 def _of_pod(event: EventFact, row: Reason, pod: PodFact, *, attempt: int) -> Evidence:

@@ -37,6 +37,8 @@ _REMOVAL: Final = bounded(
     rb"\b(?:os\.(?:remove|unlink|rename|replace|rmdir|scandir)|shutil\.(?:rmtree|move))\(|\.unlink\(|\.rmdir\(",
     limit=512,
 )
+# Origins that only the innermost frame shows.
+_OF_INNERMOST: Final = frozenset({"removal", "library"})
 # Functions of data loaders and error files.
 _LOADER: Final = frozenset({b"_get_data", b"_get_batch", b"_try_get_data", b"_try_get_batch"})
 _REPORT: Final = frozenset({b"__post_init__", b"_get_error_data"})
@@ -104,12 +106,11 @@ class Frames(msgspec.Struct):
         path = path.replace(b"\\", b"/")
         self._innermost, self._flat = (path, line, function), flat
         name, file = decode(function), decode(path)
-        self.origins -= {"removal", "library"}
-        if COMM_FILE.search(file):
-            self.origins.add("library")
-            if self.collective is None and COLLECTIVES.match(name):
-                self.collective = name
-        elif _LIBRARY.search(path):
+        self.origins -= _OF_INNERMOST
+        communicates = COMM_FILE.search(file) is not None
+        if communicates and self.collective is None and COLLECTIVES.match(name):
+            self.collective = name
+        if communicates or _LIBRARY.search(path):
             self.origins.add("library")
         else:
             self._user = [*self._user[1 - MAX_PLACES :], self._innermost]
@@ -133,7 +134,7 @@ class Frames(msgspec.Struct):
     def chain(self) -> None:
         """Begins the next exception of a chain: places are those of the last one."""
         self._innermost, self._user, self.collective = None, [], None
-        self.origins -= {"removal", "library"}
+        self.origins -= _OF_INNERMOST
 
     def clear(self) -> None:
         """Removes everything."""

@@ -204,8 +204,13 @@ def states_reason(line: bytes) -> bool:
 def error_lines(text: bytes, *, since: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yields the lines from byte ``since`` on that resemble an error, with their first byte, the last one first."""
     for begin, line in _lines(_ERROR, text, since):
-        if not _NO_ERROR.search(_PLACE.sub(b"", line, count=1)) and not _ADVICE.search(line):
+        if _is_message(line):
             yield begin, line
+
+
+def _is_message(line: bytes) -> bool:
+    """False for advice, and for lines of launchers about their processes."""
+    return not _NO_ERROR.search(_PLACE.sub(b"", line, count=1)) and not _ADVICE.search(line)
 
 
 ErrorKind = Literal["error", "cut_off", "hint"]
@@ -254,8 +259,7 @@ def candidate_lines(text: bytes, *, since: int = 0) -> Iterator[tuple[int, bytes
     if _DONE.search(text[-MAX_ERROR_LINE:]) is not None:
         return
     for begin, line in _lines(_FILLED, text, since):
-        words = _PLACE.sub(b"", line, count=1)
-        if not (is_low(line) or _NO_ERROR.search(words) or _ADVICE.search(line) or _CODE.search(words)):
+        if not is_low(line) and _is_message(line) and not _CODE.search(_PLACE.sub(b"", line, count=1)):
             yield begin, line
 
 
