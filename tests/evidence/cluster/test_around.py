@@ -20,7 +20,7 @@ from rankfall.rundir.cluster.context_facts import (
 from rankfall.rundir.cluster.journal import SnapshotWriter
 from rankfall.rundir.cluster.pod_facts import Condition, ContainerFact, PodFact, stamp_ns
 from rankfall.rundir.layout import context_path
-from rankfall.verdict.diagnose.cause_tables import UNSEEN_END
+from rankfall.verdict.diagnose.cause_tables import DELETED_POD
 from rankfall.verdict.signatures.catalogue import default_catalogue
 
 MADE = "2026-11-21T16:00:00Z"
@@ -530,7 +530,7 @@ def test_a_pod_that_its_controller_deleted_is_a_consequence_of_the_one_deleted_b
     lost = [SlotFacts(slot=number, node=f"n{number}", state="lost") for number in (1, 2)]
     said = event("SuccessfulDelete", "Deleted pod: job-2", kind="Job", about="j", name="bert")
     pieces = scene.found(said, pods=pods, slots=lost)
-    found = {piece.slot: (piece.slug, piece.role, piece.line) for piece in pieces if piece.fingerprint == UNSEEN_END}
+    found = {piece.slot: (piece.slug, piece.role, piece.line) for piece in pieces if piece.fingerprint == DELETED_POD}
     assert found == {
         1: ("external_signal", "secondary", "pod job-1 was deleted while it ran; its end was not recorded"),
         2: (
@@ -540,4 +540,42 @@ def test_a_pod_that_its_controller_deleted_is_a_consequence_of_the_one_deleted_b
         ),
     }
     stopped = scene.found(pods=pods, slots=lost, stopped=True)
-    assert [piece.slot for piece in stopped if piece.fingerprint == UNSEEN_END] == [2]
+    assert [piece.slot for piece in stopped if piece.fingerprint == DELETED_POD] == [2]
+
+
+SOON = "2026-11-21T16:05:01Z"
+FAILED = Condition(type="FailureTarget", status="True", reason="BackoffLimitExceeded", at=LATER)
+TAKEN = event("SuccessfulDelete", "Deleted pod: job-2", kind="Job", about="j", name="bert", last=SOON)
+
+
+@pytest.mark.parametrize(
+    ("around", "end", "deleting", "expected"),
+    [
+        ([TAKEN], (9, "2026-11-21T16:05:04Z"), None, True),
+        ([TAKEN], (15, SOON), None, True),
+        # Its own end, of which the controller's cache did not know.
+        ([TAKEN], (9, SOON), None, False),
+        ([TAKEN], (15, LATER), None, False),
+        ([TAKEN], (11, "2026-11-21T16:05:04Z"), None, False),
+        # Without the Event: its deletion was requested after its job had failed.
+        ([], (9, "2026-11-21T16:05:04Z"), "2026-11-21T16:05:02Z", True),
+        ([], (9, "2026-11-21T16:05:04Z"), SOON, False),
+        ([], (9, "2026-11-21T16:05:04Z"), None, False),
+    ],
+)
+def test_i19_a_pod_that_its_controller_killed_is_no_cause(scene, around, end, deleting, expected):
+    """Somebody deleted another pod, whose end nobody recorded; the job failed by it."""
+    signal, ended = end
+    work = work_fact({"metadata": {"name": "bert", "uid": "j"}}, kind="Job", seen_ns=1)
+    work = msgspec.structs.replace(work, conditions=(FAILED,))
+    main = ContainerFact(state="terminated", exit_code=128 + signal, started=MADE, finished=ended)
+    killed = pod(2, main=main, phase="Failed", deleting=deleting, grace_s=1)
+    slots = [
+        SlotFacts(slot=1, node="n1", state="lost"),
+        SlotFacts(slot=2, node="n2", state="ended", signal=signal, killed_by="foreign", ended_at=stamp_ns(ended)),
+    ]
+    pieces = scene.found(work, *around, pods=[pod(1, **GONE, deleting=LATER), killed], slots=slots)
+    found = {piece.slot: (piece.slug, piece.line) for piece in pieces if piece.fingerprint == DELETED_POD}
+    assert found.pop(1) == ("external_signal", "pod job-1 was deleted while it ran; its end was not recorded")
+    consequence = ("peer_teardown", "pod job-2 was deleted while it ran, by its job's controller")
+    assert found == ({2: consequence} if expected else {})

@@ -10,7 +10,7 @@ from rankfall.model import JobSpec, SlotFacts
 from rankfall.render.summary import advice_text, first_sentence, summary
 from rankfall.verdict.decide import RootFacts, decide
 from rankfall.verdict.diagnose import diagnose
-from rankfall.verdict.diagnose.cause_tables import UNSEEN_END
+from rankfall.verdict.diagnose.cause_tables import DELETED_POD
 from rankfall.verdict.diagnose.subjects import Subject
 from support.cases import at, case, died, left, piece, rank, slots
 
@@ -292,7 +292,7 @@ def test_the_silent_rank_that_printed_progress_while_the_others_waited_was_slow_
 def test_the_only_slot_with_an_error_is_named_if_its_lines_may_not_be_read(others):
     """The job's controller deleted the other slots' pods; without that, their ends may have come first."""
     gone = [
-        piece("peer_teardown", None, role="secondary", slot=n, source="pod", trust="platform", fingerprint=UNSEEN_END)
+        piece("peer_teardown", None, role="secondary", slot=n, source="pod", trust="platform", fingerprint=DELETED_POD)
         for n in (0, 2)
     ]
     gone = [msgspec.structs.replace(one, slug=others, node=f"node{one.slot}") for one in gone] if others else []
@@ -307,7 +307,7 @@ def test_the_only_slot_with_an_error_is_named_if_its_lines_may_not_be_read(other
 
 def test_the_only_slot_with_an_error_that_reports_a_lost_peer_is_not_the_first():
     gone = piece(
-        "peer_teardown", None, role="secondary", slot=0, source="pod", trust="platform", fingerprint=UNSEEN_END
+        "peer_teardown", None, role="secondary", slot=0, source="pod", trust="platform", fingerprint=DELETED_POD
     )
     lost = piece("peer_lost", None, role="secondary", slot=1, source="log", trust="job", line="closed by peer")
     places = SlotFacts(slot=0, node="node0", state="lost", launcher="exec", started_at=at(0))
@@ -315,6 +315,24 @@ def test_the_only_slot_with_an_error_that_reports_a_lost_peer_is_not_the_first()
     verdict = diagnose(case([], [gone, lost], slots=(places, failed), world_size=None)).verdict
     assert (verdict.cause.slug, verdict.cause.confidence) == ("peer_lost", "suspected")
     assert verdict.slot is None
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.0, 2.0])
+@pytest.mark.parametrize("signal", [9, 15])
+def test_i19_a_slot_that_its_jobs_controller_killed_is_never_the_root(signal, seconds):
+    """Somebody deleted slot 0's pod, and its end was not recorded."""
+    gone = [
+        piece(slug, None, role="secondary", slot=n, source="pod", trust="platform", fingerprint=DELETED_POD)
+        for n, slug in enumerate(["external_signal", "peer_teardown"])
+    ]
+    gone = [msgspec.structs.replace(one, node=f"node{one.slot}", at=at(0), uncertainty=1.0) for one in gone]
+    first = SlotFacts(slot=0, node="node0", state="lost", launcher="exec", started_at=at(-9))
+    second = msgspec.structs.replace(
+        first, slot=1, node="node1", state="ended", signal=signal, killed_by="foreign", ended_at=at(seconds)
+    )
+    verdict = diagnose(case([], gone, slots=(first, second), world_size=None)).verdict
+    # A second's accuracy cannot place the end before the deletion.
+    assert (verdict.cause.slug, verdict.slot, verdict.node) == ("external_signal", 0, "node0")
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored, bounded
 from rankfall.rundir.cluster.clock_bounds import by_server
 from rankfall.rundir.cluster.context_facts import EventFact, WorkFact
-from rankfall.rundir.cluster.pod_facts import PodFact, stamp_ns
-from rankfall.verdict.diagnose.cause_tables import UNSEEN_END, exit_slug, signal_slug
+from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact, stamp_ns
+from rankfall.verdict.diagnose.cause_tables import DELETED_POD, exit_slug, signal_slug
 
 _LINE: Final = 1000
 _NS: Final = 1_000_000_000
@@ -44,6 +44,11 @@ _EXITED: Final = bounded(r"Pod: \S+?\.(\S{1,253}) exited with code (\d{1,3})\b",
 _SIGNALS: Final = range(129, 193)
 # A controller's message about a pod that it deleted.
 _DELETED: Final = bounded(r"Deleted pod: (\S{1,253})", limit=2_048)
+# Conditions of a failed job, whose controller then deletes its other pods; and how their containers end.
+_FAILED: Final = frozenset({"Failed", "FailureTarget"})
+_SIGKILL: Final = 9
+_STOP_SIGNALS: Final = frozenset({_SIGKILL, 15})
+_SIGNAL_BASE: Final = 128
 # Maximum slots of one Event.
 _MOST_SLOTS: Final = 256
 
@@ -125,7 +130,7 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
     for work in works:
         where = f"{work.kind.lower()}/{work.name}"
         for one in work.conditions:
-            if one.type not in {"Failed", "FailureTarget"}:
+            if one.type not in _FAILED:
                 continue
             row = row_of("work", one.reason or "", one.message)
             slug = row.slug if row is not None else "controller_verdict"
@@ -174,33 +179,48 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
     return found
 
 
-def unseen_ends(
+def deletions(
     pods: Iterable[PodFact], events: Iterable[EventFact], works: Iterable[WorkFact], *, attempt: int, stopped: bool
 ) -> list[Evidence]:
-    """Evidence of deleted pods without a recorded end; none if their job is deleted too.
+    """Evidence of pods that were deleted while they ran; none if their job is deleted too.
 
-    A pod that its job's controller deleted is a consequence; if the attempt was ``stopped``, only such pods count.
+    A pod that its job's controller deleted is a consequence; if the attempt was ``stopped``, only such pods count. Of
+    other deleted pods only those without a recorded end count: the rest have better evidence.
     """
+    works = list(works)
     if any(work.deleting or work.gone for work in works):
         return []
     events = list(events)
-    by_maker = {match[1] for one in events if (match := _DELETED.search(one.message)) and one.kind != "Pod"}
+    by_maker = {
+        match[1]: stamp_ns(_time(one))
+        for one in events
+        if (match := _DELETED.search(one.message)) and one.kind != "Pod"
+    }
+    failed = [at for work in works for one in work.conditions if one.type in _FAILED and (at := stamp_ns(one.at))]
     stops = {one.about: one for one in events if one.reason == "Killing" and _STOPPING.match(one.message)}
     found = []
     for pod in pods:
-        ended = pod.main is not None and pod.main.state == "terminated"
-        if not pod.gone or not pod.began or ended or pod.reason or pod.condition("DisruptionTarget"):
+        end = pod.main if pod.main is not None and pod.main.state == "terminated" else None
+        asked = _asked_ns(pod) or by_maker.get(pod.name)
+        killed = end is not None and _ended_by(end, asked, pod)
+        # Stamps are whole seconds: one that is equal may be of a deletion that made the job fail.
+        controller = pod.name in by_maker or (asked is not None and any(at < asked for at in failed))
+        unseen = pod.gone and pod.began and end is None
+        if not (unseen or (killed and controller)) or pod.reason or pod.condition("DisruptionTarget"):
             continue
-        if stopped and pod.name not in by_maker:
+        if stopped and not controller:
             continue
         stop = stops.get(pod.uid)
-        at = stamp_ns(pod.deleting) or (stamp_ns(stop.last or stop.first) if stop is not None else None)
-        by = ", by its job's controller" if pod.name in by_maker else ""
+        at = asked if killed else stamp_ns(pod.deleting)
+        if at is None and stop is not None:
+            at = stamp_ns(stop.last or stop.first)
+        by = ", by its job's controller" if controller else ""
+        end_of_it = "" if killed else "; its end was not recorded"
         found.append(
             Evidence(
                 id=digest("unseen", attempt, pod.uid),
                 source="pod",
-                slug="peer_teardown" if pod.name in by_maker else "external_signal",
+                slug="peer_teardown" if controller else "external_signal",
                 role="secondary",
                 trust="platform",
                 slot=pod.slot,
@@ -209,13 +229,25 @@ def unseen_ends(
                 uncertainty=None if at is None else 1.0,
                 stamped="server",
                 where=f"pod/{pod.name}",
-                line=f"pod {pod.name} was deleted while it ran{by}; its end was not recorded",
+                line=f"pod {pod.name} was deleted while it ran{by}{end_of_it}",
                 specificity=20,
-                fingerprint=UNSEEN_END,
+                fingerprint=DELETED_POD,
                 attempt=attempt,
             )
         )
     return found
+
+
+def _ended_by(end: ContainerFact, asked: int | None, pod: PodFact) -> bool:
+    """True if a request to delete the pod, ``asked`` in nanoseconds, ended its container.
+
+    SIGKILL comes after a grace period, so one in the same second may be an earlier end.
+    """
+    signal = end.signal or (end.exit_code or 0) - _SIGNAL_BASE
+    at = stamp_ns(end.finished)
+    if signal not in _STOP_SIGNALS or at is None or asked is None:
+        return False
+    return by_server(pod, at) >= asked + (_NS if signal == _SIGKILL else 0)
 
 
 def _left_with_node(event: EventFact, pod: PodFact, events: Iterable[EventFact]) -> bool:

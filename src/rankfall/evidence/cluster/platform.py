@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from rankfall.evidence.cluster.event_evidence import made_events, pod_events, unseen_ends, work_evidence
+from rankfall.evidence.cluster.event_evidence import deletions, made_events, pod_events, work_evidence
 from rankfall.evidence.cluster.node_evidence import SlotFailure, node_evidence, unheard_evidence
 from rankfall.evidence.cluster.pod_evidence import LastWords, PodView
 from rankfall.evidence.facts import Facts
@@ -86,7 +86,7 @@ class ContextView:
                 if (piece := unheard_evidence(fall, attempt=self._attempt)) is not None
             ),
             *work_evidence(works, attempt=self._attempt, ours=stopped),
-            *unseen_ends(by_uid.values(), events, works, attempt=self._attempt, stopped=stopped),
+            *deletions(by_uid.values(), events, works, attempt=self._attempt, stopped=stopped),
         ]
 
     def missing(self, pods: Collection[PodFact]) -> list[str]:

@@ -25,6 +25,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     CHILD_DEATHS,
     CRASH_SIGNALS,
     DEATHS,
+    DELETED_POD,
     ENDS_OF_THE_REST,
     KERNEL_SIGNATURE_IDS,
     LOST_PEER_SLUGS,
@@ -38,7 +39,6 @@ from rankfall.verdict.diagnose.cause_tables import (
     SUSPECT_ONLY,
     TERMINAL_WINDOW_S,
     TRUSTED,
-    UNSEEN_END,
     WATCHDOG_ABORTS,
     WEAK_PRIMARIES,
     WORDING,
@@ -305,7 +305,7 @@ def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
     if facts is None or facts.killed_by in {"wrapper", "agent"}:
         return None
     if facts.state == "lost":
-        if any(e.fingerprint == UNSEEN_END for e in subject.evidence):
+        if any(e.fingerprint == DELETED_POD for e in subject.evidence):
             return None
         return of_fact(subject, "killed_unknown", SILENT, "likely", "its wrapper vanished without a record")
     if facts.state != "ended":

@@ -123,8 +123,8 @@ LACKS_OF_LINE: Final = MappingProxyType(
     }
 )
 
-# Fingerprint of a deleted pod without a recorded end.
-UNSEEN_END: Final = "external_signal:unseen end"
+# Fingerprint of a pod that was deleted while it ran.
+DELETED_POD: Final = "external_signal:deleted pod"
 
 # A launcher's report of an ordinary exit code.
 BARE_ENDS: Final = frozenset({"user_exit.exit", "unknown.child_failed"})

@@ -16,6 +16,7 @@ from rankfall.model.patterns import anchored
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Root, text_place
 from rankfall.verdict.diagnose.cause_tables import (
+    DELETED_POD,
     ENDS_OF_THE_REST,
     LAST_ERROR,
     NAMES_A_RANK,
@@ -52,13 +53,22 @@ _LIVED_S: Final = 5.0
 
 
 def without_stopped_from_outside(candidates: list[Candidate], subjects: Subjects) -> list[Candidate]:
-    """Removes ranks that ended silently, or complained, after a stop signal from outside."""
+    """Removes ranks that ended silently, or complained, after a stop signal from outside.
+
+    Likewise slots whose pods their job's controller deleted because another one had failed.
+    """
     stopped_at: dict[int, Moment] = {}
+    deleted: set[int] = set()
     for subject in subjects.all.values():
         for piece in subject.evidence:
             slot = subject.slot_number
-            if piece.slug == "external_signal" and subject.rank is None and slot is not None:
-                stopped_at[slot] = subject.when(piece)
+            if subject.rank is not None or slot is None:
+                continue
+            if piece.slug == "peer_teardown" and piece.fingerprint == DELETED_POD:
+                deleted.add(slot)
+            elif piece.slug != "external_signal":
+                continue
+            stopped_at[slot] = subject.when(piece)
     if not stopped_at:
         return candidates
 
@@ -68,7 +78,9 @@ def without_stopped_from_outside(candidates: list[Candidate], subjects: Subjects
             # A stopped agent closes the rendezvous for the others.
             return any(order(moment, at) != "before" for at in stopped_at.values())
         slot = candidate.subject.slot_number
-        if candidate.tier != SILENT or slot is None or slot not in stopped_at or candidate.subject.rank is None:
+        if candidate.tier != SILENT or slot is None or slot not in stopped_at:
+            return False
+        if candidate.subject.rank is None and slot not in deleted:
             return False
         return order(moment, stopped_at[slot]) != "before"
 

@@ -12,7 +12,7 @@ from rankfall.model import Case, Confidence, Evidence, RankFacts, numbers
 from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import HANG, SILENT, Candidate, Root, of_fact
-from rankfall.verdict.diagnose.cause_tables import BETWEEN_TWO, NEVER_CAUSE, TIMED_OUT, UNSEEN_END
+from rankfall.verdict.diagnose.cause_tables import BETWEEN_TWO, DELETED_POD, NEVER_CAUSE, TIMED_OUT
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure
 
 MISMATCH: Final = "collective_mismatch"
@@ -276,7 +276,7 @@ def only_failed_slot(case: Case, subjects: Subjects) -> Candidate | None:
         if s.slot is not None
         and (
             s.slot.killed_by in {"wrapper", "agent"}
-            or any(e.fingerprint == UNSEEN_END and e.slug == "peer_teardown" for e in s.evidence)
+            or any(e.fingerprint == DELETED_POD and e.slug == "peer_teardown" for e in s.evidence)
         )
     ]
     if len(failed) != 1 or len(failed) + len(stopped) != len(places):
