@@ -77,6 +77,7 @@ def test_logs_s30_s32_s40_s48_many_pods_are_open_soon_within_stated_limits(bed, 
         assert open_ones <= pods + MORE_SOCKETS
         assert at_once <= THREADS
         assert held <= 80 * 1024 + pods * STREAM_KIB
+        wait_until(lambda: all(one.status for one in record.proxy.log()), timeout=60, what="all answers")
         log = record.proxy.log()
         # Nodes are not for this account to read; that it was told so is no trouble.
         bad = [one for one in log if one.status != 200 and not (one.status == 403 and OF_NODES.fullmatch(one.path))]

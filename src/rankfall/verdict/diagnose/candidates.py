@@ -324,7 +324,10 @@ def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
         alone = not perhaps_victim
     if facts.exit_code and not explained and not victim and alone:
         slug = exit_slug(facts.exit_code)
-        return of_fact(subject, slug, SILENT, "likely", f"exit code {facts.exit_code} without an error message")
+        # Python's code of any exception, which a pasted text may lack.
+        lacks = facts.exit_code == 1 and subject.slot_number is None
+        because = f"exit code {facts.exit_code} without an error message"
+        return of_fact(subject, slug, SILENT, "suspected" if lacks else "likely", because)
     return None
 
 

@@ -84,8 +84,9 @@ SIGNAL_SLUGS: Final = MappingProxyType(
 # The last line of a text, in the form of an exception without its traceback.
 LAST_LINE: Final = "unknown.last_line"
 OWN_CODE: Final = "user_code_exception"
-# Signature of an exception that no signature recognizes, raised inside a library.
+# Signatures of exceptions in text that no signature recognizes: raised inside a library, or by the job's own code.
 OF_LIBRARY: Final = "user_code_exception.library"
+OF_OWN: Final = "user_code_exception.own"
 # Fingerprint of a last line that is no exception.
 LAST_ERROR: Final = "unknown:last error"
 # Fingerprint of a line with a word about an end, which a job that succeeded prints too.
@@ -97,6 +98,8 @@ CUT_OFF: Final = "unknown.cut_off"
 # Lines of launchers about the rank that ended first.
 SPAWNED: Final = "unknown.spawn"
 FIRST_ENDS: Final = frozenset({SPAWNED, "unknown.flux_doom", "unknown.mpi_exit", "unknown.paddle_abort"})
+# Likewise, but also a cause: a rank that ended all others.
+ABORTED_ALL: Final = "user_exit.mpi"
 # Lines without a cause that name the rank that failed.
 NAMES_A_RANK: Final = frozenset(
     {
@@ -129,9 +132,9 @@ DELETED_POD: Final = "external_signal:deleted pod"
 # A launcher's report of an ordinary exit code.
 BARE_ENDS: Final = frozenset({"user_exit.exit", "unknown.child_failed"})
 
-# Exceptions that no signature recognizes, raised in a library or printed without a traceback. The job's own code is
-# only suspected, but a retry seldom helps.
-UNRECOGNIZED: Final = frozenset({OF_LIBRARY, "user_code_exception.line"})
+# Exceptions that no signature recognizes, or printed without a traceback. The job's own code is only suspected, but a
+# retry seldom helps.
+UNRECOGNIZED: Final = frozenset({OF_LIBRARY, OF_OWN, "user_code_exception.line"})
 
 # Text that only reports a SIGBUS, or a last line: suspected, which stops no job.
 SUSPECT_ONLY: Final = frozenset(
@@ -145,6 +148,8 @@ SUSPECT_ONLY: Final = frozenset(
         "shm_exhausted.signal",
         "shm_exhausted.faulthandler",
         "shm_exhausted.shell",
+        # A code without a reason.
+        "user_exit.exit",
     }
 )
 

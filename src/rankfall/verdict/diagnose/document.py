@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Sequence
-from itertools import islice
 from typing import Final
 
 import msgspec
@@ -28,17 +27,13 @@ from rankfall.model import (
     cause_info,
 )
 from rankfall.model.exit_codes import MAX_CODE, code_row, shell_code
-from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import Moment, rfc3339
 from rankfall.verdict.diagnose import cause_tables as known
-from rankfall.verdict.diagnose.candidates import Candidate, Root, of_node, place_of, text_place
+from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node, place_of, text_place
 from rankfall.verdict.diagnose.consequences import last_error, named_rank, nearest_line, only_text, whole_message
+from rankfall.verdict.diagnose.node_faults import named_hosts
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, same_line, state_of, work_over
-from rankfall.verdict.signatures.matcher import SLURM
 
-# Slurm's host lists in a document, and their form.
-_MAX_HOSTS: Final = 64
-_HOSTS: Final = bounded(r"[\w.,\[\]-]+", limit=512)
 MAX_PROOF: Final = 40
 MAX_ALTERNATIVES: Final = 20
 MAX_LINE: Final = 2000
@@ -55,6 +50,11 @@ def decisive_of(chosen: Candidate, subjects: Subjects) -> Decisive | None:
     """Candidate's decisive evidence as a part of the document; None if only facts explain it."""
     if chosen.best is not None:
         return _decisive(whole_message(chosen.best, subjects))
+    rank = chosen.subject.rank_number
+    # What others report about a rank that reports nothing itself.
+    named = [e for s in subjects.all.values() for e in s.complaints if e.source == "log" and e.peers == (rank,)]
+    if chosen.tier == HANG and named:
+        return _decisive(max(named, key=lambda e: (e.specificity, e.id)))
     facts = chosen.subject.rank or chosen.subject.slot
     code = facts.exit_code if facts is not None else None
     lines = [e for e in chosen.subject.evidence if e.source == "log" and e.slug == chosen.slug]
@@ -222,19 +222,23 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         else "external"
     )
     confidence = _tied(chosen.confidence) if root.tied else chosen.confidence
-    info = cause_info(chosen.slug)
+    slug = chosen.slug
+    if chosen.best is not None and chosen.best.signature == known.OF_LIBRARY:
+        # Libraries raise for any reason, of which the job's own code is the least common.
+        slug, confidence = "unknown", "unknown"
+    info = cause_info(slug)
     late = chosen.after_work or work_over(case, subjects, subject)
     doubtful = only_text(chosen, subjects)
     members = [subject, *chosen.same]
     one_slot = len({s.slot_number for s in members}) == 1
     action = _node_action(info.node_action, chosen, nowhere=everywhere or doubtful or _same_everywhere(chosen, case))
-    hosts = _hosts(subjects, chosen)
+    hosts = named_hosts(subjects, chosen)
     verdict = Verdict(
         run=case.run,
         attempt=case.attempt,
         state=state_of(case),
         exit_origin="rank" if _code(subjects, subject) is not None else "rankfall",
-        cause=Cause.of(chosen.slug, confidence=confidence),
+        cause=Cause.of(slug, confidence=confidence),
         scope=scope,
         rank=None if everywhere else subject.rank_number,
         local_rank=None if everywhere else _local_rank(chosen),
@@ -360,17 +364,6 @@ def _role(case: Case, subjects: Subjects, named: Sequence[Subject]) -> str | Non
         place = subjects.slots.get(subject.slot_number) if subject.slot_number is not None else None
         found.add((subject.rank.role if subject.rank else None) or (place.role if place else None) or case.role)
     return found.pop() if len(found) == 1 else case.role
-
-
-def _hosts(subjects: Subjects, chosen: Candidate) -> tuple[str, ...]:
-    """Host lists that Slurm's text names for the cause."""
-    if not any(SLURM.search(e.line) for s in subjects.all.values() for e in s.evidence):
-        return ()
-    if chosen.subject.rank is not None:
-        return (chosen.subject.node,) if chosen.subject.node else ()
-    pieces = sorted((e for e in chosen.subject.evidence if e.slug == chosen.slug), key=lambda e: (e.order or 0, e.id))
-    named = dict.fromkeys(host for e in pieces for host in (e.node, *e.peer_hosts) if host)
-    return tuple(host for host in islice(named, _MAX_HOSTS) if _HOSTS.fullmatch(host))
 
 
 def _local_rank(chosen: Candidate) -> int | None:

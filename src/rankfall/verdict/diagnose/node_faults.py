@@ -7,11 +7,13 @@ and advise no action on their node.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 import msgspec
 
 from rankfall.model import Case, Confidence, cause_info
+from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import (
     EXPLICIT,
@@ -26,12 +28,16 @@ from rankfall.verdict.diagnose.candidates import (
 from rankfall.verdict.diagnose.cause_tables import NODE_SOURCES, OWN_CODE, TAKEN_AWAY
 from rankfall.verdict.diagnose.consequences import is_without_message
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, own_failure
+from rankfall.verdict.signatures.matcher import SLURM
 
 _SIGTERM: Final = 15
 _OWN_RESOURCES: Final = frozenset({"user", "data", "memory", "gpu", "storage"})
 _NS: Final = 1_000_000_000
 # Messages of ranks that wait for a hanging rank.
 _WAITED: Final = frozenset({"collective_timeout", "rdzv_closed"})
+# Slurm's host lists in a document, and their form.
+_MAX_HOSTS: Final = 64
+_HOSTS: Final = bounded(r"[\w.,\[\]-]+", limit=512)
 
 
 class _Fall(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,3 +236,14 @@ def _after_signal(candidate: Candidate, subjects: Subjects) -> bool:
         if e.slug == "external_signal" and e.source == "recorder" and e.slot == slot
     )
     return any(order(candidate.moment, at) != "before" for at in signals)
+
+
+def named_hosts(subjects: Subjects, chosen: Candidate) -> tuple[str, ...]:
+    """Host lists that Slurm's text names for the cause."""
+    if not any(SLURM.search(e.line) for s in subjects.all.values() for e in s.evidence):
+        return ()
+    if chosen.subject.rank is not None:
+        return (chosen.subject.node,) if chosen.subject.node else ()
+    pieces = sorted((e for e in chosen.subject.evidence if e.slug == chosen.slug), key=lambda e: (e.order or 0, e.id))
+    named = dict.fromkeys(host for e in pieces for host in (e.node, *e.peer_hosts) if host)
+    return tuple(host for host in islice(named, _MAX_HOSTS) if _HOSTS.fullmatch(host))

@@ -25,6 +25,7 @@ from rankfall.verdict.diagnose.candidates import (
     text_place,
 )
 from rankfall.verdict.diagnose.cause_tables import (
+    ABORTED_ALL,
     EXIT_SLUGS,
     FIRST_ENDS,
     HEAD_OF_STACK,
@@ -187,16 +188,25 @@ def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:
 
 def _first_to_end(root: Root, chosen: Candidate, best: Evidence, subjects: Subjects) -> Subject | None:
     """The rank that a launcher names as the first that ended, if its text has one failure and no other rank's."""
-    others = [c for c, _ in root.rejected if c.best is not None and c.best.signature not in FIRST_ENDS]
-    more = any(e.role == "primary" and e.slug not in {chosen.slug, OWN_CODE} for e in chosen.subject.evidence)
-    if others or more or chosen.same or cause_info(chosen.slug).family not in _OF_A_RANK:
+    if chosen.same or cause_info(chosen.slug).family not in _OF_A_RANK:
         return None
-    ends = [(s, e) for s in subjects.all.values() for e in s.evidence if e.signature in FIRST_ENDS]
+    ends = [(s, e) for s in subjects.all.values() for e in s.evidence if e.signature in _NAME_FIRST]
     named = {s.key: s for s, _ in ends if s.rank_number is not None}
-    spoke = any(s.complaints for s in subjects.all.values() if s.rank_number is not None and s.key not in named)
     # torch prints the exception below its line about the process, others print their line at the end.
     apart = [e for _, e in ends if not (surely_after(best, e) if e.signature == SPAWNED else surely_after(e, best))]
-    return next(iter(named.values())) if len(named) == 1 and not spoke and not apart else None
+    if len(named) != 1 or apart:
+        return None
+
+    def before_end(e: Evidence) -> bool:
+        return e.signature not in _NAME_FIRST and not all(
+            end.signature != SPAWNED and surely_after(e, end) for _, end in ends
+        )
+
+    others = any(c.best is not None and before_end(c.best) for c, _ in root.rejected)
+    own = chosen.subject.evidence
+    more = any(e.role == "primary" and e.slug not in {chosen.slug, OWN_CODE} and before_end(e) for e in own)
+    spoke = any(s.complaints for s in subjects.all.values() if s.rank_number is not None and s.key not in named)
+    return None if others or more or spoke else next(iter(named.values()))
 
 
 def _named(root: Root, chosen: Candidate, subject: Subject, because: str) -> Root:
@@ -228,6 +238,7 @@ def _weaker(chosen: Candidate, other: Candidate) -> str:
     return "an explicit failure outweighs a silent one" if other.tier == SILENT else "weaker kind of evidence"
 
 
+_NAME_FIRST: Final = FIRST_ENDS | {ABORTED_ALL}
 _OF_A_RANK: Final = frozenset({"user", "data", "memory", "gpu", "unknown"})
 # Each rank may have its own.
 _OF_ONE_RANK: Final = frozenset({OWN_CODE, "user_exit", "killed_unknown"})
