@@ -131,7 +131,7 @@ _ERROR: Final = linear(
 # Prefix of a glog line: level, time, thread and place in a source file.
 _PLACE: Final = bounded(rb"\A(?:[EWIF]\d{4}|[A-Z]{4,8}) [\d:. -]{8,32}(?:\d+ )?\S{1,256}:\d+\] ?", limit=MAX_ERROR_LINE)
 _NO_ERROR: Final = bounded(
-    rb"(?i)\b0 errors?\b|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Error executing job with overrides|Reporting training FAILURE|Root Cause \(first|FAILED$|closing signal|Killing subprocess|return code"
+    rb"(?i)\b0 errors?\b|\berror:? *[-=*#]{5,}\s*\Z|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Error executing job with overrides|Reporting training FAILURE|Root Cause \(first|FAILED$|closing signal|Killing subprocess|return code"
     rb"|NCCL INFO|^(?:mpirun|prterun)\b|^(?: {0,5}\d{1,6}: )?(?:srun|slurmstepd)[\w.-]*: (?:error: )?(?:\S{1,512}: tasks? \d|\*\*\*|Job|Step|Force|Terminating|launch/)|\bframe #\d|error_file|exitcode|^(?:During handling|The above exception)|^\s*(?:raise|except|File|Traceback)\b|^\s{4}|^-+ Logging error|Exception raised from|^(?:\[[^\[\]]{0,200}\]|[\s:,-]){1,20}$",
     limit=MAX_ERROR_LINE,
 )

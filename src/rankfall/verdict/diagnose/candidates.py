@@ -34,6 +34,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     NODE_CAUSES,
     NODE_FAMILIES,
     NODE_SOURCES,
+    OF_LIBRARY,
     OWN_FAULT_SIGNALS,
     STEP_ENDS,
     SUSPECT_ONLY,
@@ -388,6 +389,20 @@ def place_of(chosen: Candidate, kind: Literal["node", "pod"]) -> str | None:
     own = getattr(best, kind) if best is not None and best.source == "log" else None
     mine = (getattr(facts, kind) if facts is not None else None) or own or getattr(chosen.subject, kind)
     return mine if found <= {mine, None} else None
+
+
+def lacks_reason(chosen: Candidate) -> bool:
+    """True if the evidence names a failure, but no cause.
+
+    Libraries raise for any reason, of which the job's own code is the least common; and any exception ends Python with
+    1, which a text may lack.
+    """
+    best, facts = chosen.best, chosen.subject.rank
+    if best is not None and best.signature == OF_LIBRARY:
+        return True
+    code = facts.exit_code if facts is not None and facts.exit_code is not None else best.exit_code if best else None
+    reported = chosen.subject.slot_number is None and (best is None or best.source == "log")
+    return chosen.slug == "user_exit" and reported and code == 1
 
 
 def _preference(piece: Evidence) -> tuple[bool, int, int, int, str, int, str, str]:

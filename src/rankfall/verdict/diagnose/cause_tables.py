@@ -129,8 +129,8 @@ LACKS_OF_LINE: Final = MappingProxyType(
 # Fingerprint of a pod that was deleted while it ran.
 DELETED_POD: Final = "external_signal:deleted pod"
 
-# A launcher's report of an ordinary exit code.
-BARE_ENDS: Final = frozenset({"user_exit.exit", "unknown.child_failed"})
+# A launcher's report of an ordinary exit code, or that a rank ended all others.
+BARE_ENDS: Final = frozenset({"user_exit.exit", ABORTED_ALL, "unknown.child_failed"})
 
 # Exceptions that no signature recognizes, or printed without a traceback. The job's own code is only suspected, but a
 # retry seldom helps.

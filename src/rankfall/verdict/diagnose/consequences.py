@@ -16,6 +16,7 @@ from rankfall.model.patterns import anchored
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Root, text_place
 from rankfall.verdict.diagnose.cause_tables import (
+    ABORTED_ALL,
     DELETED_POD,
     ENDS_OF_THE_REST,
     LAST_ERROR,
@@ -263,7 +264,11 @@ def _gave_no_reason(candidate: Candidate) -> bool:
 
 def last_error(subjects: Subjects, chosen: Candidate) -> Evidence | None:
     """Last error of a text in which a launcher reports nothing but an exit code, or of a rank that gave no reason."""
-    only_a_code = chosen.best is not None and chosen.slug != OWN_CODE and reports_code(chosen.best)
+    best = chosen.best
+    if best is None:
+        only_a_code = chosen.slug == "user_exit" and chosen.subject.slot_number is None
+    else:
+        only_a_code = chosen.slug != OWN_CODE and (reports_code(best) or best.signature == ABORTED_ALL)
     if ended_without_message(chosen) or only_a_code:
         nearest = nearest_line(subjects)
         return nearest if nearest is not None and nearest.fingerprint == LAST_ERROR else None

@@ -29,7 +29,7 @@ from rankfall.model import (
 from rankfall.model.exit_codes import MAX_CODE, code_row, shell_code
 from rankfall.model.timestamps import Moment, rfc3339
 from rankfall.verdict.diagnose import cause_tables as known
-from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node, place_of, text_place
+from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, lacks_reason, of_node, place_of, text_place
 from rankfall.verdict.diagnose.consequences import last_error, named_rank, nearest_line, only_text, whole_message
 from rankfall.verdict.diagnose.node_faults import named_hosts
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, same_line, state_of, work_over
@@ -223,8 +223,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
     )
     confidence = _tied(chosen.confidence) if root.tied else chosen.confidence
     slug = chosen.slug
-    if chosen.best is not None and chosen.best.signature == known.OF_LIBRARY:
-        # Libraries raise for any reason, of which the job's own code is the least common.
+    if lacks_reason(chosen):
         slug, confidence = "unknown", "unknown"
     info = cause_info(slug)
     late = chosen.after_work or work_over(case, subjects, subject)
