@@ -66,7 +66,7 @@ def test_a_log_is_judged_without_the_signatures_that_match_in_it_alone(logs):
     found = {one.label.log: one for one in unseen.judge(logs)}
     # Only the first log has a signature of its own; without it the exception is one of no known kind.
     assert {log: (one.slug, one.confidence) for log, one in found.items()} == {
-        "1.log": ("user_code_exception", "likely")
+        "1.log": ("user_code_exception", "suspected")
     }
     shared = (logs / "labels.jsonl").read_text().replace("2.log", "3.log")
     (logs / "3.log").write_text(TRACE)

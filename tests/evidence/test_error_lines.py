@@ -40,7 +40,7 @@ def test_the_error_before_a_launchers_bare_code_is_shown_beside_warnings(why: Ex
     text = f"WARNING: cannot find libfast, using slow path\nwidgetd: could not open lattice.bin: bad widget\n{STOPPED}{AGENT.format(code)}"
     found = why(text)
     assert line_of(found) == "widgetd: could not open lattice.bin: bad widget"
-    assert found.cause.slug == ("bad_arguments" if code == 2 else "user_exit")
+    assert found.cause.slug == {1: "unknown", 2: "bad_arguments", 7: "user_exit"}[code]
 
 
 def test_a_signal_is_not_explained_by_an_error_before_it(why: Explain) -> None:

@@ -42,7 +42,7 @@ SPAWN = """Traceback (most recent call last):
 {end}
 """
 CODES = [
-    (1, "user_exit"),
+    (1, "unknown"),
     (-9, "killed_unknown"),
     (137, "killed_unknown"),
     (-11, "segfault"),
@@ -248,11 +248,36 @@ UNSIGNED = f"{HEAD}  File \"/w/t.py\", line 3, in f\nKeyError: 'x'\n"
 
 @pytest.mark.parametrize("end", [MPI_EXIT, MPI_ABORT, MPI_ABORT_5])
 def test_i23_p2_open_mpi_names_the_rank_of_an_unsigned_traceback(told, end):
-    assert told(f"step 1\n{end}")[:2] == ("user_exit", 2)
+    assert told(f"step 1\n{end}")[:2] == ("unknown", 2)
     assert told(f"step 1\n{UNSIGNED}{end}")[:2] == ("user_code_exception", 2)
     # Signed lines outweigh the report.
     signed = "".join(f"[1,3]<stderr>:{line}\n" for line in UNSIGNED.splitlines())
     assert told(f"step 1\n{signed}{end}")[:2] == ("user_code_exception", 3)
+
+
+@pytest.mark.parametrize("end", [MPI_ABORT, MPI_ABORT_5])
+def test_i23_p2_the_error_before_an_abort_of_mpi_is_shown_and_has_its_rank(tmp_path, end):
+    def why(text):
+        (tmp_path / "job.log").write_text(text)
+        verdict = explain_files([tmp_path / "job.log"]).verdict
+        return verdict.cause.slug, verdict.rank, verdict.decisive.line
+
+    error = "ERROR: ran out of space on angle_list: top=1052"
+    assert why(f"step 1\n{error}\n{end}[1]LIB ERROR: -----------\n") == ("unknown", 2, error)
+    # A crash at the end of the others is no failure of its own.
+    full = "Error 2 cudaErrorMemoryAllocation: out of memory"
+    crash = (
+        "[n1:98:0:98] Caught signal 11 (Segmentation fault: invalid permissions for mapped object at address 0x15)\n"
+    )
+    assert why(f"step 1\n{full}\n{end}{crash}") == ("gpu_oom", 2, full)
+
+
+def test_i23_p7_the_line_that_names_a_hanging_rank_is_shown(tmp_path):
+    waits = "[E ProcessGroupGloo.cpp:138] Rank {} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank."
+    names = "[E ProcessGroupGloo.cpp:138] [Rank 0]: Rank 2 failed to pass monitoredBarrier in 30000 ms"
+    (tmp_path / "job.log").write_text("\n".join(["world_size 4", waits.format(3), names, waits.format(1), ""]))
+    verdict = explain_files([tmp_path / "job.log"]).verdict
+    assert (verdict.rank, verdict.decisive.line) == (2, names)
 
 
 @pytest.mark.parametrize("end", [MPI_EXIT, MPI_ABORT, MPI_ABORT_5])

@@ -54,10 +54,10 @@ def test_of_equal_ends_without_a_message_the_launchers_first_one_is_named_with_d
     text = "Failures:\n" + ROW.format(n=2, r=6, p=71) + ROW.format(n=3, r=7, p=72)
     first = "Root Cause (first observed failure):\n" + ROW.format(n=0, r=4, p=70)
     agents = "srun: error: cn01: task 0: Exited with exit code 1\nsrun: error: cn04: task 3: Exited with exit code 1\n"
-    assert answer(text + first + agents) == ("user_exit", 4)
+    assert answer(text + first + agents) == ("unknown", 4)
     # Each node's launcher has its own first one.
     assert answer(text + first + "Root Cause (first observed failure):\n" + ROW.format(n=1, r=9, p=77)) == (
-        "user_exit",
+        "unknown",
         None,
     )
 

@@ -82,7 +82,9 @@ def test_a_supervisors_report_of_a_process_gives_way_to_its_messages(cause: Call
 def test_a_script_that_started_the_training_reports_its_end(cause: Callable[[str], str], command: str) -> None:
     for end, slug in (
         ("died with <Signals.SIGSEGV: 11>", "segfault"),
-        ("returned non-zero exit status 1", "user_exit"),
+        # Python's code of any exception, and one that a program chose.
+        ("returned non-zero exit status 1", "unknown"),
+        ("returned non-zero exit status 3", "user_exit"),
         ("returned non-zero exit status 137", "killed_unknown"),
     ):
         assert cause(CALLED.format(command=command, end=end)) == slug

@@ -80,8 +80,8 @@ class Frames(msgspec.Struct):
     Attributes:
         count: Number of frames.
         origins: ``damaged_report``, ``data_loader``, ``command``, ``launcher``, ``clean_up`` (finalizers, interpreter exit),
-            ``spawned`` (a worker begins), ``removal`` (the last statement removes or renames a file), ``library`` (the
-            innermost frame outside the standard library is a package's).
+            ``spawned`` (a worker begins), ``removal`` (the last statement removes or renames a file). Further ``library``: a
+            package's frame is the innermost outside the standard library.
         collective: Outermost collective that the user's code called, or None.
     """
 
