@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rankfall.explain import explain_files
+from rankfall.render.summary import advice_text, first_sentence
 
 HEAD = "Traceback (most recent call last):\n"
 
@@ -182,3 +185,31 @@ def test_a_bar_without_its_blocks_names_the_rank_that_prepared_data(answer):
     bar = "Rank 0, running tokenizer on train (num_proc=16):  30% | 48000/157712 [07:55<02:22, 772.28 examples/s]\n"
     assert answer(bar + waited) == ("slow_rank_timeout", 0)
     assert answer(bar.replace("07:55", "02:55") + waited)[0] == "collective_timeout"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence", "advice"),
+    [
+        (
+            "Root Cause (first observed failure):\n" + ROW.format(n=0, r=4, p=70),
+            "Rank 4 on cn02 exited with code 1 for an unknown reason.",
+            "traceback in the output of this rank",
+        ),
+        (
+            f'{HEAD}  File "/w/t.py", line 3, in f\n    f()\n  File "/v/site-packages/acme/a.py", line 3, in g\n    g()\nacme.GateError: bent\n',
+            "The job raised GateError for an unknown reason.",
+            "no signature recognizes it",
+        ),
+        (
+            "/w/x.sh: fatal: acme is bent\n",
+            "No known failure was found in the files; the shown line may belong to one.",
+            "last lines of every rank",
+        ),
+    ],
+)
+def test_a_failure_without_a_cause_is_described_by_its_line(tmp_path, text, sentence, advice):
+    (tmp_path / "job.log").write_text(f"step 1\n{text}")
+    verdict = explain_files([tmp_path / "job.log"]).verdict
+    assert verdict.cause.slug == "unknown"
+    assert first_sentence(verdict) == sentence
+    assert advice in advice_text(verdict)

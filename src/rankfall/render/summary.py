@@ -31,7 +31,10 @@ _EXCEPTION: Final = anchored(
     limit=1024,
 )
 # As a record or a launcher states it.
-_EXIT_CODE: Final = bounded(r"\bexit ?code:? (\d{1,3})\b|\bSystemExit: (\d{1,3})\b", limit=1 << 20)
+_EXIT_CODE: Final = bounded(r"\b[Ee]xit ?(?:[Cc]ode|status) *:? *(\d{1,3})\b|\bSystemExit: (\d{1,3})\b", limit=1 << 20)
+# Ends of the names of exceptions, and exceptions of launchers, which only report an end.
+_ENDINGS: Final = ("Error", "Exception", "Timeout", "Interrupt")
+_OF_LAUNCHERS: Final = frozenset({"ChildFailedError", "CalledProcessError", "ProcessExitedException"})
 _ELSEWHERE: Final = "If the job failed, its errors are elsewhere: give the output of all ranks and of their launcher."
 _PLURAL: Final = {"was": "were", "has": "have", "hangs": "hang", "uses": "use", "runs": "run"}
 _ITS: Final = bounded(r"\bits\b", limit=256)
@@ -191,7 +194,8 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
     subject = subject[0].upper() + subject[1:]
     if verdict.node and subject.startswith(("Rank ", "Slot ", "Local ")):
         subject += f" on {one_line(verdict.node, width=60)}"
-    if slug == "unknown" and verdict.rank is None:
+    seen = _seen(verdict)
+    if slug == "unknown" and verdict.rank is None and not (seen and verdict.scope == "external"):
         if is_nothing_found(verdict):
             return "No failure was found in the files"
         if verdict.run is None:
@@ -211,6 +215,8 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
         happened = f"exited with code {code[1] or code[2]}"
     if slug == "user_code_exception" and (name := _exception(verdict.decisive.line if verdict.decisive else "")):
         happened = f"raised {name}"
+    if slug == "unknown" and seen:
+        happened = f"{seen} for an unknown reason"
     if slug in _WAITED and not _complains(verdict):
         happened = _WAITED[slug]
     if slug == "killed_unknown" and verdict.cause.confidence == "suspected" and not _names_signal(verdict):
@@ -228,6 +234,16 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
         subject = f"Suspected: {subject[0].lower()}{subject[1:]}"
     at = f" in step {step}" if step is not None and verdict.rank is not None else ""
     return f"{subject} {first} {others}".rstrip() + at + (order.get(confidence, "") if fact else "")
+
+
+def _seen(verdict: Verdict) -> str:
+    """Predicate about a failure without a cause, by its decisive line; empty if that line states none."""
+    line = verdict.decisive.line if verdict.decisive is not None else ""
+    code = _EXIT_CODE.search(line)
+    name = _exception(line)
+    if code is not None:
+        return f"exited with code {code[1] or code[2]}"
+    return f"raised {name}" if name.endswith(_ENDINGS) and name not in _OF_LAUNCHERS else ""
 
 
 def _complains(verdict: Verdict) -> bool:
