@@ -170,7 +170,7 @@ def test_health_agent_over_a_socket_neither_loses_nor_repeats_and_waits_for_the_
             with faults.part_down(bed, "kube-apiserver"):
                 rings["n1"].write(xid(64, "0000:3b:00", "pid=7, name=python3, Row Remapper Error"))
                 seen(lambda: b'"xid/64"' in outs["n1"].read_bytes(), 30)
-                seen(lambda: b"tried again" in outs["n1"].with_suffix(".err").read_bytes(), 30)
+                seen(lambda: b"trying again" in outs["n1"].with_suffix(".err").read_bytes(), 30)
             seen(lambda: devices(report(kubectl, "n1")).get("gpu 0000:3b:00") == 1, 60)
             assert devices(report(kubectl, "n1")) == {f"gpu {each}": 1 for each in ("0000:4e:00", "0000:0f:00", "0000:3b:00")}  # fmt: skip
     printed = [decode_line(each) for each in outs["n1"].read_bytes().splitlines()]
