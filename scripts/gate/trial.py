@@ -216,7 +216,7 @@ def _try(trial: Trial, arguments: tuple[str, ...], which: str, *, root: Path, re
 
 
 def _ended(process: subprocess.Popen[bytes], log: Path, still_s: float) -> bool:
-    """Wait for pytest; False, and it is told to end, if its log does not grow for so many seconds."""
+    """Wait for pytest; end it and return False if its log does not grow for so many seconds."""
     scale = float(os.environ.get("RANKFALL_TEST_SCALE", "1"))
     size, since = -1, time.monotonic()
     while True:

@@ -222,12 +222,13 @@ def _of_error_line(tail: Evidence, line: bytes, kind: ErrorKind, catalogue: Cata
         sure = kind == "error" or is_severe(line)
         return _by_its_words(tail, text, catalogue, least=0 if sure else _SURE)
     meaning = exception_meaning(catalogue, [(decode(raised[0]), decode(raised[1]))])
-    if meaning.slug == OWN_CODE and _OF_JAVA.search(raised[0]) is not None:
-        # Not of the training code.
-        return _by_its_words(tail, text, catalogue)
-    if meaning.slug == OWN_CODE and kind != "cut_off":
-        # Without its traceback nothing shows whose code raised it.
-        return _with_cause(tail, meaning, signature=OF_LIBRARY)
+    if meaning.slug == OWN_CODE:
+        if _OF_JAVA.search(raised[0]) is not None:
+            # Not of the training code.
+            return _by_its_words(tail, text, catalogue)
+        if kind != "cut_off":
+            # Without its traceback nothing shows whose code raised it.
+            return _with_cause(tail, meaning, signature=OF_LIBRARY)
     # A library's exact words in the statement that raised leave no doubt.
     exact = kind == "cut_off" and meaning.specificity >= _EXACT
     return _with_cause(tail, meaning, signature=meaning.signature if exact else LAST_LINE)

@@ -17,7 +17,7 @@ from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored, bounded
 from rankfall.rundir.cluster.clock_bounds import by_server
 from rankfall.rundir.cluster.context_facts import EventFact, WorkFact
-from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact, stamp_ns
+from rankfall.rundir.cluster.pod_facts import SIGKILL, STOP_SIGNALS, ContainerFact, PodFact, stamp_ns
 from rankfall.verdict.diagnose.cause_tables import DELETED_POD, exit_slug, signal_slug
 
 _LINE: Final = 1000
@@ -44,11 +44,8 @@ _EXITED: Final = bounded(r"Pod: \S+?\.(\S{1,253}) exited with code (\d{1,3})\b",
 _SIGNALS: Final = range(129, 193)
 # A controller's message about a pod that it deleted.
 _DELETED: Final = bounded(r"Deleted pod: (\S{1,253})", limit=2_048)
-# Conditions of a failed job, whose controller then deletes its other pods; and how their containers end.
+# Conditions of a failed job, whose controller then deletes its other pods.
 _FAILED: Final = frozenset({"Failed", "FailureTarget"})
-_SIGKILL: Final = 9
-_STOP_SIGNALS: Final = frozenset({_SIGKILL, 15})
-_SIGNAL_BASE: Final = 128
 # Maximum slots of one Event.
 _MOST_SLOTS: Final = 256
 
@@ -202,20 +199,16 @@ def deletions(
     for pod in pods:
         end = pod.main if pod.main is not None and pod.main.state == "terminated" else None
         asked = _asked_ns(pod) or by_maker.get(pod.name)
-        killed = end is not None and _ended_by(end, asked, pod)
         # Stamps are whole seconds: one that is equal may be of a deletion that made the job fail.
         controller = pod.name in by_maker or (asked is not None and any(at < asked for at in failed))
-        unseen = pod.gone and pod.began and end is None
-        if not (unseen or (killed and controller)) or pod.reason or pod.condition("DisruptionTarget"):
+        counts = pod.gone and pod.began if end is None else controller and _was_stopped(end, asked, pod)
+        if not counts or pod.reason or pod.condition("DisruptionTarget") or (stopped and not controller):
             continue
-        if stopped and not controller:
-            continue
-        stop = stops.get(pod.uid)
-        at = asked if killed else stamp_ns(pod.deleting)
-        if at is None and stop is not None:
+        at = stamp_ns(pod.deleting) if end is None else asked
+        if at is None and (stop := stops.get(pod.uid)) is not None:
             at = stamp_ns(stop.last or stop.first)
         by = ", by its job's controller" if controller else ""
-        end_of_it = "" if killed else "; its end was not recorded"
+        unseen = "; its end was not recorded" if end is None else ""
         found.append(
             Evidence(
                 id=digest("unseen", attempt, pod.uid),
@@ -229,7 +222,7 @@ def deletions(
                 uncertainty=None if at is None else 1.0,
                 stamped="server",
                 where=f"pod/{pod.name}",
-                line=f"pod {pod.name} was deleted while it ran{by}{end_of_it}",
+                line=f"pod {pod.name} was deleted while it ran{by}{unseen}",
                 specificity=20,
                 fingerprint=DELETED_POD,
                 attempt=attempt,
@@ -238,16 +231,15 @@ def deletions(
     return found
 
 
-def _ended_by(end: ContainerFact, asked: int | None, pod: PodFact) -> bool:
+def _was_stopped(end: ContainerFact, asked: int | None, pod: PodFact) -> bool:
     """True if a request to delete the pod, ``asked`` in nanoseconds, ended its container.
 
     SIGKILL comes after a grace period, so one in the same second may be an earlier end.
     """
-    signal = end.signal or (end.exit_code or 0) - _SIGNAL_BASE
-    at = stamp_ns(end.finished)
-    if signal not in _STOP_SIGNALS or at is None or asked is None:
+    signal, at = end.ended_by, stamp_ns(end.finished)
+    if signal not in STOP_SIGNALS or at is None or asked is None:
         return False
-    return by_server(pod, at) >= asked + (_NS if signal == _SIGKILL else 0)
+    return by_server(pod, at) >= asked + (_NS if signal == SIGKILL else 0)
 
 
 def _left_with_node(event: EventFact, pod: PodFact, events: Iterable[EventFact]) -> bool:

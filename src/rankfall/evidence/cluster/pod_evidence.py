@@ -21,15 +21,10 @@ from rankfall.rundir.cluster.clock_bounds import of_pod
 from rankfall.rundir.cluster.journal import JournalReader, journal_path
 from rankfall.rundir.cluster.log_routes import RECORD_MARK
 from rankfall.rundir.cluster.marks import OWNER_NAME, Identity, Stop, StopMark, abandoned, identity_of
-from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact, stamp_ns
+from rankfall.rundir.cluster.pod_facts import STOP_SIGNALS, ContainerFact, PodFact, stamp_ns
 from rankfall.rundir.streams.content import open_content
 from rankfall.verdict.signatures.catalogue import Catalogue
 
-# Exit codes above this are 128 + signal of process 1.
-_SIGNAL_BASE: Final = 128
-_HIGHEST_SIGNAL: Final = 64
-# Signals of the kubelet when a pod is deleted.
-_OUR_SIGNALS: Final = frozenset({9, 15})
 _NS: Final = 1_000_000_000
 
 
@@ -195,7 +190,7 @@ class PodView:
         The wrapper cannot know who caused the kubelet's signal.
         """
         stop = self._stop
-        foreign = held.killed_by == "foreign" and held.signal in _OUR_SIGNALS
+        foreign = held.killed_by == "foreign" and held.signal in STOP_SIGNALS
         # A signaled command may end with an exit code, as torchrun does.
         answered = held.signalled and held.killed_by is None
         if stop is None or held.slot in stop.after or not (foreign or answered) or held.ended_at is None:
@@ -207,15 +202,13 @@ class PodView:
 
     def _ended(self, held: SlotFacts, fact: PodFact, end: ContainerFact, *, late_ns: int) -> SlotFacts:
         """Container's end, if the wrapper recorded none."""
-        code, signal = end.exit_code, end.signal
-        if signal is None and code is not None and _SIGNAL_BASE < code <= _SIGNAL_BASE + _HIGHEST_SIGNAL:
-            signal = code - _SIGNAL_BASE
+        signal = end.ended_by
         at = stamp_ns(end.finished)
-        ours = signal in _OUR_SIGNALS and self._after_stop(fact, at, late_ns=late_ns)
+        ours = signal in STOP_SIGNALS and self._after_stop(fact, at, late_ns=late_ns)
         return msgspec.structs.replace(
             held,
             state="ended",
-            exit_code=None if signal is not None else code,
+            exit_code=None if signal is not None else end.exit_code,
             signal=signal,
             killed_by=None if signal is None else "wrapper" if ours else "foreign",
             ended_at=at,

@@ -31,16 +31,14 @@ COMM_FILE: Final = bounded(
     r"distributed_c10d\.py$|torch/distributed/|torch/nn/parallel/|c10d_logger\.py$|horovod|deepspeed/comm/",
     limit=4096,
 )
-_LIBRARY = bounded(rb"(?:site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|<frozen ", limit=1024)
-# Of these all but the standard library's, whose exceptions are about the call.
+# Files of packages; else of the standard library, whose exceptions are about the call.
 _PACKAGE: Final = bounded(rb"(?:site|dist)-packages[/\\]", limit=1024)
+_STANDARD: Final = bounded(rb"[/\\]lib[/\\]python\d|<frozen ", limit=1024)
 # Statements that need a file of which another process may be the faster one.
 _REMOVAL: Final = bounded(
     rb"\b(?:os\.(?:remove|unlink|rename|replace|rmdir|scandir)|shutil\.(?:rmtree|move))\(|\.unlink\(|\.rmdir\(",
     limit=512,
 )
-# Origins that only the innermost frame shows.
-_OF_INNERMOST: Final = frozenset({"removal", "library"})
 # Functions of data loaders and error files.
 _LOADER: Final = frozenset({b"_get_data", b"_get_batch", b"_try_get_data", b"_try_get_batch"})
 _REPORT: Final = frozenset({b"__post_init__", b"_get_error_data"})
@@ -111,12 +109,11 @@ class Frames(msgspec.Struct):
         communicates = COMM_FILE.search(file) is not None
         if communicates and self.collective is None and COLLECTIVES.match(name):
             self.collective = name
-        library = communicates or _LIBRARY.search(path) is not None
-        package = communicates or _PACKAGE.search(path) is not None
-        self.origins -= _OF_INNERMOST if package or not library else _OF_INNERMOST - {"library"}
-        if package:
+        self.origins.discard("removal")
+        if communicates or _PACKAGE.search(path) is not None:
             self.origins.add("library")
-        if not library:
+        elif _STANDARD.search(path) is None:
+            self.origins.discard("library")
             self._user = [*self._user[1 - MAX_PLACES :], self._innermost]
         self.count += 1
         for suffix, functions, origin in _ORIGINS:
@@ -138,7 +135,7 @@ class Frames(msgspec.Struct):
     def chain(self) -> None:
         """Begins the next exception of a chain: places are those of the last one."""
         self._innermost, self._user, self.collective = None, [], None
-        self.origins -= _OF_INNERMOST
+        self.origins -= {"removal", "library"}
 
     def clear(self) -> None:
         """Removes everything."""

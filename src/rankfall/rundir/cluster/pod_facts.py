@@ -21,6 +21,12 @@ _KEPT_CONDITIONS: Final = frozenset(
     {"PodScheduled", "DisruptionTarget", "TerminationTarget", "PodReadyToStartContainers", "Ready"}
 )
 _OVER: Final = frozenset({"Succeeded", "Failed"})
+# Exit codes above this are 128 + signal of process 1.
+_SIGNAL_BASE: Final = 128
+_HIGHEST_SIGNAL: Final = 64
+# Signals of the kubelet when a pod is deleted.
+SIGKILL: Final = 9
+STOP_SIGNALS: Final = frozenset({SIGKILL, 15})
 _STARTING: Final = frozenset({None, "PodInitializing", "ContainerCreating"})
 
 LogState = Literal["open", "complete", "lost", "none"]
@@ -56,6 +62,14 @@ class ContainerFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     message: str | None = None
     started: str | None = None
     finished: str | None = None
+
+    @property
+    def ended_by(self) -> int | None:
+        """Signal that ended it, also by its exit code; None for another end."""
+        code = self.exit_code
+        if self.signal is None and code is not None and _SIGNAL_BASE < code <= _SIGNAL_BASE + _HIGHEST_SIGNAL:
+            return code - _SIGNAL_BASE
+        return self.signal
 
 
 class OtherEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

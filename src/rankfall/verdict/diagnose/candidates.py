@@ -34,7 +34,6 @@ from rankfall.verdict.diagnose.cause_tables import (
     NODE_CAUSES,
     NODE_FAMILIES,
     NODE_SOURCES,
-    OF_LIBRARY,
     OWN_FAULT_SIGNALS,
     STEP_ENDS,
     SUSPECT_ONLY,
@@ -325,10 +324,7 @@ def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
         alone = not perhaps_victim
     if facts.exit_code and not explained and not victim and alone:
         slug = exit_slug(facts.exit_code)
-        # Python's code of any exception, which a pasted text may lack.
-        lacks = facts.exit_code == 1 and subject.slot_number is None
-        because = f"exit code {facts.exit_code} without an error message"
-        return of_fact(subject, slug, SILENT, "suspected" if lacks else "likely", because)
+        return of_fact(subject, slug, SILENT, "likely", f"exit code {facts.exit_code} without an error message")
     return None
 
 
@@ -391,18 +387,14 @@ def place_of(chosen: Candidate, kind: Literal["node", "pod"]) -> str | None:
     return mine if found <= {mine, None} else None
 
 
-def lacks_reason(chosen: Candidate) -> bool:
-    """True if the evidence names a failure, but no cause.
-
-    Libraries raise for any reason, of which the job's own code is the least common; and any exception ends Python with
-    1, which a text may lack.
-    """
-    best, facts = chosen.best, chosen.subject.rank
-    if best is not None and best.signature == OF_LIBRARY:
-        return True
-    code = facts.exit_code if facts is not None and facts.exit_code is not None else best.exit_code if best else None
-    reported = chosen.subject.slot_number is None and (best is None or best.source == "log")
-    return chosen.slug == "user_exit" and reported and code == 1
+def ended_without_message(candidate: Candidate) -> bool:
+    """True if a file's text holds nothing about a rank but its end with Python's exit code."""
+    facts, best = candidate.subject.rank, candidate.best
+    if candidate.slug != "user_exit" or (best is not None and best.source not in {"log", "exit"}):
+        return False
+    if facts is not None and facts.exit_code is not None:
+        return facts.stream is not None and facts.exit_code == 1
+    return best is not None and best.slot is None and best.exit_code == 1
 
 
 def _preference(piece: Evidence) -> tuple[bool, int, int, int, str, int, str, str]:

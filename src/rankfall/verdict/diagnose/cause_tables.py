@@ -84,7 +84,8 @@ SIGNAL_SLUGS: Final = MappingProxyType(
 # The last line of a text, in the form of an exception without its traceback.
 LAST_LINE: Final = "unknown.last_line"
 OWN_CODE: Final = "user_code_exception"
-# Signatures of exceptions in text that no signature recognizes: raised inside a library, or by the job's own code.
+# Signatures of exceptions in text that no signature recognizes: raised inside a library or without a traceback, or by
+# the job's own code.
 OF_LIBRARY: Final = "user_code_exception.library"
 OF_OWN: Final = "user_code_exception.own"
 # Fingerprint of a last line that is no exception.
@@ -132,14 +133,15 @@ DELETED_POD: Final = "external_signal:deleted pod"
 # A launcher's report of an ordinary exit code, or that a rank ended all others.
 BARE_ENDS: Final = frozenset({"user_exit.exit", ABORTED_ALL, "unknown.child_failed"})
 
-# Exceptions that no signature recognizes, or printed without a traceback. The job's own code is only suspected, but a
-# retry seldom helps.
-UNRECOGNIZED: Final = frozenset({OF_LIBRARY, OF_OWN, "user_code_exception.line"})
+# Exceptions of the job's own code that no signature recognizes, or of common types without a traceback: only
+# suspected, but a retry seldom helps.
+UNRECOGNIZED: Final = frozenset({OF_OWN, "user_code_exception.line"})
 
 # Text that only reports a SIGBUS, or a last line: suspected, which stops no job.
 SUSPECT_ONLY: Final = frozenset(
     {
         *UNRECOGNIZED,
+        OF_LIBRARY,
         LAST_LINE,
         WORKING_BAR,
         "gpu_nvlink.xid5",

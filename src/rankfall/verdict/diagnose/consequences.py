@@ -14,7 +14,7 @@ from rankfall.model import Evidence, cause_info
 from rankfall.model.evidence import line_place
 from rankfall.model.patterns import anchored
 from rankfall.model.timestamps import Moment, order
-from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Root, text_place
+from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Root, ended_without_message, text_place
 from rankfall.verdict.diagnose.cause_tables import (
     ABORTED_ALL,
     DELETED_POD,
@@ -22,6 +22,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     LAST_ERROR,
     NAMES_A_RANK,
     NEVER_CAUSE,
+    OF_LIBRARY,
     OWN_CODE,
     STEP_ENDS,
     STEP_TAKEN,
@@ -244,14 +245,14 @@ def is_without_message(candidate: Candidate) -> bool:
     return candidate.tier == SILENT and candidate.slug == "user_exit" and facts is not None and facts.exit_code == 1
 
 
-def ended_without_message(candidate: Candidate) -> bool:
-    """True if a file's text holds nothing about a rank but its end with Python's exit code."""
-    facts, best = candidate.subject.rank, candidate.best
-    if candidate.slug != "user_exit" or (best is not None and best.source not in {"log", "exit"}):
-        return False
-    if facts is not None and facts.exit_code is not None:
-        return facts.stream is not None and facts.exit_code == 1
-    return best is not None and best.slot is None and best.exit_code == 1
+def lacks_reason(candidate: Candidate) -> bool:
+    """True if the evidence names a failure, but no cause.
+
+    Libraries raise for any reason, of which the job's own code is the least common; and any exception ends Python with
+    1, which a text may lack.
+    """
+    best = candidate.best
+    return (best is not None and best.signature == OF_LIBRARY) or ended_without_message(candidate)
 
 
 def _gave_no_reason(candidate: Candidate) -> bool:
@@ -265,10 +266,8 @@ def _gave_no_reason(candidate: Candidate) -> bool:
 def last_error(subjects: Subjects, chosen: Candidate) -> Evidence | None:
     """Last error of a text in which a launcher reports nothing but an exit code, or of a rank that gave no reason."""
     best = chosen.best
-    if best is None:
-        only_a_code = chosen.slug == "user_exit" and chosen.subject.slot_number is None
-    else:
-        only_a_code = chosen.slug != OWN_CODE and (reports_code(best) or best.signature == ABORTED_ALL)
+    reported = best is not None and (reports_code(best) or best.signature == ABORTED_ALL)
+    only_a_code = reported and chosen.slug != OWN_CODE
     if ended_without_message(chosen) or only_a_code:
         nearest = nearest_line(subjects)
         return nearest if nearest is not None and nearest.fingerprint == LAST_ERROR else None

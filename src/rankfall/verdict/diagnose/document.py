@@ -29,8 +29,15 @@ from rankfall.model import (
 from rankfall.model.exit_codes import MAX_CODE, code_row, shell_code
 from rankfall.model.timestamps import Moment, rfc3339
 from rankfall.verdict.diagnose import cause_tables as known
-from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, lacks_reason, of_node, place_of, text_place
-from rankfall.verdict.diagnose.consequences import last_error, named_rank, nearest_line, only_text, whole_message
+from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node, place_of, text_place
+from rankfall.verdict.diagnose.consequences import (
+    lacks_reason,
+    last_error,
+    named_rank,
+    nearest_line,
+    only_text,
+    whole_message,
+)
 from rankfall.verdict.diagnose.node_faults import named_hosts
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, same_line, state_of, work_over
 
@@ -50,11 +57,12 @@ def decisive_of(chosen: Candidate, subjects: Subjects) -> Decisive | None:
     """Candidate's decisive evidence as a part of the document; None if only facts explain it."""
     if chosen.best is not None:
         return _decisive(whole_message(chosen.best, subjects))
-    rank = chosen.subject.rank_number
-    # What others report about a rank that reports nothing itself.
-    named = [e for s in subjects.all.values() for e in s.complaints if e.source == "log" and e.peers == (rank,)]
-    if chosen.tier == HANG and named:
-        return _decisive(max(named, key=lambda e: (e.specificity, e.id)))
+    if chosen.tier == HANG:
+        # What others report about a rank that reports nothing itself.
+        peers = (chosen.subject.rank_number,)
+        named = [e for s in subjects.all.values() for e in s.complaints if e.source == "log" and e.peers == peers]
+        if named:
+            return _decisive(max(named, key=lambda e: (e.specificity, e.id)))
     facts = chosen.subject.rank or chosen.subject.slot
     code = facts.exit_code if facts is not None else None
     lines = [e for e in chosen.subject.evidence if e.source == "log" and e.slug == chosen.slug]

@@ -21,6 +21,7 @@ from rankfall.verdict.diagnose.candidates import (
     Candidate,
     Root,
     candidate_of,
+    ended_without_message,
     outlived_traceback,
     text_place,
 )
@@ -48,7 +49,6 @@ from rankfall.verdict.diagnose.consequences import (
     drop_raised_after_recorded_failure,
     drop_raised_after_silent_end,
     drop_without_message_beside_death,
-    ended_without_message,
     is_without_message,
     only_named_rank,
     without_ends_by_launcher,
@@ -198,9 +198,8 @@ def _first_to_end(root: Root, chosen: Candidate, best: Evidence, subjects: Subje
         return None
 
     def before_end(e: Evidence) -> bool:
-        return e.signature not in _NAME_FIRST and not all(
-            end.signature != SPAWNED and surely_after(e, end) for _, end in ends
-        )
+        follows = all(end.signature != SPAWNED and surely_after(e, end) for _, end in ends)
+        return e.signature not in _NAME_FIRST and not follows
 
     others = any(c.best is not None and before_end(c.best) for c, _ in root.rejected)
     own = chosen.subject.evidence
