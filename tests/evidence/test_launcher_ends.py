@@ -439,6 +439,49 @@ def test_a_rank_that_flux_or_an_error_stack_of_mpich_names_is_the_verdicts(answe
     assert answer(head.format(3) + line + head.format(4) + line) == ("nccl_socket_interface", None)
 
 
+def test_the_head_of_an_error_of_cann_names_the_rank(answer):
+    head = (
+        "RuntimeError: [ERROR] HCCL error in: torch_npu/csrc/distributed/ProcessGroupHCCL.cpp:64\n"
+        "[ERROR] 2024-05-22-08:17:12 (PID:614220, Device:{0}, RankID:{0}) ERR02200 DIST call hccl api failed.\n"
+    )
+    line = "EJ0001: 2024-05-22-08:17:12.167.645 Failed to initialize the HCCP process. Reason: Maybe the last training process is running.\n"
+    assert answer(head.format(3) + line) == ("gpu_busy", 3)
+    assert answer(head.format(3) + line + head.format(4) + line) == ("gpu_busy", None)
+
+
+RAISED = (
+    'Traceback (most recent call last):\n  File "/app/train.py", line 202, in <module>\n    main()\n'
+    "TypeError: main() got an unexpected keyword argument 'size'\n"
+)
+
+
+def of_rank(rank: int, text: str) -> str:
+    return "".join(f"[rank{rank}]: {line}\n" for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "scope"),
+    [
+        (RAISED + of_rank(0, RAISED), 0, "rank"),
+        (RAISED + of_rank(3, RAISED) + "E0 api.py:869] failed (exitcode: 1) local_rank: 3 (pid: 7)\n", 3, "rank"),
+        # One more line without a rank may be another rank's.
+        (RAISED + RAISED + of_rank(0, RAISED), None, "all"),
+        (RAISED + RAISED + of_rank(0, RAISED) + of_rank(1, RAISED), None, "all"),
+    ],
+)
+def test_what_torch_prints_again_with_the_rank_is_no_other_ranks(tmp_path, text, rank, scope):
+    (tmp_path / "job.log").write_text(text)
+    verdict = explain_files([tmp_path / "job.log"]).verdict
+    assert verdict.cause.slug == "user_code_exception"
+    assert (verdict.rank, verdict.scope) == (rank, scope)
+
+
+def test_a_fault_of_a_few_ranks_of_a_large_job_is_not_that_of_all(told):
+    fault = "[1,{}]<stderr>:[n{}:42:0] dc_verbs.c:633 UCX  ERROR Send completion with error on qp 0x1: transport retry counter exceeded\n"
+    assert told(fault.format(30, 65) + fault.format(7, 12))[:2] == ("nccl_ib_error", 30)
+    assert told(fault.format(1, 65) + fault.format(0, 12))[:2] == ("nccl_ib_error", None)
+
+
 def test_of_equal_ends_the_first_of_the_text_is_shown(tmp_path):
     abort = "application called MPI_Abort(MPI_COMM_WORLD, 1) - process {}\n"
     (tmp_path / "job.log").write_text("".join(abort.format(rank) for rank in (15, 1, 7)))

@@ -334,6 +334,21 @@ slurmstepd: error: pyxis: couldn't start container
 """,
     ),
     (
+        "rdzv_unreachable",
+        """A process or daemon was unable to complete a TCP connection
+to another process:
+  Local host:    n2
+ORTE was unable to reliably start one or more daemons.
+This usually is caused by:
+""",
+    ),
+    (
+        "unschedulable",
+        """INFO Launching trainer
+WARNING worker.py:1245 -- The actor or task with ID ff cannot be scheduled right now. The error may be a lack of GPUs.
+""",
+    ),
+    (
         "native_abort",
         """F0501 10:00:00.123456  1234 pipeline.cc:12] Check failed: a == b (1 vs. 2)
 *** Check failure stack trace: ***

@@ -56,6 +56,7 @@ STYLES: dict[str, Style] = {
     "srun": lambda r, _, text: f"{r}: {text}",
     "srun-torch": lambda r, _, text: f"{r // 4}: [rank{r}]: {text}",
     "mpirun": lambda r, _, text: f"[1,{r}]<stderr>:{text}",
+    "mpirun-timestamps": lambda r, n, text: f"Sun Oct  1 15:01:{n % 60:02} 2017[1,{r}]<stderr>:{text}",
     "sagemaker": lambda r, _, text: f"[1,mpirank:{r},algo-{r // 4 + 1}]<stderr>:{text}",
     "vllm": lambda r, n, text: f"(VllmWorker rank={r} pid={4000 + r}) ERROR 01-01 10:00:{n % 60:02} [x.py:1] {text}",
     "lightning": lambda r, _, text: f"[rank: {r}] {text}",

@@ -22,6 +22,7 @@ from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.rundir.reading_time import LIVE, Budget, ReadingTime
 from rankfall.rundir.records import RecordFolder
 from rankfall.verdict.signatures.catalogue import default_catalogue
+from rankfall.verdict.signatures.matcher import Matcher
 
 ERROR = b"RuntimeError: CUDA error: an illegal memory access was encountered\n"
 PLAIN = b"step 1 loss 2.5\n"
@@ -164,6 +165,27 @@ def test_i18_time_of_a_reader_against_what_it_may_take() -> None:
     assert not time_of.over(LIVE.rate)
     clock.now += 1.0 / LIVE.share
     assert not time_of.over(0)
+
+
+def test_i18_compiling_the_signatures_is_no_time_of_the_first_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    compiles = Matcher.prepare
+
+    def slow(self: Matcher) -> None:
+        if not self._ready:
+            clock.now += 10
+        compiles(self)
+
+    monkeypatch.setattr(Matcher, "prepare", slow)
+    path = tmp_path / "0.out.log"
+    path.write_bytes(ERROR + PLAIN * 40_000)
+    tail = StreamTail(path, default_catalogue().extended(()))
+    tail.time = ReadingTime(LIVE, cpu=clock)
+    assert places(tail, final=True) == [(0, 1)]
+    assert clock.now == 110.0
+    assert tail.time.used == 0
 
 
 @pytest.mark.parametrize("explained", [False, True], ids=["supervised", "explained"])

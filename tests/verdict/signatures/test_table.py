@@ -64,6 +64,7 @@ def test_a_wrong_field_is_named(changes: dict[str, str], said: str) -> None:
         ("[[pattern]]\nid = 1\n", "unknown key"),
         ("signature = 3\n", "must be a list of tables"),
         ("signature = [3]\n", "must be a list of tables"),
+        ("unless = 3\n" + text(), "$.unless"),
         ("#" * (MAX_FILE + 1), "larger than"),
         (text() + text(), "used twice"),
         ('[[signature]]\nslug = "gpu_oom"\n', "number 1"),
@@ -74,6 +75,12 @@ def test_a_wrong_file_is_named(content: str, said: str) -> None:
         parse(content, origin="mine.toml")
     assert "mine.toml" in str(caught.value)
     assert said in str(caught.value)
+
+
+def test_what_does_not_count_in_a_file_does_not_count_for_a_signature_without_its_own() -> None:
+    own = text(id='"gpu_oom.other"', unless="'n7'")
+    shared, other = parse("unless = 'n8'\n" + text() + own, origin="mine.toml")
+    assert (shared.unless, other.unless) == ("n8", "n7")
 
 
 def test_an_example_of_two_lines_is_refused() -> None:

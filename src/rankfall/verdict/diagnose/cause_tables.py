@@ -109,14 +109,20 @@ NAMES_A_RANK: Final = frozenset(
         "unknown.mpich_abort",
     }
 )
-# First line of MPICH's error stack, which names the rank of the others; and causes in those.
-HEAD_OF_STACK: Final = "unknown.mpich_abort"
-LINES_OF_STACKS: Final = frozenset(
+# Causes in lines of an error stack without a rank, each with the signature of the stack's head, which names the rank:
+# of MPICH, and of Ascend's CANN.
+HEADS_OF_STACKS: Final = MappingProxyType(
     {
-        "host_alloc_failed.mpich",
-        "nccl_ib_error.ofi",
-        "nccl_socket_interface.mpich",
-        "nccl_socket_interface.mpich_endpoint",
+        "host_alloc_failed.mpich": "unknown.mpich_abort",
+        "nccl_ib_error.ofi": "unknown.mpich_abort",
+        "nccl_socket_interface.mpich": "unknown.mpich_abort",
+        "nccl_socket_interface.mpich_endpoint": "unknown.mpich_abort",
+        "bad_arguments.hccl": "nccl_system_error.hccl",
+        "gpu_busy.hccp": "nccl_system_error.hccl",
+        "gpu_oom.hccl": "nccl_system_error.hccl",
+        "nccl_ib_error.hccl": "nccl_system_error.hccl",
+        "nccl_system_error.hccl_resource": "nccl_system_error.hccl",
+        "nccl_version_mismatch.hccl": "nccl_system_error.hccl",
     }
 )
 # Missing beside a displayed line without a cause; True: the line is such a one.

@@ -321,8 +321,8 @@ def named_rank(subjects: Subjects, displayed: Evidence) -> int | None:
 
 
 def only_named_rank(subjects: Subjects, signature: str | None) -> int | None:
-    """Rank that all lines with this signature name; None if they name several or none."""
-    named = {e.rank for s in subjects.all.values() for e in s.evidence if e.signature == signature}
+    """The rank that lines with this signature name; None if they name several or none."""
+    named = {e.rank for s in subjects.all.values() for e in s.evidence if e.signature == signature} - {None}
     return named.pop() if len(named) == 1 else None
 
 

@@ -29,8 +29,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     ABORTED_ALL,
     EXIT_SLUGS,
     FIRST_ENDS,
-    HEAD_OF_STACK,
-    LINES_OF_STACKS,
+    HEADS_OF_STACKS,
     LOST_PEER_SLUGS,
     NEAREST,
     NEVER_CAUSE,
@@ -170,8 +169,8 @@ def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:
         named = msgspec.structs.replace(chosen, subject=killed[0].subject, because="the only rank that was killed")
         rejected = [row for row in root.rejected if row[0] is not killed[0]]
         return msgspec.structs.replace(root, chosen=named, rejected=rejected)
-    if best.signature in LINES_OF_STACKS:
-        rank = only_named_rank(subjects, HEAD_OF_STACK)
+    if (head := HEADS_OF_STACKS.get(best.signature or "")) is not None:
+        rank = only_named_rank(subjects, head)
         subject = subjects.all.get(("rank", rank)) if rank is not None else None
         return root if subject is None else _named(root, chosen, subject, "the head of its error stack names the rank")
     if (subject := _first_to_end(root, chosen, best, subjects)) is not None:
@@ -315,6 +314,11 @@ def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:
     if case.world_size is None:
         if chosen.reported_first and not (chosen.best and chosen.best.whole):
             # Only the launcher knows of these ends, and it observed one of them first.
+            return False
+        numbers = [s.rank_number for s in (chosen.subject, *chosen.same) if s.rank_number is not None]
+        most_unseen = len(numbers) == len(struck) and max(numbers) + 1 > 2 * len(numbers)
+        if most_unseen and cause_info(chosen.slug).family != "user":
+            # A fault of a place; one of the code is everywhere.
             return False
         # A launcher's lines about ends are no complaint of another rank.
         return not any(

@@ -190,6 +190,7 @@ class Subjects:
             named = piece.role == "primary" and _TASK.search(piece.line) is not None
             if named and piece.rank is not None and self._failed_at.get(piece.stream):
                 self._failed_at[piece.stream].add(piece.rank)
+        self._printed_again = _printed_again(evidence)
         self.all: dict[SubjectKey, Subject] = {}
         for number in self.ranks:
             self._subject(("rank", number))
@@ -271,6 +272,8 @@ class Subjects:
     def _rank_of(self, piece: Evidence) -> tuple[int | None, bool]:
         if piece.rank is not None:
             return piece.rank, False
+        if piece.id in self._printed_again:
+            return self._printed_again[piece.id], False
         speaker = _speaker(piece)
         if speaker is None:
             return None, False
@@ -339,6 +342,26 @@ def _renamed(piece: Evidence, slug: str) -> Evidence:
 def _words(piece: Evidence) -> str:
     """Message without its rank's prefix."""
     return _PREFIX.sub("", piece.line.strip(), count=1)
+
+
+def _printed_again(evidence: Sequence[Evidence]) -> dict[str, int]:
+    """IDs of lines that one rank printed again with torch's prefix, with the rank: they are no other rank's lines.
+
+    Hooks of exceptions print a traceback, and torch's hook prints it once more.
+    """
+    plain: dict[tuple[str, str], list[Evidence]] = defaultdict(list)
+    prefixed: dict[tuple[str, str], list[Evidence]] = defaultdict(list)
+    for piece in evidence:
+        if piece.source == "log" and piece.stream is not None:
+            again = piece.rank is not None and _PREFIX.match(piece.line.strip()) is not None
+            if again or piece.rank is None:
+                (prefixed if again else plain)[piece.stream, _words(piece)].append(piece)
+    found: dict[str, int] = {}
+    for key, copies in prefixed.items():
+        ranks = {e.rank for e in copies if e.rank is not None}
+        if len(ranks) == 1 and len(plain[key]) <= len(copies):
+            found.update((e.id, next(iter(ranks))) for e in plain[key])
+    return found
 
 
 def _speaker(about: RankFacts | Evidence) -> int | str | None:

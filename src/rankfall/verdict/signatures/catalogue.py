@@ -97,6 +97,8 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def parse(text: str, *, origin: str, check: bool = True) -> tuple[Signature, ...]:
     """Reads a TOML file of signatures; ``check`` also tries patterns on the examples.
 
+    ``unless`` above the signatures applies to those without their own.
+
     Raises:
         SpecError: Names file, signature and field.
     """
@@ -106,9 +108,9 @@ def parse(text: str, *, origin: str, check: bool = True) -> tuple[Signature, ...
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SpecError(origin, f"not TOML: {error}") from None
-    extra = sorted(set(data) - {"signature"})
+    extra = sorted(set(data) - {"signature", "unless"})
     if extra:
-        raise SpecError(f"{origin}: {extra[0]}", "unknown key; allowed: [[signature]]")
+        raise SpecError(f"{origin}: {extra[0]}", "unknown key; allowed: unless, [[signature]]")
     rows = data.get("signature", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise SpecError(f"{origin}: signature", "must be a list of tables: [[signature]]")
@@ -117,7 +119,7 @@ def parse(text: str, *, origin: str, check: bool = True) -> tuple[Signature, ...
         name = row["id"] if isinstance(row.get("id"), str) else f"number {number}"
         place = f"{origin}: signature {name[:120]!r}"
         try:
-            signature = decoding.convert(row, Signature)
+            signature = decoding.convert({"unless": data.get("unless"), **row}, Signature)
         except msgspec.ValidationError as error:
             raise SpecError(place, str(error)) from None
         if signature.id in found:
@@ -226,7 +228,7 @@ class Catalogue:
         return self.matcher(where).scan(data if isinstance(data, bytes) else bytes(data))
 
     def prepare(self, where: Where | Iterable[Where] = "line") -> None:
-        """Compiles in advance, which otherwise delays the first scan by 0.1 s."""
+        """Compiles in advance, which otherwise delays the first scan by 0.1 to 0.2 s."""
         self.matcher(where).prepare()
 
     def candidates(self, data: bytes, where: Where | Iterable[Where] = "line") -> Iterator[tuple[int, int]]:

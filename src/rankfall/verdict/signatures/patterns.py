@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import re2
 
 from rankfall.model import numbers
-from rankfall.model.patterns import bounded
+from rankfall.model.patterns import anchored, bounded
 
 #: Bytes of the chunk automaton's cache; refilled when full.
 SCAN_MEMORY = 96 << 20
@@ -102,6 +102,8 @@ _MAX_EXACT: Final = 24
 _NO_WIDTH: Final = frozenset("bBAz")
 _CLASSES: Final = frozenset("dDwWsS")
 _PLAIN: Final = {"t": "\t", "n": "\n", "r": "\r"}
+# Characters of themselves, read at once: most of a pattern. The last may not be repeated.
+_LITERAL: Final = anchored(r"[^\\.^$|()\[\]{}*+?]+(?![*+?{])", limit=1 << 16)
 
 
 class _Info(NamedTuple):
@@ -166,6 +168,9 @@ class _Reader:
     def concatenation(self) -> _Info:
         run, best, broken = frozenset({""}), frozenset[str](), False
         while self.peek() not in ("|", ")", ""):
+            if (plain := _LITERAL.match(self.pattern, self.at)) is not None:
+                run, self.at = frozenset(each + plain[0] for each in run), plain.end()
+                continue
             item = self.repeated()
             if item.exact is not None and len(item.exact) * len(run) <= _MAX_EXACT:
                 run = frozenset(a + b for a, b in product(run, item.exact))
