@@ -94,6 +94,8 @@ LAST_ERROR: Final = "unknown:last error"
 HINT: Final = "unknown:hint"
 # A progress bar of preparing data that ran until the others' time-out.
 WORKING_BAR: Final = "slow_rank_timeout.bar"
+# A process group's watchdog that no longer advances: also on ranks that only wait.
+WATCHDOG: Final = "rank_stuck.watchdog"
 # Of the last line of a traceback without its exception.
 CUT_OFF: Final = "unknown.cut_off"
 # Lines of launchers about the rank that ended first.

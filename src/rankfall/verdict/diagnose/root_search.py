@@ -38,6 +38,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     PLAIN_CONNECTIONS,
     SPAWNED,
     TAKEN_AWAY,
+    WATCHDOG,
 )
 from rankfall.verdict.diagnose.consequences import (
     after_stop,
@@ -119,6 +120,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
             and not root.everywhere
             and not _first_of_a_launcher(chosen)
         )
+        or (_waits(chosen) and not root.everywhere and (bool(chosen.same) or any(map(_waits, earliest[1:]))))
         # A launcher's line about several ranks.
         or any(same_line(c.best, chosen.best) for c in earliest[1:])
     )
@@ -147,6 +149,11 @@ def _failures(case: Case, subjects: Subjects, root: Root) -> list[Candidate]:
     if candidates:
         root.rejected += [(c, "its rank had finished its work") for c in late]
     return drop_outlived(candidates or late, subjects, root, hung=case.hung)
+
+
+def _waits(candidate: Candidate) -> bool:
+    """True if only its process group's watchdog reports it."""
+    return candidate.best is not None and candidate.best.signature == WATCHDOG
 
 
 def _first_of_a_launcher(chosen: Candidate) -> bool:
