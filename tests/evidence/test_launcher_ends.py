@@ -482,6 +482,22 @@ def test_a_fault_of_a_few_ranks_of_a_large_job_is_not_that_of_all(told):
     assert told(fault.format(1, 65) + fault.format(0, 12))[:2] == ("nccl_ib_error", None)
 
 
+STUCK = (
+    "[rank{0}]:[E626 05:14:36.3 ProcessGroupNCCL.cpp:1743] [PG ID {0} PG GUID 0(default_pg) Rank {0}] "
+    "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress\n"
+)
+
+
+def test_ranks_whose_watchdogs_are_stuck_wait_and_none_of_them_is_named(told):
+    assert told(STUCK.format(7))[:2] == ("rank_stuck", 7)
+    assert told(STUCK.format(7) + STUCK.format(5))[:2] == ("rank_stuck", None)
+
+
+def test_errors_n3_the_rank_that_noticed_a_time_out_first_is_not_the_one_that_is_missing(told):
+    dump = "[rank{0}]:[E901 05:20:03.1 ProcessGroupNCCL.cpp:1746] [PG ID 0 Rank {0}] Received a dump signal due to a collective timeout from  rank 34 and we will try our best to dump the debug info.\n"
+    assert told(dump.format(0) + dump.format(5))[:2] == ("collective_timeout", None)
+
+
 def test_of_equal_ends_the_first_of_the_text_is_shown(tmp_path):
     abort = "application called MPI_Abort(MPI_COMM_WORLD, 1) - process {}\n"
     (tmp_path / "job.log").write_text("".join(abort.format(rank) for rank in (15, 1, 7)))

@@ -248,6 +248,27 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return next((one.ahead for one in self.clocks if one.slot == slot), EXACT)
 
 
+def surely_after(piece: Evidence, other: Evidence) -> bool:
+    """True if ``piece`` certainly followed ``other``: later in the same stream, or by a comparable clock."""
+    if (
+        piece.stream is not None
+        and piece.stream == other.stream
+        and piece.order is not None
+        and other.order is not None
+    ):
+        return piece.order > other.order
+    if piece.at is None or other.at is None or piece.slot != other.slot:
+        return False
+    return piece.at - other.at > round(((piece.uncertainty or 0.0) + (other.uncertainty or 0.0)) * 1e9)
+
+
+def same_line(piece: Evidence | None, other: Evidence | None) -> bool:
+    """True if both are from one line of a text."""
+    if piece is None or other is None or piece.stream is None or piece.order is None:
+        return False
+    return (piece.stream, piece.order) == (other.stream, other.order)
+
+
 def line_place(where: str) -> tuple[str, int | None]:
     """File and line number of a pointer to a line; None as number for other pointers."""
     file, _, number = where.rpartition(":")

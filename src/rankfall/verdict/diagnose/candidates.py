@@ -17,7 +17,7 @@ from typing import Final, Literal
 import msgspec
 
 from rankfall.model import Confidence, Evidence, cause_info
-from rankfall.model.evidence import StampedBy
+from rankfall.model.evidence import StampedBy, surely_after
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.cause_tables import (
     ABORTS,
@@ -46,7 +46,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     exit_slug,
     signal_slug,
 )
-from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, surely_after, without_outlived
+from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, without_outlived
 
 PLATFORM: Final = 5
 CONFIRMED: Final = 4

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from rankfall.model import Evidence, cause_info
-from rankfall.model.evidence import line_place
+from rankfall.model.evidence import line_place, surely_after
 from rankfall.model.patterns import anchored
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Root, ended_without_message, text_place
@@ -35,7 +35,6 @@ from rankfall.verdict.diagnose.subjects import (
     of_own_code,
     own_failure,
     repeats,
-    surely_after,
 )
 
 # Lines of one message, and from one to the next.

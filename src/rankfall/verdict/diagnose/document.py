@@ -26,6 +26,7 @@ from rankfall.model import (
     Verdict,
     cause_info,
 )
+from rankfall.model.evidence import same_line
 from rankfall.model.exit_codes import MAX_CODE, code_row, shell_code
 from rankfall.model.timestamps import Moment, rfc3339
 from rankfall.verdict.diagnose import cause_tables as known
@@ -39,7 +40,7 @@ from rankfall.verdict.diagnose.consequences import (
     whole_message,
 )
 from rankfall.verdict.diagnose.node_faults import named_hosts
-from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, same_line, state_of, work_over
+from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, state_of, work_over
 
 MAX_PROOF: Final = 40
 MAX_ALTERNATIVES: Final = 20
@@ -441,8 +442,7 @@ def _same_everywhere(chosen: Candidate, case: Case) -> bool:
 
 def _one_node(subjects: Subjects, named: Sequence[Subject]) -> bool:
     """True if one node was affected, while slots on another started."""
-    nodes = {subject.node for subject in named}
-    struck = {subject.slot_number for subject in named}
+    nodes, struck = {s.node for s in named}, {s.slot_number for s in named}
     begun = {s.node for s in subjects.slots.values() if s.slot not in struck and s.state in {"running", "ended"}}
     return len(nodes) == 1 and None not in nodes and bool(begun - nodes - {None})
 

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from rankfall.model import Case, Evidence, RankFacts, cause_info
+from rankfall.model.evidence import same_line, surely_after
 from rankfall.model.timestamps import first_of, preceded
 from rankfall.verdict.diagnose.candidates import (
     CONFIRMED,
@@ -60,7 +61,7 @@ from rankfall.verdict.diagnose.node_faults import (
     time_of,
     without_faults_elsewhere,
 )
-from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, same_line, surely_after
+from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure
 from rankfall.verdict.diagnose.waited_for import (
     MISMATCH,
     differing_calls,

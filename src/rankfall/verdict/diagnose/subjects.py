@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from rankfall.model import Case, Evidence, RankFacts, RunState, SlotFacts, cause_info
-from rankfall.model.evidence import StampedBy
+from rankfall.model.evidence import StampedBy, surely_after
 from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import EXACT, Bound, Moment
 from rankfall.verdict.diagnose.cause_tables import (
@@ -345,10 +345,7 @@ def _words(piece: Evidence) -> str:
 
 
 def _printed_again(evidence: Sequence[Evidence]) -> dict[str, int]:
-    """IDs of lines that one rank printed again with torch's prefix, with the rank: they are no other rank's lines.
-
-    Hooks of exceptions print a traceback, and torch's hook prints it once more.
-    """
+    """IDs of lines that torch's hook printed once more with its rank's prefix, with the rank: they are no other rank's."""
     plain: dict[tuple[str, str], list[Evidence]] = defaultdict(list)
     prefixed: dict[tuple[str, str], list[Evidence]] = defaultdict(list)
     for piece in evidence:
@@ -452,27 +449,6 @@ def repeats(piece: Evidence, final: Evidence) -> bool:
     """True if a line contains the exception's message."""
     message = final.line.partition("\n")[0].partition(": ")[2].strip()[:_MESSAGE]
     return len(message) >= _LEAST_MESSAGE and message in piece.line
-
-
-def surely_after(piece: Evidence, other: Evidence) -> bool:
-    """True if ``piece`` certainly followed ``other``: later in the same stream, or by a comparable clock."""
-    if (
-        piece.stream is not None
-        and piece.stream == other.stream
-        and piece.order is not None
-        and other.order is not None
-    ):
-        return piece.order > other.order
-    if piece.at is None or other.at is None or piece.slot != other.slot:
-        return False
-    return piece.at - other.at > round(((piece.uncertainty or 0.0) + (other.uncertainty or 0.0)) * _NS)
-
-
-def same_line(piece: Evidence | None, other: Evidence | None) -> bool:
-    """True if both are from one line of a text."""
-    if piece is None or other is None or piece.stream is None or piece.order is None:
-        return False
-    return (piece.stream, piece.order) == (other.stream, other.order)
 
 
 def of_own_code(piece: Evidence | None) -> bool:
