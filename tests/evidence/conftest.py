@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from rankfall.explain import explain_files
+from rankfall.model import Verdict
 from support.memory_limit import limited
 
 
@@ -17,10 +19,20 @@ def _bounded() -> Iterator[None]:
 
 
 @pytest.fixture
-def answer(tmp_path):
-    def explain(text):
+def why(tmp_path: Path) -> Callable[[str], Verdict]:
+    """The verdict on a text."""
+
+    def explain(text: str) -> Verdict:
         (tmp_path / "job.log").write_text(text)
-        verdict = explain_files([tmp_path / "job.log"]).verdict
+        return explain_files([tmp_path / "job.log"]).verdict
+
+    return explain
+
+
+@pytest.fixture
+def answer(why):
+    def explain(text):
+        verdict = why(text)
         return verdict.cause.slug, verdict.rank
 
     return explain

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from rankfall.evidence.readers.prefixes import parse_prefix
-from rankfall.explain import explain_files
 from rankfall.model import Verdict
 from rankfall.render.summary import advice_text
 
@@ -16,15 +14,6 @@ Explain = Callable[[str], Verdict]
 HEAD = 'Traceback (most recent call last):\n  File "/job/fit.py", line 9, in fit\n    step()\n'
 AGENT = "E0101 10:00:00.123000 77 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: {}) local_rank: 1 (pid: 412) of binary: /usr/bin/python3\n"
 STOPPED = "W0101 10:00:00.120000 77 torch/distributed/elastic/multiprocessing/api.py:898] Sending process 411 closing signal SIGTERM\n"
-
-
-@pytest.fixture
-def why(tmp_path: Path) -> Explain:
-    def explain(text: str) -> Verdict:
-        (tmp_path / "job.log").write_text(text)
-        return explain_files([tmp_path / "job.log"]).verdict
-
-    return explain
 
 
 def line_of(verdict: Verdict) -> str | None:

@@ -54,10 +54,9 @@ NAMES = {-9: "SIGKILL", -11: "SIGSEGV", -6: "SIGABRT"}
 
 
 @pytest.fixture
-def told(tmp_path):
+def told(why):
     def explain(text):
-        (tmp_path / "job.log").write_text(text)
-        verdict = explain_files([tmp_path / "job.log"]).verdict
+        verdict = why(text)
         return verdict.cause.slug, verdict.rank, verdict.local_rank, verdict.node
 
     return explain
@@ -190,9 +189,8 @@ def test_i23_p2_a_programs_own_child_with_an_ordinary_code_is_an_error_of_the_pr
     assert told(text)[0] == "user_code_exception"
 
 
-def test_i23_p4_without_a_cause_the_last_error_is_shown(tmp_path):
-    (tmp_path / "job.log").write_text("step 1\n[rank1] MyLib: fatal: no shard 7\nbye\n")
-    verdict = explain_files([tmp_path / "job.log"]).verdict
+def test_i23_p4_without_a_cause_the_last_error_is_shown(why):
+    verdict = why("step 1\n[rank1] MyLib: fatal: no shard 7\nbye\n")
     assert (verdict.cause.slug, verdict.cause.confidence, verdict.rank) == ("unknown", "unknown", None)
     assert (verdict.decisive.line, verdict.decisive.where.rpartition(":")[2]) == (
         "[rank1] MyLib: fatal: no shard 7",
@@ -201,10 +199,9 @@ def test_i23_p4_without_a_cause_the_last_error_is_shown(tmp_path):
     assert any("no signature recognizes it" in text for text in verdict.missing)
 
 
-def test_i23_p4_a_warning_of_nccl_is_shown_as_the_last_error(tmp_path):
+def test_i23_p4_a_warning_of_nccl_is_shown_as_the_last_error(why):
     line = "gpu-07:10:12 [0] proxy.cc:77 NCCL WARN Something of which nothing is known"
-    (tmp_path / "job.log").write_text(f"step 1\n{line}\nWARNING: error rate is high\n")
-    assert explain_files([tmp_path / "job.log"]).verdict.decisive.line == line
+    assert why(f"step 1\n{line}\nWARNING: error rate is high\n").decisive.line == line
 
 
 @pytest.mark.parametrize(
@@ -216,22 +213,19 @@ def test_i23_p4_a_warning_of_nccl_is_shown_as_the_last_error(tmp_path):
         ("service: could not reach the error tracker", "unknown", None),
     ],
 )
-def test_i23_p3_an_exception_whose_traceback_was_cut_off_is_only_suspected(tmp_path, line, slug, rank):
-    (tmp_path / "job.log").write_text(f"step 1\n{line}\nbye\n")
-    verdict = explain_files([tmp_path / "job.log"]).verdict
+def test_i23_p3_an_exception_whose_traceback_was_cut_off_is_only_suspected(why, line, slug, rank):
+    verdict = why(f"step 1\n{line}\nbye\n")
     assert (verdict.cause.slug, verdict.rank, verdict.decisive.line) == (slug, rank, line)
     assert verdict.cause.confidence in ({"likely"} if slug == "disk_full" else {"suspected", "unknown"})
 
 
-def test_i23_p4_a_text_without_an_error_shows_none(tmp_path):
-    (tmp_path / "job.log").write_text("step 1\nstep 2\n")
-    assert explain_files([tmp_path / "job.log"]).verdict.decisive is None
+def test_i23_p4_a_text_without_an_error_shows_none(why):
+    assert why("step 1\nstep 2\n").decisive is None
 
 
-def test_i23_p5_equal_lines_are_in_the_order_of_the_file(tmp_path):
+def test_i23_p5_equal_lines_are_in_the_order_of_the_file(why):
     lines = [f"RuntimeError: CUDA error: misaligned address {letter}" for letter in "zya"]
-    (tmp_path / "job.log").write_text("".join(f"{line}\n" for line in ["step 1"] * 8 + lines))
-    assert explain_files([tmp_path / "job.log"]).verdict.decisive.line == lines[0]
+    assert why("".join(f"{line}\n" for line in ["step 1"] * 8 + lines)).decisive.line == lines[0]
 
 
 RULE = "-" * 74 + "\n"
@@ -256,27 +250,25 @@ def test_i23_p2_open_mpi_names_the_rank_of_an_unsigned_traceback(told, end):
 
 
 @pytest.mark.parametrize("end", [MPI_ABORT, MPI_ABORT_5])
-def test_i23_p2_the_error_before_an_abort_of_mpi_is_shown_and_has_its_rank(tmp_path, end):
-    def why(text):
-        (tmp_path / "job.log").write_text(text)
-        verdict = explain_files([tmp_path / "job.log"]).verdict
+def test_i23_p2_the_error_before_an_abort_of_mpi_is_shown_and_has_its_rank(why, end):
+    def shown(text):
+        verdict = why(text)
         return verdict.cause.slug, verdict.rank, verdict.decisive.line
 
     error = "ERROR: ran out of space on angle_list: top=1052"
-    assert why(f"step 1\n{error}\n{end}[1]LIB ERROR: -----------\n") == ("unknown", 2, error)
+    assert shown(f"step 1\n{error}\n{end}[1]LIB ERROR: -----------\n") == ("unknown", 2, error)
     # A crash at the end of the others is no failure of its own.
     full = "Error 2 cudaErrorMemoryAllocation: out of memory"
     crash = (
         "[n1:98:0:98] Caught signal 11 (Segmentation fault: invalid permissions for mapped object at address 0x15)\n"
     )
-    assert why(f"step 1\n{full}\n{end}{crash}") == ("gpu_oom", 2, full)
+    assert shown(f"step 1\n{full}\n{end}{crash}") == ("gpu_oom", 2, full)
 
 
-def test_i23_p7_the_line_that_names_a_hanging_rank_is_shown(tmp_path):
+def test_i23_p7_the_line_that_names_a_hanging_rank_is_shown(why):
     waits = "[E ProcessGroupGloo.cpp:138] Rank {} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank."
     names = "[E ProcessGroupGloo.cpp:138] [Rank 0]: Rank 2 failed to pass monitoredBarrier in 30000 ms"
-    (tmp_path / "job.log").write_text("\n".join(["world_size 4", waits.format(3), names, waits.format(1), ""]))
-    verdict = explain_files([tmp_path / "job.log"]).verdict
+    verdict = why("\n".join(["world_size 4", waits.format(3), names, waits.format(1), ""]))
     assert (verdict.rank, verdict.decisive.line) == (2, names)
 
 
@@ -341,11 +333,10 @@ def test_a_saved_console_in_which_all_ranks_timed_out_blames_no_slot(tmp_path):
     assert (verdict.cause.slug, verdict.cause.confidence, verdict.slot) == ("collective_timeout", "suspected", None)
 
 
-def test_a_named_peer_is_no_consequence_of_itself(tmp_path):
+def test_a_named_peer_is_no_consequence_of_itself(why):
     named = "[rank0]: RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 4000 ms"
     text = CONSOLE.replace("[slot 0] ", "").format(wait=f'[rank0]: {HEAD}[rank0]:   File "t.py", line 2\n{named}')
-    (tmp_path / "job.log").write_text(text)
-    verdict = explain_files([tmp_path / "job.log"]).verdict
+    verdict = why(text)
     assert (verdict.cause.slug, verdict.rank) == ("collective_timeout", 1)
     assert [one.rank for one in verdict.consequences] == [0]
 
@@ -469,9 +460,8 @@ def of_rank(rank: int, text: str) -> str:
         (RAISED + RAISED + of_rank(0, RAISED) + of_rank(1, RAISED), None, "all"),
     ],
 )
-def test_what_torch_prints_again_with_the_rank_is_no_other_ranks(tmp_path, text, rank, scope):
-    (tmp_path / "job.log").write_text(text)
-    verdict = explain_files([tmp_path / "job.log"]).verdict
+def test_what_torch_prints_again_with_the_rank_is_no_other_ranks(why, text, rank, scope):
+    verdict = why(text)
     assert verdict.cause.slug == "user_code_exception"
     assert (verdict.rank, verdict.scope) == (rank, scope)
 
@@ -498,10 +488,9 @@ def test_errors_n3_the_rank_that_noticed_a_time_out_first_is_not_the_one_that_is
     assert told(dump.format(0) + dump.format(5))[:2] == ("collective_timeout", None)
 
 
-def test_of_equal_ends_the_first_of_the_text_is_shown(tmp_path):
+def test_of_equal_ends_the_first_of_the_text_is_shown(why):
     abort = "application called MPI_Abort(MPI_COMM_WORLD, 1) - process {}\n"
-    (tmp_path / "job.log").write_text("".join(abort.format(rank) for rank in (15, 1, 7)))
-    verdict = explain_files([tmp_path / "job.log"]).verdict
+    verdict = why("".join(abort.format(rank) for rank in (15, 1, 7)))
     assert verdict.rank is None
     assert verdict.decisive is not None
     assert verdict.decisive.line.endswith("process 15")

@@ -365,9 +365,8 @@ WARNING worker.py:1245 -- The actor or task with ID ff cannot be scheduled right
 
 
 @pytest.mark.parametrize(("slug", "text"), LOGS)
-def test_i23_p3_a_message_of_a_library_names_the_cause(tmp_path, slug, text):
-    (tmp_path / "job.log").write_text(text)
-    assert explain_files([tmp_path / "job.log"]).verdict.cause.slug == slug
+def test_i23_p3_a_message_of_a_library_names_the_cause(why, slug, text):
+    assert why(text).cause.slug == slug
 
 
 @pytest.mark.parametrize(

@@ -191,10 +191,9 @@ COUNTS = [
 
 
 @pytest.mark.parametrize("prefix", COUNTS)
-def test_i23_p1_a_number_that_counts_something_else_is_no_rank(prefix, tmp_path):
+def test_i23_p1_a_number_that_counts_something_else_is_no_rank(prefix, why):
     lines = ["begin of the job", "step 10 loss 2.0", *CAUSES["user_code_exception"]]
-    (tmp_path / "job.log").write_text("".join(f"{prefix}{line}\n" for line in lines))
-    verdict = explain_files([tmp_path / "job.log"]).verdict
+    verdict = why("".join(f"{prefix}{line}\n" for line in lines))
     assert (verdict.cause.slug, verdict.rank, verdict.local_rank) == ("user_code_exception", None, None)
 
 

@@ -160,21 +160,19 @@ ImportError: Extension a.b has not been built
 """
 
 
-def test_a_traceback_that_lost_its_indents_is_whole(tmp_path):
-    (tmp_path / "job.log").write_text(f"{FLAT}done: 3 files\n")
-    verdict = explain_files([tmp_path / "job.log"]).verdict
+def test_a_traceback_that_lost_its_indents_is_whole(why):
+    verdict = why(f"{FLAT}done: 3 files\n")
     assert (verdict.cause.slug, verdict.cause.confidence, verdict.retry) == ("import_error", "likely", "no")
     assert verdict.decisive is not None
     assert verdict.decisive.line == "ImportError: Extension a.b has not been built"
 
 
-def test_numbered_and_dated_lines_are_read_as_the_text_itself(tmp_path):
+def test_numbered_and_dated_lines_are_read_as_the_text_itself(why):
     trace = f'{HEAD}  File "/w/t.py", line 3, in main\n    raise ValueError("bad")\nKeyError: no shard\n'
     numbered = "".join(f"{at:3}. {line}\n" for at, line in enumerate(["begins", *trace.splitlines(), ""], 1))
     dated = "".join(f"2022-11-15 15:16:0{at}\n{line}\n" for at, line in enumerate(["begins", *trace.splitlines()]))
     for text in (numbered, dated):
-        (tmp_path / "job.log").write_text(text)
-        verdict = explain_files([tmp_path / "job.log"]).verdict
+        verdict = why(text)
         assert (verdict.cause.slug, verdict.cause.confidence) == ("user_code_exception", "likely")
         assert verdict.decisive is not None
         assert verdict.decisive.line == "KeyError: no shard"
@@ -207,9 +205,8 @@ def test_a_bar_without_its_blocks_names_the_rank_that_prepared_data(answer):
         ),
     ],
 )
-def test_a_failure_without_a_cause_is_described_by_its_line(tmp_path, text, sentence, advice):
-    (tmp_path / "job.log").write_text(f"step 1\n{text}")
-    verdict = explain_files([tmp_path / "job.log"]).verdict
+def test_a_failure_without_a_cause_is_described_by_its_line(why, text, sentence, advice):
+    verdict = why(f"step 1\n{text}")
     assert verdict.cause.slug == "unknown"
     assert first_sentence(verdict) == sentence
     assert advice in advice_text(verdict)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.tracebacks import TracebackReader, find_tracebacks
-from rankfall.explain import explain_files
 
 TRACEBACK = (
     "Traceback (most recent call last):\n"
@@ -33,14 +32,13 @@ TRACEBACK = (
         "[rank3]: " + TRACEBACK.replace("\n", "\\n"),
     ],
 )
-def test_i23_p3_a_traceback_in_one_line_is_read_with_its_rank_and_place(line, tmp_path):
+def test_i23_p3_a_traceback_in_one_line_is_read_with_its_rank_and_place(line, why):
     (found,) = find_tracebacks(f"step 1\n{line}\nstep 2\n".encode())
     assert found.chain[0][0] == "KeyError"
     assert found.chain[0][1].startswith('"it\'s"')
     assert found.places == ("/app/data.py:61 in load", "/app/train.py:88 in <module>")
     assert found.final_line == 2
-    (tmp_path / "job.log").write_text(f"step 1\n{line}\nstep 2\n")
-    verdict = explain_files([tmp_path / "job.log"]).verdict
+    verdict = why(f"step 1\n{line}\nstep 2\n")
     assert (verdict.cause.slug, verdict.rank) == ("user_code_exception", 3)
     assert verdict.decisive is not None
     assert verdict.decisive.line.startswith("KeyError")

@@ -18,7 +18,7 @@ from rankfall.rundir.lines.derived_files import write_derived
 from rankfall.rundir.streams import writer as compress
 from rankfall.rundir.streams.files import position
 from rankfall.rundir.streams.writer import MARK, SMALLEST, compress_run, unfinished_compressions
-from rankfall.verdict.signatures.catalogue import Catalogue, default_catalogue
+from rankfall.verdict.signatures.catalogue import default_catalogue
 from support.stream_files import FakeStream, row, stream
 
 _SECOND = 1_000_000_000
@@ -74,8 +74,6 @@ def test_signatures_are_found_in_a_compressed_stream(run_dir: RunDir) -> None:
     found = stream(run_dir, 0)
     found.write(b"step\n" * 500_000, at=1)
     found.write(b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n", at=2)
-    # Compiling at the first scan takes longer than a stream's reader may: alone, this test would skip the line.
-    default_catalogue().prepare(Catalogue.STREAM)
     raw = StreamTail(found.path, default_catalogue())
     expected = raw.poll(final=True)
     assert expected[0]

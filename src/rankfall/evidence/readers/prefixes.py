@@ -28,6 +28,8 @@ _MAX_SKIPPED: Final = 6
 MAX_LEARNED: Final = 256
 
 _STAMP: Final = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+# Day as C prints it, before the time and the year.
+_DAY: Final = r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d "
 _LEVEL: Final = r"(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|SEVERE)"
 _SUFFIX: Final = r"(?:py[xi]?|cc?|cpp|cuh?|h|hpp|rs|go|java|sh)"
 _RANK: Final = r"(?:global[ _-]?|mpi|world[ _-]?)?rank"
@@ -119,12 +121,14 @@ _TAGS: Final = tuple(
         ("stamp", r"\[\d{10}\.\d{3,9}\] "),
         ("stamp", rf"\[?{_STAMP}(?:(?= TP\d)|\]?:? ?)"),
         # Sun Oct  1 15:01:10 2017[1,30]<stdout>: of mpirun --timestamp-output
-        ("stamp", r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}(?=\[)"),
+        ("stamp", rf"{_DAY}\d\d:\d\d:\d\d \d{{4}}(?=\[)"),
     )
 )
 # Beginning of any prefix: most lines have none.
 _BEGINS: Final = anchored(
-    rb"\A(?:[\[(<\x1b]|srun: error: |std(?:out|err) [FP] | {0,5}\d{1,6}: |\d{4}[-/]|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d |(?i:(?:global[ _-]?|mpi|world[ _-]?)?rank[ _=-]?|r)\d|[\w.-]{1,253}:\d{1,8}:\d{1,8} \[|[A-Za-z][\w.-]{0,127}:(?:\d{1,5}|rank\d{1,6}(?:\.[\w.-]{1,64})?): | TP\d"
+    rb"\A(?:[\[(<\x1b]|srun: error: |std(?:out|err) [FP] | {0,5}\d{1,6}: |\d{4}[-/]|"
+    + _DAY.encode()
+    + rb"|(?i:(?:global[ _-]?|mpi|world[ _-]?)?rank[ _=-]?|r)\d|[\w.-]{1,253}:\d{1,8}:\d{1,8} \[|[A-Za-z][\w.-]{0,127}:(?:\d{1,5}|rank\d{1,6}(?:\.[\w.-]{1,64})?): | TP\d"
     rb"|[\w.-]{1,253}(?:: " + _EXCEPTION.encode() + rb"| +\|| \[rank=\d|(?<=\d): ))",
     limit=_LOOK,
 )

@@ -346,18 +346,19 @@ def _words(piece: Evidence) -> str:
 
 def _printed_again(evidence: Sequence[Evidence]) -> dict[str, int]:
     """IDs of lines that torch's hook printed once more with its rank's prefix, with the rank: they are no other rank's."""
-    plain: dict[tuple[str, str], list[Evidence]] = defaultdict(list)
-    prefixed: dict[tuple[str, str], list[Evidence]] = defaultdict(list)
+    plain: dict[tuple[str, str], list[str]] = defaultdict(list)
+    prefixed: dict[tuple[str, str], list[int]] = defaultdict(list)
     for piece in evidence:
         if piece.source == "log" and piece.stream is not None:
-            again = piece.rank is not None and _PREFIX.match(piece.line.strip()) is not None
-            if again or piece.rank is None:
-                (prefixed if again else plain)[piece.stream, _words(piece)].append(piece)
+            if piece.rank is None:
+                plain[piece.stream, _words(piece)].append(piece.id)
+            elif _PREFIX.match(piece.line.strip()) is not None:
+                prefixed[piece.stream, _words(piece)].append(piece.rank)
     found: dict[str, int] = {}
-    for key, copies in prefixed.items():
-        ranks = {e.rank for e in copies if e.rank is not None}
-        if len(ranks) == 1 and len(plain[key]) <= len(copies):
-            found.update((e.id, next(iter(ranks))) for e in plain[key])
+    for key, ranks in prefixed.items():
+        # One more line without a rank may be another rank's.
+        if len(set(ranks)) == 1 and len(plain[key]) <= len(ranks):
+            found.update(dict.fromkeys(plain[key], ranks[0]))
     return found
 
 
