@@ -210,3 +210,29 @@ def test_a_failure_without_a_cause_is_described_by_its_line(why, text, sentence,
     assert verdict.cause.slug == "unknown"
     assert first_sentence(verdict) == sentence
     assert advice in advice_text(verdict)
+
+
+CUT = (
+    '  File "/opt/lib/python3.11/site-packages/transformers/trainer.py", line 2480, in save\n    os.remove(name)\n'
+    "FileNotFoundError: [Errno 2] No such file or directory: 'checkpoint-100/model.safetensors'\n"
+)
+
+
+@pytest.mark.parametrize(
+    "above", ["", "...\n", "    model.save_pretrained(folder)\n", '  File "/w/t.py", line 3, in f\n    f()\n']
+)
+def test_a_text_that_begins_inside_a_traceback_holds_its_exception(answer, above):
+    assert answer(above + CUT) == ("file_race", None)
+    marked = "".join(f"[rank3]: {line}" for line in (above + CUT).splitlines(keepends=True))
+    assert answer(marked) == ("file_race", 3)
+
+
+def test_only_the_first_lines_of_a_text_continue_a_traceback(answer):
+    assert answer("epoch 1\nepoch 2\nepoch 3\n" + CUT)[0] == "dataset_missing"
+
+
+@pytest.mark.parametrize("last", ["Node: 'HorovodAllreduce_grads_0'\n", "", "step 3 loss 2.5\n"])
+def test_frames_above_a_line_that_names_no_exception_are_ordinary_lines(answer, last):
+    lost = "Horovod has been shut down. This was caused by an exception on one of the ranks.\n"
+    frame = '    File "/opt/lib/python3.8/dist-packages/horovod/tensorflow/mpi_ops.py", line 123, in _allreduce\n      return MPI_LIB(tensor)\n'
+    assert answer(frame + last + lost) == ("peer_lost", None)

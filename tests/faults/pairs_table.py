@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from faults.cluster_table import BACKENDS, ELSEWHERE, HERE, LONG, SOON, Cell
 from faults.table import CRASH, USER, Fault, at, raising
+from support.patience import scaled
 
 # A restarted attempt has nothing to do: whether it came, and where, is all that is asked of it.
 AGAIN_AT_ONCE = at("import", "leave", ranks=None, attempts=[2, 3, 4])
@@ -21,7 +22,7 @@ BURST = at(10, "burst", ranks=(0, 1, 3), lines=2000)
 EARLY_BURST = at("init", "burst", ranks=(0, 1), lines=2000)
 _PLAN: dict[str, Any] = {**LONG, "count": True}
 # A silence of 25 s is longer than this: an API server that is away must not look like a hang.
-_POLICIES: dict[str, Any] = {"max_restarts": 1, "hang_timeout_s": 15.0}
+_POLICIES: dict[str, Any] = {"max_restarts": 1, "hang_timeout_s": scaled(15.0)}
 
 
 def _first(name: str, *actions: dict[str, Any], slugs: tuple[str, ...], **more: Any) -> Fault:
@@ -55,7 +56,8 @@ FIRST: Final = {
             weak=("collective_timeout",),
             retry=CRASH,
             victims=False,
-            policies={**_POLICIES, "hang_timeout_s": 8.0},
+            # Ranks that import torch beside each other are silent for longer than ranks without it.
+            policies={**_POLICIES, "hang_timeout_s": scaled(20.0)},
             # Who waits in which collective is to be seen of torch's own alone.
             plan={**_PLAN, "timeout": 600},
         ),

@@ -18,7 +18,7 @@ REGISTERED: Final[weakref.WeakSet[Anchored[Any] | Linear[Any]]] = weakref.WeakSe
 
 
 class Anchored(Generic[AnyStr]):
-    """An ``re`` pattern for the beginning or all of a text. ``anchored`` makes it.
+    """An ``re`` pattern for the beginning or all of a text, compiled at first use. ``anchored`` makes it.
 
     Args:
         pattern: Source.
@@ -26,13 +26,22 @@ class Anchored(Generic[AnyStr]):
         flags: Flags of ``re``.
     """
 
-    __slots__ = ("__weakref__", "compiled", "limit", "pattern")
+    __slots__ = ("__weakref__", "compiled", "flags", "limit", "pattern")
+
+    compiled: re.Pattern[AnyStr]
 
     def __init__(self, pattern: AnyStr, *, limit: int, flags: int) -> None:
         self.pattern: AnyStr = pattern
         self.limit = limit
-        self.compiled: re.Pattern[AnyStr] = re.compile(pattern, flags)
+        self.flags = flags
         REGISTERED.add(self)
+
+    def __getattr__(self, name: str) -> Any:
+        # Runs only while the slot is empty, so that a match costs no check.
+        if name != "compiled":
+            raise AttributeError(name)
+        self.compiled = re.compile(self.pattern, self.flags)
+        return self.compiled
 
     def match(self, text: AnyStr, start: int = 0) -> re.Match[AnyStr] | None:
         """Matches at ``start``; the text ends ``limit`` characters later."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rankfall.model.causes import catalogue as causes
 from rankfall.verdict.diagnose.cause_tables import KERNEL_SIGNATURE_IDS
+from rankfall.verdict.signatures import catalogue
 from rankfall.verdict.signatures.catalogue import (
     FAMILIES,
     Catalogue,
@@ -180,3 +182,21 @@ text = "out of cards"
 
 def test_what_only_the_kernel_can_know_is_read_from_its_lines_by_signatures_that_exist():
     assert {each.id for each in FULL} >= KERNEL_SIGNATURE_IDS
+
+
+def test_the_program_reads_the_signatures_of_the_toml_files() -> None:
+    """After a change of one: ``.venv/bin/python scripts/signatures.py``."""
+    packed = Path(catalogue.__file__).with_name("data") / catalogue.PACKED
+    assert packed.read_text("utf-8") == catalogue.pack()
+    bare = [msgspec.structs.replace(each, example=(), miss=()) for each in FULL]
+    assert list(default_catalogue().signatures) == bare
+
+
+def test_words_are_found_one_by_one_as_by_the_set_of_all(monkeypatch) -> None:
+    lines = [example.text.encode() for each in FULL for example in (*each.example, *each.miss)]
+    monkeypatch.setattr("rankfall.verdict.signatures.matcher._FEW", len(lines))
+    singly = Catalogue(FULL)
+    found = [[hit.signature.id for hit in singly.match_line(line, singly.STREAM)] for line in lines]
+    monkeypatch.setattr("rankfall.verdict.signatures.matcher._FEW", 0)
+    assert found == [[hit.signature.id for hit in CATALOGUE.match_line(line, CATALOGUE.STREAM)] for line in lines]
+    assert sum(map(bool, found)) > 500

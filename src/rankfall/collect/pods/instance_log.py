@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from rankfall.collect.pods.chunks import LEAST, SplitChunk, Splitter, marks_of, rank_of
 from rankfall.collect.pods.line_splitter import StampParser
+from rankfall.collect.pods.log_gaps import Pauses
 from rankfall.collect.pods.resume import Cursor
 from rankfall.kube.pod_logs import Complaint, complaint
 from rankfall.rundir import StreamAppender
@@ -99,6 +100,9 @@ class InstanceLog:
         self.delay_ns: int | None = None
         self.at_end = False
         self.live = False
+        # The stream is a followed one, of which a kubelet may leave out files.
+        self.followed = False
+        self.pauses = Pauses()
         self.why: str | None = None
         self.routes = Routes(on_record, foreign=foreign)
         self._now = now
@@ -205,6 +209,12 @@ class InstanceLog:
         found = {name.removesuffix(".out"): self._files.file(name).counted for name in names}
         return {stream: (counted.lines, counted.size) for stream, counted in found.items()}
 
+    def settle(self, head: bytes) -> None:
+        """Records a gap if the log's file began in a suspected pause; ``head`` begins that file."""
+        pause = self.pauses.settle(self._stamps.split(head)[0])
+        if pause is not None:
+            self._gap(*pause)
+
     def lose(self, why: str | None = None) -> None:
         """Records a gap after the newest line."""
         self.why = why
@@ -244,6 +254,8 @@ class InstanceLog:
         self._fresh = False
         cursor = self.cursor
         self._measure(taken.last)
+        moments = (at for marks in taken.marks.values() for _, _, *ends in marks for at in ends)
+        self.pauses.take(len(data), after=cursor.last, newest=taken.last, moments=moments, sent=self.followed)
         cursor.take_chunk(data, lines=taken.lines, second=taken.last // _NS, high=taken.high, low=taken.low)
         cursor.lines += taken.lines
         sizes: dict[str, int] = {}
@@ -259,6 +271,8 @@ class InstanceLog:
         pieces: dict[str, tuple[list[bytes], list[int]]] = {}
         split, cursor = self._stamps.split, self.cursor
         after = newest = cursor.last
+        # Known lines before new ones prove that none is missing, or that is recorded.
+        sent = self.followed and not cursor.expecting
         taken: list[tuple[int, int]] = []
         begin = 0
         gap = False
@@ -298,6 +312,8 @@ class InstanceLog:
             stamps.append(stamp or 0)
         self._on_records()
         self._measure(newest)
+        moments = (stamp for _, stamps in pieces.values() for stamp in stamps if stamp)
+        self.pauses.take(sum(map(len, lines)), after=after, newest=newest, moments=moments, sent=sent)
         sizes: dict[str, int] = {}
         for stream, (texts, stamps) in pieces.items():
             marks = marks_of(texts, stamps, after)

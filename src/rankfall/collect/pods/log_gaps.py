@@ -1,13 +1,15 @@
 """Finds missing lines of a container log and writes gap records.
 
-Compares stored data with the wrapper's counts, because a slow kubelet drops pieces silently.
+Compares stored data with the wrapper's counts, because a slow kubelet drops pieces silently, and checks pauses of logs
+without such counts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -49,6 +51,68 @@ class LogOf(NamedTuple):
     def restart(self) -> str:
         """Text of the restart; empty for the first start."""
         return f", restart {self.number}" if self.number else ""
+
+
+# Bytes; a kubelet rotates at 10 MiB unless configured otherwise.
+_LEAST_FILE: Final = 64 << 10
+_NS: Final = 1_000_000_000
+
+
+class Pauses:
+    """Finds pauses during which a kubelet may have left a whole file out of a followed log.
+
+    A kubelet notices rotations only while it waits at the end of a file, and continues with the newest file: others are
+    never sent (1.34). A pause is suspected if the log, at its recent rate, would have filled a file meanwhile.
+
+    Attributes:
+        suspected: Timestamps before and after such a pause, until ``settle``.
+        rate: Recent rate in bytes per second.
+    """
+
+    __slots__ = ("_begin", "_bytes", "_grown", "_since", "_window", "rate", "suspected")
+
+    def __init__(self) -> None:
+        self.suspected: tuple[int, int] | None = None
+        self.rate = 0.0
+        self._since: int | None = None
+        self._window = 0
+        # Timestamp of the first line of the file, bytes read of it, most bytes of any file without rotation.
+        self._begin: int | None = None
+        self._bytes = self._grown = 0
+
+    def take(self, size: int, *, after: int | None, newest: int | None, moments: Iterable[int], sent: bool) -> None:
+        """Examines new lines.
+
+        ``after`` and ``newest`` are the last timestamps before and in them, ``moments`` all in them, read only once a
+        second. Without ``sent`` the lines come from one file and prove only the rate.
+        """
+        self._bytes += size
+        self._window += size
+        if newest is None or (self._since is not None and 0 <= newest - self._since < _NS):
+            return
+        times = sorted({*moments, newest if after is None else after})
+        pause = max(pairwise(times), key=lambda pair: pair[1] - pair[0], default=(newest, newest))
+        length = pause[1] - pause[0]
+        since = times[0] if self._since is None else self._since
+        rate = self._window * _NS / max(_NS, newest - since - length)
+        # A pause may cut its window short: the rate before counts, too.
+        most, self.rate = max(rate, self.rate), max(rate, self.rate / 2)
+        self._since, self._window = newest, 0
+        # A file ends after the kubelet's limit, at its next check: a lost one is at most by half shorter than another.
+        if sent and length >= _NS and most * length / _NS >= max(_LEAST_FILE, self._grown / 4):
+            self.suspected = (self.suspected or pause)[0], pause[1]
+
+    def settle(self, begin: int | None) -> tuple[int, int] | None:
+        """Ends the suspicion; ``begin`` is the timestamp of the current file's first line.
+
+        Returns the pause if lines may be missing in it: the file does not contain what was before.
+        """
+        pause, self.suspected = self.suspected, None
+        if begin is not None and begin == self._begin:
+            self._grown = max(self._grown, self._bytes)
+        else:
+            self._begin, self._bytes = begin, 0
+        return None if pause is None or (begin is not None and begin <= pause[0]) else pause
 
 
 def gap_record(log: LogOf, *, after: int | None, before: int | None, why: str | None = None) -> Record:

@@ -23,16 +23,19 @@ IDLE_TIMEOUT_S: Final = 240.0
 # Shortest idle timeout in seconds; multiple of the longest silence.
 QUIET_S: Final = 20.0
 TIMES: Final = 3.0
-# Seconds of lines after which intervals count as known.
+# Seconds of lines after which intervals count as known; less for a log with this many chunks.
 KNOWN_S: Final = 60.0
+DENSE_S: Final = 10.0
+DENSE: Final = 100
 
 
 class IdleTimeout:
     """Tracks the intervals between lines of one container and derives its idle timeout."""
 
-    __slots__ = ("_first", "_longest", "_newest", "_vain")
+    __slots__ = ("_chunks", "_first", "_longest", "_newest", "_vain")
 
     def __init__(self) -> None:
+        self._chunks = 0
         self._first: float | None = None
         self._newest = 0.0
         self._longest = 0.0
@@ -40,6 +43,7 @@ class IdleTimeout:
 
     def heard(self, now: float) -> None:
         """Records new lines at this time, in seconds of a monotonic clock."""
+        self._chunks += 1
         if self._first is None:
             self._first = self._newest = now
         self._longest = max(self._longest, now - self._newest)
@@ -52,7 +56,8 @@ class IdleTimeout:
 
     def limit(self) -> float:
         """Idle timeout in seconds."""
-        if self._first is None or self._newest - self._first < KNOWN_S:
+        known = DENSE_S if self._chunks >= DENSE else KNOWN_S
+        if self._first is None or self._newest - self._first < known:
             return IDLE_TIMEOUT_S
         return min(IDLE_TIMEOUT_S, max(QUIET_S, TIMES * self._longest) * 2.0 ** min(self._vain, 8))
 
@@ -86,6 +91,11 @@ _JOIN: Final = 250
 # Openings of a log for a single read, and seconds after which none is added: a lost node answers late.
 _TAKES: Final = 4
 _TAKE_S: Final = 8.0
+# Bytes of a log's first line that contain its timestamp.
+_HEAD: Final = 64
+# Bytes written meanwhile above which a reopened log is first read to its end: a kubelet that reads a long file before it
+# waits misses rotations.
+_MUCH: Final = 1 << 20
 # Seconds of retries after a 403: a starting API server answers before it has read its roles (1.34).
 DENIED_S: Final = 20.0
 
@@ -129,6 +139,8 @@ class LogTailer:
         self._idle_timeout = IdleTimeout()
         # Time of the last data, or of the opening.
         self._heard = 0.0
+        # Time from which a failed check of a pause is retried.
+        self._check_at = 0.0
         self._again = False
         self._failures = 0
         self._opened = False
@@ -245,7 +257,7 @@ class LogTailer:
 
     async def _read(self, state: State, before: Standing) -> bool:
         running = state == "running"
-        past, self._past = self._past and running and self._following, False
+        past, self._past = (self._past or self._behind()) and running and self._following and not self._joins, False
         follow = running and self._following and not past
         joins, self._joins = self._joins and (follow or not running), False
         newest = (self._log.cursor.newest(_JOIN) if joins else None) or None
@@ -338,12 +350,36 @@ class LogTailer:
                 unsure = known is None
             now, lines = _clock(), self._log.cursor.lines
             self._log.live = follow and now - opened > LIVE_S
+            self._log.followed = follow
             self._log.push(chunk)
+            if self._log.pauses.suspected is not None and now >= self._check_at:
+                await self._check(previous=state == "replaced")
             self._heard = now
             if self._log.cursor.lines > lines:
                 self._idle_timeout.heard(now)
             self._limit()
         return True
+
+    def _behind(self) -> bool:
+        return self._log.pauses.rate * (_clock() - self._heard) > _MUCH
+
+    async def _check(self, *, previous: bool) -> None:
+        """Reads where the log's file begins, to settle a suspected pause; failures are retried later."""
+        try:
+            async with open_log(
+                self._kube,
+                self._pod,
+                container=self._container,
+                namespace=self._namespace,
+                previous=previous,
+                limit_bytes=_HEAD,
+                read_timeout=READING_S,
+            ) as chunks:
+                head = b"".join([chunk async for chunk in chunks])
+        except KubeError:
+            self._check_at = _clock() + _MOST_S
+        else:
+            self._log.settle(head)
 
     def _limit(self) -> None:
         if self._drain is not None and not self._drain.expired() and self._state() != "running":
@@ -389,6 +425,9 @@ class LogTailer:
                 await self._changed.wait()
 
     def _close(self, end: End) -> End:
+        if self._log.pauses.suspected is not None:
+            # The beginning of its file could not be read.
+            self._log.settle(b"")
         if end == "lost":
             self._log.lose(self._why)
         self._log.cursor.closed = end

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.text import decode
 from rankfall.model.patterns import bounded
 
@@ -142,6 +143,34 @@ class Frames(msgspec.Struct):
         self.chain()
         self.count = 0
         self.origins.clear()
+
+
+class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
+    """One traceback with its chain.
+
+    Attributes:
+        start, end: Bytes from the first line to the last's end.
+        chain: ``(type, message)`` of each exception, the raised one first.
+        frame, places, collective: Those of its ``Frames``; of a chain those of the raised exception.
+        final_start, final_end: Bytes of the raised exception's line; ``final_line`` is its number.
+        origins: Those of its ``Frames``.
+        ignored: Python continued ("Exception ignored in ..."): never a cause.
+    """
+
+    start: int
+    end: int
+    prefix: Prefix
+    chain: tuple[tuple[str, str], ...]
+    frame: str
+    places: tuple[str, ...]
+    collective: str | None
+    frames: int
+    final_start: int
+    final_end: int
+    final_line: int
+    line: str
+    origins: frozenset[str] = frozenset()
+    ignored: bool = False
 
 
 def exception_of(line: bytes) -> tuple[bytes, bytes] | None:

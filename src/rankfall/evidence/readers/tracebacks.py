@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rankfall.evidence.readers.frames import LONGEST, Frames, exception_of
+from rankfall.evidence.readers.frames import LONGEST, Frames, TracebackText, exception_of
 from rankfall.evidence.readers.prefixes import MAX_LEARNED, Prefix, fold, learn, parse_prefix
 from rankfall.evidence.readers.text import decode, repeats, traceback_within, unescape
 from rankfall.model.numbers import whole
@@ -36,6 +36,9 @@ MAX_TEXT: Final = 8 << 20
 _MAX_TYPE: Final = 512
 # Bytes between the tags of a prefix and a head that are no part of a prefix: the bars of an exception group.
 _BARS: Final = b" \t|+-"
+
+# First lines of a stream in which a frame without head begins a traceback: the text was cut above it.
+_CUT_LINES: Final = 3
 
 _FILE = bounded(rb'\A\s*(?:\|\s*)*File "([^"\n]{0,1024})", line (\d+)(?:, in (.{1,256}))?', limit=LONGEST)
 _CHAIN: Final = frozenset(
@@ -60,34 +63,6 @@ _ANNOUNCED: Final = bounded(
 )
 
 
-class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
-    """One traceback with its chain.
-
-    Attributes:
-        start, end: Bytes from the first line to the last's end.
-        chain: ``(type, message)`` of each exception, the raised one first.
-        frame, places, collective: Those of its ``Frames``; of a chain those of the raised exception.
-        final_start, final_end: Bytes of the raised exception's line; ``final_line`` is its number.
-        origins: Those of its ``Frames``.
-        ignored: Python continued ("Exception ignored in ..."): never a cause.
-    """
-
-    start: int
-    end: int
-    prefix: Prefix
-    chain: tuple[tuple[str, str], ...]
-    frame: str
-    places: tuple[str, ...]
-    collective: str | None
-    frames: int
-    final_start: int
-    final_end: int
-    final_line: int
-    line: str
-    origins: frozenset[str] = frozenset()
-    ignored: bool = False
-
-
 class OpenTraceback(msgspec.Struct, kw_only=True):
     """A traceback that is being read.
 
@@ -102,6 +77,7 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
         learned: Number of bytes of a learned prefix; 0 = tags only.
         tags: Tags of the line of its head.
         margin: Number of spaces between tags and head; those of its other lines are no indentation.
+        cut: The text begins inside it; then only an exception that is named as one proves it.
         held: Caller's data that waits for ``real``.
     """
 
@@ -126,6 +102,7 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
     learned: int = 0
     tags: bytes = b""
     margin: int = 0
+    cut: bool = False
     held: list[Any] = msgspec.field(default_factory=list)
 
 
@@ -185,9 +162,10 @@ class TracebackReader:
         ``at`` and ``line``: its first byte and line in the stream. ``final``: an unfinished traceback counts.
         """
         spans: list[tuple[int, int, OpenTraceback]] = []
-        position, size, number = 0, len(data), line
+        cut, number = (-1, line) if at else _cut_above(data)
+        position, size = max(0, cut), len(data)
         while position < size:
-            if not self._open:
+            if not self._open and position != cut:
                 head = data.find(HEAD, position)
                 if head < 0:
                     break
@@ -197,7 +175,7 @@ class TracebackReader:
             stop = data.find(b"\n", position)
             stop = size if stop < 0 else stop
             self._leave_behind(at + position, number)
-            owner, again = self._line(data, position, stop, at=at, number=number)
+            owner, again = self._line(data, position, stop, at=at, number=number, cut=position == cut)
             width = stop + 1 - position
             if again and data.startswith(data[position : stop + 1], stop + 1):
                 skipped = self._skip(data, position, width, owner=owner, number=number)
@@ -218,12 +196,12 @@ class TracebackReader:
         return TracebackLines(closed=closed, spans=spans)
 
     def _line(
-        self, data: bytes, position: int, stop: int, *, at: int, number: int
+        self, data: bytes, position: int, stop: int, *, at: int, number: int, cut: bool
     ) -> tuple[OpenTraceback | None, bool]:
         """Traceback that a line belongs to, and True if the same line again would change nothing."""
         line, start = data[position:stop], at + position
         own = parse_prefix(line)
-        head = line.find(HEAD)
+        head = own.length if cut else line.find(HEAD)
         if head >= 0 and line.startswith((b"\\", b' File "'), head + len(HEAD)):
             return self._quoted(line, head, start, number), False
         begins = 0 <= head <= MAX_LEARNED
@@ -272,12 +250,15 @@ class TracebackReader:
             tags=own.raw,
             # Spaces only; bars of an exception group are no margin.
             margin=len(gap) if own.raw and not learned and not gap.strip() else 0,
+            cut=cut,
         )
         self._open[owner.key] = self._by_start[start] = owner
         if owner.learned:
             self._sizes[owner.learned] = self._sizes.get(owner.learned, 0) + 1
         if owner.learned or own.stamp is not None:
             self._newest = owner
+        if cut:
+            self._take(owner, line[head:][:LONGEST].rstrip(b"\r"), line, start, number)
         return owner, True
 
     def _quoted(self, line: bytes, head: int, start: int, number: int) -> OpenTraceback | None:
@@ -428,6 +409,10 @@ class TracebackReader:
         self._forget(state)
         del self._by_start[state.start]
         self._finish(state)
+        if state.cut:
+            state.frames.origins.discard("library")
+            if not state.chain or not state.chain[-1][0].endswith(("Error", "Exception")):
+                state.chain.clear()
         self._text -= state.text
         state.real, state.closed_at = bool(state.chain), at
         found = None
@@ -458,3 +443,15 @@ class TracebackReader:
         match = _ANNOUNCED.search(data[begin : min(start, begin + _ANNOUNCED.limit)])
         ranks = {name: whole(text) or 0 for name, text in match.groupdict().items() if text} if match else {}
         return any(data.find(words, begin, start) >= 0 for words in _IGNORED), ranks
+
+
+def _cut_above(data: bytes) -> tuple[int, int]:
+    """Offset and number of the frame with which a text begins that was cut inside a traceback; (-1, 0) without one."""
+    position = 0
+    for number, line in enumerate(data[: _CUT_LINES * LONGEST].split(b"\n")[:_CUT_LINES]):
+        if HEAD in line:
+            break
+        if _FILE.match(line[parse_prefix(line).length :]) is not None:
+            return position, number
+        position += len(line) + 1
+    return -1, 0

@@ -15,7 +15,6 @@ import msgspec
 from rankfall.model import decoding
 from rankfall.model.causes import EvidenceRole, Retry, catalogue
 from rankfall.model.errors import SpecError
-from rankfall.model.patterns import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -64,7 +63,7 @@ class Example(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     by: str = ""
 
 
-class Signature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Signature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A recognizer that converts one line to evidence.
 
     Attributes:
@@ -195,8 +194,15 @@ def merge(*tables: Iterable[Signature]) -> tuple[Signature, ...]:
 #: Files of the package: the families of causes, and the words that any program uses.
 FAMILIES: Final = ("user", "data", "memory", "gpu", "network", "storage", "platform", "control", "general")
 
-# Examples are most of a file; omitting them makes the start several times faster.
-_PROOF: Final = bounded(r"(?m)^\[\[signature\.(?:example|miss)\]\]\n(?:(?!\[\[signature\]\]).*\n)*", limit=1 << 22)
+#: File of the packaged signatures as the program reads them, written by ``scripts/signatures.py``.
+PACKED: Final = "packed.jsonl"
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """Line of ``PACKED``: a signature without examples, and the words of which each match has one; none = unknown."""
+
+    signature: Signature
+    words: tuple[str, ...] = ()
 
 
 class Catalogue:
@@ -253,10 +259,33 @@ class Catalogue:
 
 @cache
 def default_catalogue() -> Catalogue:
-    """Returns the packaged signatures, without examples; cached."""
-    return Catalogue(merge(*(parse(_PROOF.sub("", source(each)), origin=each, check=False) for each in FAMILIES)))
+    """Returns the packaged signatures, without examples; cached.
+
+    Reading TOML and searching patterns for words would take longer than everything else of a small log.
+    """
+    from rankfall.verdict.signatures.patterns import remember_words  # noqa: PLC0415
+
+    rows = [decoding.decode(line, kind=Packed) for line in _data(PACKED).splitlines()]
+    remember_words({row.signature.pattern: row.words for row in rows})
+    return Catalogue(row.signature for row in rows)
+
+
+def pack() -> str:
+    """Returns the content of ``PACKED``, made from the TOML files."""
+    from rankfall.verdict.signatures.patterns import find_words  # noqa: PLC0415
+
+    rows = merge(*(parse(source(each), origin=each, check=False) for each in FAMILIES))
+    packed = (
+        Packed(msgspec.structs.replace(row, example=(), miss=()), tuple(sorted(find_words(row.pattern) or ())))
+        for row in rows
+    )
+    return "".join(msgspec.json.encode(row).decode() + "\n" for row in packed)
 
 
 def source(family: str) -> str:
     """Returns the TOML text of the packaged signatures of one family of causes."""
-    return resources.files(__package__).joinpath("data", f"{family}.toml").read_text("utf-8")
+    return _data(f"{family}.toml")
+
+
+def _data(name: str) -> str:
+    return resources.files(__package__).joinpath("data", name).read_text("utf-8")

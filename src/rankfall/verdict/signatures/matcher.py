@@ -31,6 +31,9 @@ _ECHO: Final = (
 )
 # Maximum cached automata.
 _MAX_FEWER: Final = 8
+# Number of lines, and bytes of one, in which words are searched one by one: a set of all takes as long to compile.
+_FEW: Final = 100
+_SHORT: Final = 1024
 # Lines with the same words before one set searches their patterns; maximum sets and counts.
 _OFTEN: Final = 32
 _MAX_SETS: Final = 64
@@ -66,12 +69,13 @@ class Matcher:
         self.signatures = tuple(signatures)
         self._ready = False
         self._candidates: Any = None
-        self._words: Any = None
-        self._echo: Any = None
+        self._set: Any = None
+        self._looked = 0
         self._owners: list[tuple[int, ...]] = []
         self._always: tuple[int, ...] = ()
         self._one: dict[str, Any] = {}
         self._all_words: tuple[str, ...] = ()
+        self._all_bytes: tuple[bytes, ...] = ()
         self._patterns: list[str] = []
         self._fewer: dict[frozenset[bytes], Any] = {}
         self._counts: dict[tuple[int, ...], int] = {}
@@ -110,17 +114,25 @@ class Matcher:
         if words not in self._fewer:
             if len(self._fewer) >= _MAX_FEWER:
                 self._fewer.clear()
-            left = [word for word in self._all_words if word.encode() not in words]
-            self._fewer[words] = patterns.compile_candidates(left, self._patterns) if left or self._patterns else None
+            self._fewer[words] = self._automaton(word for word in self._all_words if word.encode() not in words)
         return self._fewer[words]
+
+    def _automaton(self, words: Iterable[str]) -> Any:
+        left = tuple(words)
+        return patterns.compile_candidates(left, self._patterns) if left or self._patterns else None
 
     def match_line(self, line: bytes) -> list[Hit]:
         """Returns the hits of one line."""
-        self.prepare()
+        self._ordered()
         return list(self._line(line.removesuffix(b"\n"), 0))
 
     def prepare(self) -> None:
-        """Compiles the patterns, once."""
+        """Compiles what a scan needs, once."""
+        self._ordered()
+        if self._candidates is None:
+            self._candidates = self._automaton(self._all_words)
+
+    def _ordered(self) -> None:
         if self._ready:
             return
         owners: dict[str, list[int]] = {}
@@ -133,18 +145,23 @@ class Matcher:
                 owners.setdefault(word, []).append(index)
         self._owners = [tuple(each) for each in owners.values()]
         self._always = tuple(always)
-        if owners:
-            self._words = patterns.compile_words(list(owners))
-        if self.signatures:
-            self._all_words, self._patterns = tuple(owners), [self.signatures[each].pattern for each in always]
-            self._candidates = patterns.compile_candidates(self._all_words, self._patterns)
-        self._echo = patterns.compile_one(_ECHO)
+        self._all_words, self._patterns = tuple(owners), [self.signatures[each].pattern for each in always]
+        self._all_bytes = tuple(word.encode() for word in owners)
         self._ready = True
+
+    def _words_in(self, line: bytes) -> Iterable[int]:
+        """Indices of all words that a line contains."""
+        if self._set is None:
+            self._looked += 1
+            if self._looked <= _FEW and len(line) <= _SHORT:
+                return [index for index, word in enumerate(self._all_bytes) if word in line]
+            self._set = patterns.compile_words(self._all_words)
+        return self._set.Match(line) or ()  # None without a word
 
     def _line(self, line: bytes, offset: int) -> Iterator[Hit]:
         chosen = set(self._always)
-        if self._words is not None:
-            for word in self._words.Match(line) or ():  # None without a word
+        if self._all_words:
+            for word in self._words_in(line):
                 chosen.update(self._owners[word])
         echo: bool | None = None
         for index in self._likely(line, tuple(sorted(chosen))):
@@ -153,7 +170,7 @@ class Matcher:
             if match is None or (signature.unless is not None and self._compiled(signature.unless).search(line)):
                 continue
             if echo is None:
-                echo = self._echo.search(line) is not None
+                echo = self._compiled(_ECHO).search(line) is not None
             if echo:
                 return
             groups = {

@@ -5,7 +5,7 @@ RE2 is linear-time, because bytes are hostile; ``never_nl`` limits matches to a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import product
 from typing import Any, Final, NamedTuple
@@ -124,8 +124,22 @@ class _UnknownSyntaxError(Exception):
     pass
 
 
+# Words of packaged patterns, by pattern.
+_known_words: Final[dict[str, frozenset[str] | None]] = {}
+
+
+def remember_words(words: Mapping[str, Iterable[str]]) -> None:
+    """Keeps results of ``find_words``, so that they are not searched for again; no words = None."""
+    _known_words.update((pattern, frozenset(found) or None) for pattern, found in words.items())
+
+
 def required_words(pattern: str) -> frozenset[str] | None:
     """Returns words of which every match contains one, or None."""
+    return _known_words[pattern] if pattern in _known_words else find_words(pattern)
+
+
+def find_words(pattern: str) -> frozenset[str] | None:
+    """Searches a pattern for the words of ``required_words``."""
     reader = _Reader(pattern)
     try:
         info = reader.alternation()
