@@ -151,7 +151,7 @@ def test_i18_p10_a_wheel_holds_the_two_packages_and_nothing_else(tmp_path: Path)
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"rankfall", "rankfall_inside"}
     suffixes = {Path(name).suffix for name in names if ".dist-info/" not in name}
-    assert suffixes <= {".py", ".typed", ".json", ".csv", ".toml", ".script", ".html", ".md"}
+    assert suffixes <= {".py", ".typed", ".json", ".csv", ".jsonl", ".toml", ".script", ".html", ".md"}
     assert not [name for name in names if re.search(r"(^|/)(tests?|conftest|bench|testbed)\b", name)]
 
 

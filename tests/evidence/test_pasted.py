@@ -236,3 +236,20 @@ def test_frames_above_a_line_that_names_no_exception_are_ordinary_lines(answer, 
     lost = "Horovod has been shut down. This was caused by an exception on one of the ranks.\n"
     frame = '    File "/opt/lib/python3.8/dist-packages/horovod/tensorflow/mpi_ops.py", line 123, in _allreduce\n      return MPI_LIB(tensor)\n'
     assert answer(frame + last + lost) == ("peer_lost", None)
+
+
+WATCH = "[rank{rank}]:[E513 13:21:07.714781669 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={number}, OpType={kind}, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.\n"
+
+
+@pytest.mark.parametrize(
+    ("calls", "shown"),
+    [
+        (((2, 41, "BROADCAST"), (1, 41, "BROADCAST"), (3, 41, "BROADCAST")), 2),
+        (((0, 43, "_ALLGATHER_BASE"), (1, 41, "BROADCAST"), (3, 43, "_ALLGATHER_BASE")), 1),
+    ],
+)
+def test_of_several_watchdogs_the_earliest_collective_is_shown_then_the_first_line(why, calls, shown):
+    text = "".join(WATCH.format(rank=rank, number=number, kind=kind) for rank, number, kind in calls)
+    verdict = why(text)
+    assert verdict.decisive is not None
+    assert f"[Rank {shown}]" in verdict.decisive.line

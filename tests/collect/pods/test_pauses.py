@@ -69,9 +69,7 @@ def test_a_file_that_a_steady_log_lacks_is_always_suspected(rate, limit, every, 
 )
 def test_a_slow_log_is_hardly_ever_suspected_however_long_it_is_silent(lines, start):
     """Also after a start with much output: only the first pauses after it count, and those of minutes."""
-    moment, found = BEGAN, [(BEGAN, 0)]
-    for number in range(10):
-        found.append((BEGAN + number * NS // 10, start // 10))
+    found = [(BEGAN + number * NS // 10, start // 10) for number in range(10)]
     moment = BEGAN + NS
     for seconds, size in lines:
         moment += seconds * NS
@@ -170,3 +168,39 @@ def test_logs_s24_what_could_not_be_checked_until_the_end_is_a_gap(tmp_path):
     before, after = text(0, 1000, second=0) + text(1000, 1000, second=1), text(9000, 1, second=8)
     gaps = tailed(tmp_path, before + after, [refuse(403)])
     assert gaps == [(BEGAN + NS + 999 * NS // 1000, BEGAN + 8 * NS)]
+
+
+def test_a_fast_log_that_was_away_is_read_to_its_end_before_it_is_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr("rankfall.collect.pods.log_tailer._MUCH", 1)
+    first, more = text(0, 1000, second=0) + text(1000, 1000, second=1), text(2000, 1000, second=2)
+    asked: list[dict[str, str]] = []
+
+    async def story() -> list[int]:
+        async with serving(tmp_path, tls=False) as server, Kube(server.access()) as kube, asyncio.timeout(scaled(20)):
+            log = InstanceLog(tmp_path / "log", on_record=lambda _line, _at: False, now=lambda: BEGAN)
+
+            async def handle(request):
+                asked.append(dict(request.query))
+                whole = first + more
+                if len(asked) == 1:
+                    return await body(first, end="cut")(request)
+                if "tailLines" in request.query:
+                    return await body(b"".join(whole.splitlines(keepends=True)[-250:]))(request)
+                return await body(whole)(request)
+
+            async def refresh() -> bool:
+                return True
+
+            server.default = handle
+            tailer = LogTailer(
+                kube, pod="p", namespace="n", container="main", log=log, refresh=refresh,
+                state=lambda: "ended" if log.at_end else "running", trouble=lambda *_: None, gather_s=0.01,
+            )  # fmt: skip
+            assert await tailer.run() == "complete"
+            log.close()
+        stored = (tmp_path / "log" / "r0.out.log").read_bytes().splitlines()
+        return [int(line.split()[1]) for line in stored]
+
+    assert asyncio.run(story()) == list(range(3000))
+    ways = [("follow" in query, "tailLines" in query) for query in asked]
+    assert ways[:3] == [(True, False), (False, False), (True, True)]

@@ -316,10 +316,8 @@ class InstanceLog:
         self.pauses.take(sum(map(len, lines)), after=after, newest=newest, moments=moments, sent=sent)
         sizes: dict[str, int] = {}
         for stream, (texts, stamps) in pieces.items():
-            marks = marks_of(texts, stamps, after)
-            if whole or stream != name:
-                texts.append(b"")
-            sizes |= self._files.append(stream, b"\n".join(texts), marks)
+            open_end = [] if stream == name and not whole else [b""]
+            sizes |= self._files.append(stream, b"\n".join(texts + open_end), marks_of(texts, stamps, after))
         cursor.last = newest
         cursor.take(taken)
         cursor.commit(sizes)

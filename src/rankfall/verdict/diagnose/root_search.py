@@ -64,6 +64,7 @@ from rankfall.verdict.diagnose.node_faults import (
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure
 from rankfall.verdict.diagnose.waited_for import (
     MISMATCH,
+    collective_number,
     differing_calls,
     left_before_joining,
     left_early,
@@ -402,7 +403,7 @@ def _follows_lost_peer(signalled: Evidence, subject: Subject, subjects: Subjects
 
 def only_consequences(case: Case, subjects: Subjects) -> Root:
     """Root without a cause: the consequence nearest the origin, and its peers."""
-    spoken: list[tuple[int, bool, int, str, Subject, Evidence]] = []
+    spoken: list[tuple[int, int, bool, int, Subject, Evidence]] = []
     named: set[int] = set()
     complained: set[int] = set()
     repeated = False
@@ -419,7 +420,7 @@ def only_consequences(case: Case, subjects: Subjects) -> Root:
             if piece.slug == "external_signal" and _follows_lost_peer(piece, subject, subjects):
                 continue
             at, _ = subject.when(piece).common
-            spoken.append((NEAREST[piece.slug], at is None, at or 0, piece.id, subject, piece))
+            spoken.append((NEAREST[piece.slug], collective_number(piece), at is None, at or 0, subject, piece))
     silent = {
         number
         for number in range(case.world_size or 0)
@@ -440,10 +441,17 @@ def only_consequences(case: Case, subjects: Subjects) -> Root:
     if not spoken:
         suspects = suspects or task_not_terminated(subjects)
         return Root(suspects=suspects, suspect_slots=quiet_slots, repeated=repeated)
+    # The earliest collective is the one that hangs; then the first line of one text, else that of the first node and rank.
+    one_text = len({row[5].stream for row in spoken}) == 1
     spoken.sort(
-        key=lambda row: (*row[:3], -row[5].specificity, row[4].node or "~", str(row[4].key), *text_place(row[5]))
+        key=lambda row: (
+            *row[:4],
+            -row[5].specificity,
+            *(() if one_text else (row[4].node or "~", str(row[4].key))),
+            *text_place(row[5]),
+        )
     )
-    _, _, _, _, subject, piece = spoken[0]
+    subject, piece = spoken[0][4:]
     # A text may lack the ends of ranks that complained.
     ends_known = complained <= subjects.ranks.keys()
     if not named and ends_known and subject.rank and own_failure(subject.rank) and _failed_alone(subjects, piece):

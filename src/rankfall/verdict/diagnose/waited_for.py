@@ -41,6 +41,12 @@ _LEAST_AGREEING: Final = 3
 _Call = tuple[str, str]
 
 
+def collective_number(piece: Evidence) -> int:
+    """Number of the collective that a watchdog names; the highest for other lines."""
+    found = _CALL.search(piece.line)
+    return numbers.matched(found[1]) if found is not None else 1 << 63
+
+
 def differing_calls(subjects: Subjects) -> list[Candidate]:
     """Rank whose call differs from that of most others; all ranks if no call has a majority.
 
