@@ -112,7 +112,7 @@ def damage(run: RunDir, how: Damage, *, journal: bool = False) -> None:
         run.db_path.with_name(run.db_path.name + suffix).unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("how", [DAMAGE[0], *(pytest.param(how, marks=pytest.mark.full) for how in DAMAGE[1:])])
 def test_cancel_ends_the_processes_of_an_attempt_that_the_database_lost(
     rankfall: Runner, second_attempt: RunDir, how: Damage
 ) -> None:

@@ -70,6 +70,7 @@ def test_what_passes_alone_is_unsteady_and_its_first_failure_is_kept(stage, tmp_
     assert "printed before the failure" in kept.read_text()
 
 
+@pytest.mark.full
 def test_the_tests_of_a_group_run_in_one_worker(stage, tmp_path):
     text = (
         "import os\n@pytest.mark.parametrize('n', range(8))\n@pytest.mark.xdist_group('a')\n"
@@ -90,7 +91,7 @@ def pytest_sessionfinish():
 """
 
 
-@pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize("once", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_stage_that_stands_still_begins_anew_once(stage, monkeypatch, once):
     monkeypatch.setenv("RANKFALL_TEST_SCALE", "1")
     result = stage("def test_good(): pass\n", conftest=STANDS_STILL.format(once=once), still_s=4.0)

@@ -193,10 +193,10 @@ def test_the_program_reads_the_signatures_of_the_toml_files() -> None:
 
 
 def test_words_are_found_one_by_one_as_by_the_set_of_all(monkeypatch) -> None:
-    lines = [example.text.encode() for each in FULL for example in (*each.example, *each.miss)]
+    lines = [example.text.encode() for each in FULL[::4] for example in (*each.example, *each.miss)]
     monkeypatch.setattr("rankfall.verdict.signatures.matcher._FEW", len(lines))
     singly = Catalogue(FULL)
     found = [[hit.signature.id for hit in singly.match_line(line, singly.STREAM)] for line in lines]
     monkeypatch.setattr("rankfall.verdict.signatures.matcher._FEW", 0)
     assert found == [[hit.signature.id for hit in CATALOGUE.match_line(line, CATALOGUE.STREAM)] for line in lines]
-    assert sum(map(bool, found)) > 500
+    assert sum(map(bool, found)) > 100
