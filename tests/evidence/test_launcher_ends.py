@@ -54,7 +54,7 @@ NAMES = {-9: "SIGKILL", -11: "SIGSEGV", -6: "SIGABRT"}
 
 
 @pytest.fixture
-def told(why):
+def located(why):
     def explain(text):
         verdict = why(text)
         return verdict.cause.slug, verdict.rank, verdict.local_rank, verdict.node
@@ -63,14 +63,14 @@ def told(why):
 
 
 @pytest.mark.parametrize(("code", "slug"), CODES)
-def test_i23_p2_a_code_means_the_same_whichever_launcher_prints_it(told, code, slug):
+def test_i23_p2_a_code_means_the_same_whichever_launcher_prints_it(located, code, slug):
     # One launcher of one node.
-    assert told(AGENT.format(code=code)) == (slug, 1, 1, None)
-    assert told("torchrun --nnodes=2 train.py\n" + AGENT.format(code=code)) == (slug, None, 1, None)
-    assert told(DEEPSPEED.format(code=code)) == (slug, None, None, None)
-    assert told(LIGHTNING.format(code=code)) == (slug, 1, None, None)
+    assert located(AGENT.format(code=code)) == (slug, 1, 1, None)
+    assert located("torchrun --nnodes=2 train.py\n" + AGENT.format(code=code)) == (slug, None, 1, None)
+    assert located(DEEPSPEED.format(code=code)) == (slug, None, None, None)
+    assert located(LIGHTNING.format(code=code)) == (slug, 1, None, None)
     end = f"died with <Signals.{NAMES[code]}: {-code}>" if code < 0 else f"returned non-zero exit status {code}"
-    assert told(ACCELERATE.format(end=end))[:2] == (slug, None)
+    assert located(ACCELERATE.format(end=end))[:2] == (slug, None)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_i23_p2_a_code_means_the_same_whichever_launcher_prints_it(told, code, s
         ),
     ],
 )
-def test_i23_p2_each_launcher_names_what_it_knows(told, text, answer):
-    assert told(f"step 1\n{text}") == answer
+def test_i23_p2_each_launcher_names_what_it_knows(located, text, answer):
+    assert located(f"step 1\n{text}") == answer
 
 
 @pytest.mark.parametrize(
@@ -142,13 +142,13 @@ def test_i23_p2_each_launcher_names_what_it_knows(told, text, answer):
         "mpirun --hostfile hosts train.py",
     ],
 )
-def test_i23_p2_a_local_rank_of_one_of_several_nodes_is_no_rank(told, sign):
+def test_i23_p2_a_local_rank_of_one_of_several_nodes_is_no_rank(located, sign):
     end = SPAWN.format(kind="Exception", end="Exception: process 2 terminated with signal SIGKILL")
-    assert told(end)[1:3] == (2, 2)
-    assert told(f"{sign}\n{end}")[1:3] == (None, 2)
+    assert located(end)[1:3] == (2, 2)
+    assert located(f"{sign}\n{end}")[1:3] == (None, 2)
     # Two launchers in one text.
     two = AGENT.format(code=-9) + AGENT.format(code=-9).replace("pid: ", "pid: 9")
-    assert told(two)[1] is None
+    assert located(two)[1] is None
 
 
 CANCELLED = "slurmstepd: error: *** STEP 77.0 ON gpu-11 CANCELLED AT 2026-01-01T00:00:00 ***\n"
@@ -162,31 +162,31 @@ OTHERS = "srun: error: gpu-11: tasks 0-2: Terminated\n"
         ("Segmentation fault (core dumped)", ("segfault", 3, None, "gpu-17")),
     ],
 )
-def test_i23_p2_slurms_cancelled_step_is_the_end_of_the_others(told, end, answer):
-    assert told(f"srun: error: gpu-17: task 3: {end}\nsrun: Terminating StepId=77.0\n{CANCELLED}{OTHERS}") == answer
+def test_i23_p2_slurms_cancelled_step_is_the_end_of_the_others(located, end, answer):
+    assert located(f"srun: error: gpu-17: task 3: {end}\nsrun: Terminating StepId=77.0\n{CANCELLED}{OTHERS}") == answer
 
 
-def test_i23_p2_a_traceback_before_a_cancelled_step_is_the_cause(told):
+def test_i23_p2_a_traceback_before_a_cancelled_step_is_the_cause(located):
     lines = f'{HEAD}  File "/w/t.py", line 3, in f\nKeyError: 1\n'.splitlines()
     text = "".join(f"3: {line}\n" for line in lines)
-    assert told(f"{text}srun: error: gpu-17: task 3: Exited with exit code 1\n0: {CANCELLED}{OTHERS}")[:2] == (
+    assert located(f"{text}srun: error: gpu-17: task 3: Exited with exit code 1\n0: {CANCELLED}{OTHERS}")[:2] == (
         "user_code_exception",
         3,
     )
 
 
-def test_i23_p2_a_step_that_was_cancelled_first_stays_cancelled(told):
-    assert told(f"step 1\n{CANCELLED}srun: error: gpu-17: task 3: Killed\n")[0] == "cancelled"
+def test_i23_p2_a_step_that_was_cancelled_first_stays_cancelled(located):
+    assert located(f"step 1\n{CANCELLED}srun: error: gpu-17: task 3: Killed\n")[0] == "cancelled"
 
 
-def test_i23_p2_a_time_limit_is_neither_a_kill_nor_a_failure_of_a_task(told):
+def test_i23_p2_a_time_limit_is_neither_a_kill_nor_a_failure_of_a_task(located):
     limit = "slurmstepd: error: *** STEP 77.0 ON gpu-11 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
-    assert told(f"step 1\n{limit}{OTHERS}srun: error: gpu-17: task 3: Killed\n")[0] == "walltime_or_requeue"
+    assert located(f"step 1\n{limit}{OTHERS}srun: error: gpu-17: task 3: Killed\n")[0] == "walltime_or_requeue"
 
 
-def test_i23_p2_a_programs_own_child_with_an_ordinary_code_is_an_error_of_the_program(told):
+def test_i23_p2_a_programs_own_child_with_an_ordinary_code_is_an_error_of_the_program(located):
     text = f"{HEAD}  File \"/w/t.py\", line 3, in f\nsubprocess.CalledProcessError: Command 'x' returned non-zero exit status 1.\n"
-    assert told(text)[0] == "user_code_exception"
+    assert located(text)[0] == "user_code_exception"
 
 
 def test_i23_p4_without_a_cause_the_last_error_is_shown(why):
@@ -241,12 +241,12 @@ UNSIGNED = f"{HEAD}  File \"/w/t.py\", line 3, in f\nKeyError: 'x'\n"
 
 
 @pytest.mark.parametrize("end", [MPI_EXIT, MPI_ABORT, MPI_ABORT_5])
-def test_i23_p2_open_mpi_names_the_rank_of_an_unsigned_traceback(told, end):
-    assert told(f"step 1\n{end}")[:2] == ("unknown", 2)
-    assert told(f"step 1\n{UNSIGNED}{end}")[:2] == ("user_code_exception", 2)
+def test_i23_p2_open_mpi_names_the_rank_of_an_unsigned_traceback(located, end):
+    assert located(f"step 1\n{end}")[:2] == ("unknown", 2)
+    assert located(f"step 1\n{UNSIGNED}{end}")[:2] == ("user_code_exception", 2)
     # Signed lines outweigh the report.
     signed = "".join(f"[1,3]<stderr>:{line}\n" for line in UNSIGNED.splitlines())
-    assert told(f"step 1\n{signed}{end}")[:2] == ("user_code_exception", 3)
+    assert located(f"step 1\n{signed}{end}")[:2] == ("user_code_exception", 3)
 
 
 @pytest.mark.parametrize("end", [MPI_ABORT, MPI_ABORT_5])
@@ -298,16 +298,21 @@ def test_i23_p2_a_report_of_several_lines_is_read_once_wherever_a_chunk_ends(end
         ),
     ],
 )
-def test_i23_p2_mpich_and_intel_mpi_report_signals(told, text, expected):
-    assert told(f"step 1\n{text}")[0] == expected
+def test_i23_p2_mpich_and_intel_mpi_report_signals(located, text, expected):
+    assert located(f"step 1\n{text}")[0] == expected
 
 
-def test_i23_p2_a_batch_systems_line_about_memory_is_that_of_the_task_that_it_names(told):
+def test_i23_p2_a_batch_systems_line_about_memory_is_that_of_the_task_that_it_names(located):
     text = "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed.\n"
     end = "slurmstepd: error: *** STEP 77.0 ON gpu-11 CANCELLED AT 2026-01-01T00:00:00 ***\n"
-    assert told(f"step 1\n{text}srun: error: gpu-17: task 3: Out Of Memory\n{end}") == ("host_oom", 3, None, "gpu-17")
+    assert located(f"step 1\n{text}srun: error: gpu-17: task 3: Out Of Memory\n{end}") == (
+        "host_oom",
+        3,
+        None,
+        "gpu-17",
+    )
     # gpu-11 is the first node of the step, whichever task failed.
-    assert told(f"step 1\n{text}{end}")[3] is None
+    assert located(f"step 1\n{text}{end}")[3] is None
 
 
 CONSOLE = """{wait}
@@ -378,14 +383,14 @@ def test_a_rank_that_lost_its_data_worker_is_named_in_a_saved_console(tmp_path):
     assert (verdict.cause.slug, verdict.rank) == ("dataloader_died", 0)
 
 
-def test_the_process_whose_traceback_is_cut_off_is_named_beside_ranks_that_only_worked(told):
+def test_the_process_whose_traceback_is_cut_off_is_named_beside_ranks_that_only_worked(located):
     cut = 'Traceback (most recent call last):\n  File "/l/torch/multiprocessing/spawn.py", line 59, in _wrap\n    fn(i, *args'
     spawned = (
         "torch.multiprocessing.spawn.ProcessRaisedException: \n\n-- Process 1 terminated with the following error:\n"
     )
-    assert told(f"INFO: rank:0, step 40 loss 1.5\n{spawned}{cut}") == ("unknown", 1, None, None)
+    assert located(f"INFO: rank:0, step 40 loss 1.5\n{spawned}{cut}") == ("unknown", 1, None, None)
     whole = cut + ")\nKeyError: 'labels'\n"
-    assert told(f"INFO: rank:0, step 40 loss 1.5\n{spawned}{whole}")[:2] == ("user_code_exception", 1)
+    assert located(f"INFO: rank:0, step 40 loss 1.5\n{spawned}{whole}")[:2] == ("user_code_exception", 1)
 
 
 def test_ranks_that_horovods_stall_check_or_torchs_store_missed_are_the_suspects(answer):
@@ -466,10 +471,10 @@ def test_what_torch_prints_again_with_the_rank_is_no_other_ranks(why, text, rank
     assert (verdict.rank, verdict.scope) == (rank, scope)
 
 
-def test_a_fault_of_a_few_ranks_of_a_large_job_is_not_that_of_all(told):
+def test_a_fault_of_a_few_ranks_of_a_large_job_is_not_that_of_all(located):
     fault = "[1,{}]<stderr>:[n{}:42:0] dc_verbs.c:633 UCX  ERROR Send completion with error on qp 0x1: transport retry counter exceeded\n"
-    assert told(fault.format(30, 65) + fault.format(7, 12))[:2] == ("nccl_ib_error", 30)
-    assert told(fault.format(1, 65) + fault.format(0, 12))[:2] == ("nccl_ib_error", None)
+    assert located(fault.format(30, 65) + fault.format(7, 12))[:2] == ("nccl_ib_error", 30)
+    assert located(fault.format(1, 65) + fault.format(0, 12))[:2] == ("nccl_ib_error", None)
 
 
 STUCK = (
@@ -478,14 +483,14 @@ STUCK = (
 )
 
 
-def test_ranks_whose_watchdogs_are_stuck_wait_and_none_of_them_is_named(told):
-    assert told(STUCK.format(7))[:2] == ("rank_stuck", 7)
-    assert told(STUCK.format(7) + STUCK.format(5))[:2] == ("rank_stuck", None)
+def test_ranks_whose_watchdogs_are_stuck_wait_and_none_of_them_is_named(located):
+    assert located(STUCK.format(7))[:2] == ("rank_stuck", 7)
+    assert located(STUCK.format(7) + STUCK.format(5))[:2] == ("rank_stuck", None)
 
 
-def test_errors_n3_the_rank_that_noticed_a_time_out_first_is_not_the_one_that_is_missing(told):
+def test_errors_n3_the_rank_that_noticed_a_time_out_first_is_not_the_one_that_is_missing(located):
     dump = "[rank{0}]:[E901 05:20:03.1 ProcessGroupNCCL.cpp:1746] [PG ID 0 Rank {0}] Received a dump signal due to a collective timeout from  rank 34 and we will try our best to dump the debug info.\n"
-    assert told(dump.format(0) + dump.format(5))[:2] == ("collective_timeout", None)
+    assert located(dump.format(0) + dump.format(5))[:2] == ("collective_timeout", None)
 
 
 def test_of_equal_ends_the_first_of_the_text_is_shown(why):
@@ -528,9 +533,9 @@ NAMED = {
 
 
 @pytest.mark.parametrize("launcher", NAMED)
-def test_a_failure_without_a_rank_is_that_of_the_rank_that_the_launcher_names(launcher, told):
+def test_a_failure_without_a_rank_is_that_of_the_rank_that_the_launcher_names(launcher, located):
     slug = "nccl_ib_error" if launcher == "mpich" else "checkpoint_corrupt"
-    assert told(NAMED[launcher])[:2] == (slug, 3)
+    assert located(NAMED[launcher])[:2] == (slug, 3)
 
 
 @pytest.mark.parametrize(
@@ -541,5 +546,5 @@ def test_a_failure_without_a_rank_is_that_of_the_rank_that_the_launcher_names(la
         "mpirun has exited due to process rank 5 with PID 0 on\n",
     ],
 )
-def test_a_launcher_names_nobody_where_two_failures_or_two_ranks_speak(other, told):
-    assert told(CORRUPT + other + MPIRUN_END)[1] is None
+def test_a_launcher_names_nobody_where_two_failures_or_two_ranks_speak(other, located):
+    assert located(CORRUPT + other + MPIRUN_END)[1] is None

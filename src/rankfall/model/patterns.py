@@ -10,15 +10,36 @@ from __future__ import annotations
 
 import re
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, AnyStr, Final, Generic
 
 #: All patterns, for the test.
-REGISTERED: Final[weakref.WeakSet[Anchored[Any] | Linear[Any]]] = weakref.WeakSet()
+REGISTERED: Final[weakref.WeakSet[_Pattern]] = weakref.WeakSet()
 
 
-class Anchored(Generic[AnyStr]):
-    """An ``re`` pattern for the beginning or all of a text, compiled at first use. ``anchored`` makes it.
+class _Pattern(ABC):
+    """A source, and what ``_compile`` makes of it at the first use."""
+
+    __slots__ = ("__weakref__", "compiled", "pattern")
+
+    def __init__(self, pattern: Any) -> None:
+        self.pattern: Any = pattern
+        REGISTERED.add(self)
+
+    def __getattr__(self, name: str) -> Any:
+        # Runs only while the slot is empty, so that a match costs no check.
+        if name != "compiled":
+            raise AttributeError(name)
+        self.compiled = self._compile()
+        return self.compiled
+
+    @abstractmethod
+    def _compile(self) -> Any: ...
+
+
+class Anchored(_Pattern, Generic[AnyStr]):
+    """An ``re`` pattern for the beginning or all of a text. ``anchored`` makes it.
 
     Args:
         pattern: Source.
@@ -26,22 +47,18 @@ class Anchored(Generic[AnyStr]):
         flags: Flags of ``re``.
     """
 
-    __slots__ = ("__weakref__", "compiled", "flags", "limit", "pattern")
+    __slots__ = ("flags", "limit")
 
+    pattern: AnyStr
     compiled: re.Pattern[AnyStr]
 
     def __init__(self, pattern: AnyStr, *, limit: int, flags: int) -> None:
-        self.pattern: AnyStr = pattern
+        super().__init__(pattern)
         self.limit = limit
         self.flags = flags
-        REGISTERED.add(self)
 
-    def __getattr__(self, name: str) -> Any:
-        # Runs only while the slot is empty, so that a match costs no check.
-        if name != "compiled":
-            raise AttributeError(name)
-        self.compiled = re.compile(self.pattern, self.flags)
-        return self.compiled
+    def _compile(self) -> re.Pattern[AnyStr]:
+        return re.compile(self.pattern, self.flags)
 
     def match(self, text: AnyStr, start: int = 0) -> re.Match[AnyStr] | None:
         """Matches at ``start``; the text ends ``limit`` characters later."""
@@ -83,8 +100,8 @@ class Bounded(Anchored[AnyStr]):
         return self.compiled.sub(replacement, text[: self.limit], count=count) + text[self.limit :]
 
 
-class Linear(Generic[AnyStr]):
-    """An RE2 pattern, compiled at first use. ``linear`` makes it.
+class Linear(_Pattern, Generic[AnyStr]):
+    """An RE2 pattern. ``linear`` makes it.
 
     A call takes linear time. Loops with a growing ``start`` do only for bytes: each call encodes a whole ``str``.
 
@@ -92,40 +109,38 @@ class Linear(Generic[AnyStr]):
         pattern: Source, with inline flags as ``(?im)``.
     """
 
-    __slots__ = ("__weakref__", "_compiled", "pattern")
+    __slots__ = ()
+
+    pattern: AnyStr
 
     def __init__(self, pattern: AnyStr) -> None:
-        self.pattern: AnyStr = pattern
-        self._compiled: Any = None
-        REGISTERED.add(self)
+        super().__init__(pattern)
 
     def match(self, text: AnyStr, start: int = 0) -> re.Match[AnyStr] | None:
         """Matches at ``start``."""
-        return self._made().match(_sound(text), start)  # type: ignore[no-any-return] # re2 has no types; its matches have the methods of re's
+        return self.compiled.match(_sound(text), start)  # type: ignore[no-any-return] # re2 has no types; its matches have the methods of re's
 
     def search(self, text: AnyStr, start: int = 0) -> re.Match[AnyStr] | None:
         """Returns the first match from ``start``."""
-        return self._made().search(_sound(text), start)  # type: ignore[no-any-return] # as above
+        return self.compiled.search(_sound(text), start)  # type: ignore[no-any-return] # as above
 
     def fullmatch(self, text: AnyStr) -> re.Match[AnyStr] | None:
         """Matches the whole text."""
-        return self._made().fullmatch(_sound(text))  # type: ignore[no-any-return] # as above
+        return self.compiled.fullmatch(_sound(text))  # type: ignore[no-any-return] # as above
 
     def finditer(self, text: AnyStr, start: int = 0) -> Iterator[re.Match[AnyStr]]:
         """Yields all matches from ``start``."""
-        return self._made().finditer(_sound(text), start)  # type: ignore[no-any-return] # as above
+        return self.compiled.finditer(_sound(text), start)  # type: ignore[no-any-return] # as above
 
-    def _made(self) -> Any:
-        if self._compiled is None:
-            import re2  # noqa: PLC0415
+    def _compile(self) -> Any:
+        import re2  # noqa: PLC0415
 
-            options = re2.Options()
-            options.log_errors = False
-            options.max_mem = 32 << 20
-            if isinstance(self.pattern, bytes):
-                options.encoding = re2.Options.Encoding.LATIN1
-            self._compiled = re2.compile(self.pattern, options)
-        return self._compiled
+        options = re2.Options()
+        options.log_errors = False
+        options.max_mem = 32 << 20
+        if isinstance(self.pattern, bytes):
+            options.encoding = re2.Options.Encoding.LATIN1
+        return re2.compile(self.pattern, options)
 
 
 def _sound(text: Any) -> Any:

@@ -109,10 +109,12 @@ def text(first: int, count: int, *, second: int) -> bytes:
     )
 
 
-def tailed(folder: Path, stream: bytes, heads: list[Handler]) -> list[tuple[int | None, int | None]]:
-    """Gaps of a log that one followed stream sends, its end included; ``heads`` answer the checks of its beginning."""
-    gaps: list[tuple[int | None, int | None]] = []
-    ended = False
+Gap = tuple[int | None, int | None]
+
+
+def tailed(folder: Path, answers: Handler) -> list[Gap]:
+    """Gaps of a log that is tailed to its end in ``folder / "log"``; its container ends with its first followed stream."""
+    gaps: list[Gap] = []
 
     async def story() -> None:
         async with serving(folder, tls=False) as server, Kube(server.access()) as kube, asyncio.timeout(scaled(20)):
@@ -123,19 +125,10 @@ def tailed(folder: Path, stream: bytes, heads: list[Handler]) -> list[tuple[int 
                 on_gap=lambda after, before: gaps.append((after, before)),
             )
 
-            async def handle(request):
-                nonlocal ended
-                if "limitBytes" in request.query:
-                    return await heads.pop(0)(request)
-                if request.query.get("follow") == "true":
-                    return await body(*stream.splitlines(keepends=True))(request)
-                ended = True
-                return await body(stream)(request)
-
             async def refresh() -> bool:
                 return True
 
-            server.default = handle
+            server.default = answers
             tailer = LogTailer(
                 kube, pod="p", namespace="n", container="main", log=log, refresh=refresh,
                 state=lambda: "ended" if log.at_end else "running", trouble=lambda *_: None, gather_s=0.01,
@@ -144,6 +137,23 @@ def tailed(folder: Path, stream: bytes, heads: list[Handler]) -> list[tuple[int 
             log.close()
 
     asyncio.run(story())
+    return gaps
+
+
+def checked(folder: Path, stream: bytes, heads: list[Handler]) -> list[Gap]:
+    """Gaps of a log that one followed stream sends, its end included; ``heads`` answer the checks of its beginning."""
+    ended = False
+
+    async def handle(request):
+        nonlocal ended
+        if "limitBytes" in request.query:
+            return await heads.pop(0)(request)
+        if request.query.get("follow") == "true":
+            return await body(*stream.splitlines(keepends=True))(request)
+        ended = True
+        return await body(stream)(request)
+
+    gaps = tailed(folder, handle)
     assert ended
     assert not heads
     return gaps
@@ -155,18 +165,18 @@ def test_logs_s24_a_file_that_the_kubelet_left_out_is_a_gap(tmp_path):
     for number, (head, gaps) in enumerate(((after, [pause]), (before, []))):
         folder = tmp_path / str(number)
         folder.mkdir()
-        assert tailed(folder, before + after, [answer(200, head[:64])]) == gaps
+        assert checked(folder, before + after, [answer(200, head[:64])]) == gaps
 
 
 def test_logs_s24_a_check_that_is_refused_is_made_again(tmp_path, monkeypatch):
     monkeypatch.setattr("rankfall.collect.pods.log_tailer._MOST_S", 0.0)
     before, after = text(0, 1000, second=0) + text(1000, 1000, second=1), text(9000, 100, second=8)
-    assert tailed(tmp_path, before + after, [refuse(403), answer(200, before[:64])]) == []
+    assert checked(tmp_path, before + after, [refuse(403), answer(200, before[:64])]) == []
 
 
 def test_logs_s24_what_could_not_be_checked_until_the_end_is_a_gap(tmp_path):
     before, after = text(0, 1000, second=0) + text(1000, 1000, second=1), text(9000, 1, second=8)
-    gaps = tailed(tmp_path, before + after, [refuse(403)])
+    gaps = checked(tmp_path, before + after, [refuse(403)])
     assert gaps == [(BEGAN + NS + 999 * NS // 1000, BEGAN + 8 * NS)]
 
 
@@ -175,32 +185,17 @@ def test_a_fast_log_that_was_away_is_read_to_its_end_before_it_is_followed(tmp_p
     first, more = text(0, 1000, second=0) + text(1000, 1000, second=1), text(2000, 1000, second=2)
     asked: list[dict[str, str]] = []
 
-    async def story() -> list[int]:
-        async with serving(tmp_path, tls=False) as server, Kube(server.access()) as kube, asyncio.timeout(scaled(20)):
-            log = InstanceLog(tmp_path / "log", on_record=lambda _line, _at: False, now=lambda: BEGAN)
+    async def handle(request):
+        asked.append(dict(request.query))
+        whole = first + more
+        if len(asked) == 1:
+            return await body(first, end="cut")(request)
+        if "tailLines" in request.query:
+            return await body(b"".join(whole.splitlines(keepends=True)[-250:]))(request)
+        return await body(whole)(request)
 
-            async def handle(request):
-                asked.append(dict(request.query))
-                whole = first + more
-                if len(asked) == 1:
-                    return await body(first, end="cut")(request)
-                if "tailLines" in request.query:
-                    return await body(b"".join(whole.splitlines(keepends=True)[-250:]))(request)
-                return await body(whole)(request)
-
-            async def refresh() -> bool:
-                return True
-
-            server.default = handle
-            tailer = LogTailer(
-                kube, pod="p", namespace="n", container="main", log=log, refresh=refresh,
-                state=lambda: "ended" if log.at_end else "running", trouble=lambda *_: None, gather_s=0.01,
-            )  # fmt: skip
-            assert await tailer.run() == "complete"
-            log.close()
-        stored = (tmp_path / "log" / "r0.out.log").read_bytes().splitlines()
-        return [int(line.split()[1]) for line in stored]
-
-    assert asyncio.run(story()) == list(range(3000))
+    tailed(tmp_path, handle)
+    stored = (tmp_path / "log" / "r0.out.log").read_bytes().splitlines()
+    assert [int(line.split()[1]) for line in stored] == list(range(3000))
     ways = [("follow" in query, "tailLines" in query) for query in asked]
     assert ways[:3] == [(True, False), (False, False), (True, True)]

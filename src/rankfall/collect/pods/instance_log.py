@@ -100,8 +100,8 @@ class InstanceLog:
         self.delay_ns: int | None = None
         self.at_end = False
         self.live = False
-        # The stream is a followed one, of which a kubelet may leave out files.
-        self.followed = False
+        # The newest stream is a followed one, of which a kubelet may leave out files.
+        self._followed = False
         self.pauses = Pauses()
         self.why: str | None = None
         self.routes = Routes(on_record, foreign=foreign)
@@ -118,8 +118,9 @@ class InstanceLog:
         # True until the newest stream has a whole line.
         self._fresh = False
 
-    def opened(self, newest: array[int] | None = None) -> None:
+    def opened(self, newest: array[int] | None = None, *, followed: bool = False) -> None:
         """Prepares for a reopened log, which begins with one of ``newest``, or at the cursor's second."""
+        self._followed = followed
         self._rest = b""
         self._fresh = True
         self.at_end = False
@@ -255,7 +256,7 @@ class InstanceLog:
         cursor = self.cursor
         self._measure(taken.last)
         moments = (at for marks in taken.marks.values() for _, _, *ends in marks for at in ends)
-        self.pauses.take(len(data), after=cursor.last, newest=taken.last, moments=moments, sent=self.followed)
+        self.pauses.take(len(data), after=cursor.last, newest=taken.last, moments=moments, sent=self._followed)
         cursor.take_chunk(data, lines=taken.lines, second=taken.last // _NS, high=taken.high, low=taken.low)
         cursor.lines += taken.lines
         sizes: dict[str, int] = {}
@@ -272,7 +273,7 @@ class InstanceLog:
         split, cursor = self._stamps.split, self.cursor
         after = newest = cursor.last
         # Known lines before new ones prove that none is missing, or that is recorded.
-        sent = self.followed and not cursor.expecting
+        sent = self._followed and not cursor.expecting
         taken: list[tuple[int, int]] = []
         begin = 0
         gap = False
@@ -316,8 +317,8 @@ class InstanceLog:
         self.pauses.take(sum(map(len, lines)), after=after, newest=newest, moments=moments, sent=sent)
         sizes: dict[str, int] = {}
         for stream, (texts, stamps) in pieces.items():
-            open_end = [] if stream == name and not whole else [b""]
-            sizes |= self._files.append(stream, b"\n".join(texts + open_end), marks_of(texts, stamps, after))
+            end = [] if stream == name and not whole else [b""]
+            sizes |= self._files.append(stream, b"\n".join(texts + end), marks_of(texts, stamps, after))
         cursor.last = newest
         cursor.take(taken)
         cursor.commit(sizes)

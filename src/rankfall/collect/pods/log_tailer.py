@@ -10,6 +10,7 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Final, Literal
 
 from rankfall.collect.pods.instance_log import InstanceLog, Standing
@@ -121,14 +122,12 @@ class LogTailer:
         gather_s: float = GATHER_S,
         past: bool = False,
     ) -> None:
-        self._kube = kube
+        self._open = partial(open_log, kube, pod, container=container, namespace=namespace)
         self._gather_s = gather_s
         self._past = past
         # The log was just read to its end; no joining read failed.
         self._joins, self._joinable = False, True
         self._pod = pod
-        self._namespace = namespace
-        self._container = container
         self._log = log
         self._state = state
         self._unheard = unheard
@@ -261,11 +260,7 @@ class LogTailer:
         follow = running and self._following and not past
         joins, self._joins = self._joins and (follow or not running), False
         newest = (self._log.cursor.newest(_JOIN) if joins else None) or None
-        async with open_log(
-            self._kube,
-            self._pod,
-            container=self._container,
-            namespace=self._namespace,
+        async with self._open(
             follow=follow,
             previous=state == "replaced",
             since_second=None if newest else self._log.cursor.since,
@@ -275,7 +270,7 @@ class LogTailer:
             # A final read would otherwise arrive in pieces of 4 KiB, at three times the work.
             gather_s=self._gather_s if follow or past else HURRY_S,
         ) as chunks:
-            self._log.opened(newest)
+            self._log.opened(newest, followed=follow)
             self._opened = True
             self._denied_since = None
             joins = newest is not None
@@ -350,7 +345,6 @@ class LogTailer:
                 unsure = known is None
             now, lines = _clock(), self._log.cursor.lines
             self._log.live = follow and now - opened > LIVE_S
-            self._log.followed = follow
             self._log.push(chunk)
             if self._log.pauses.suspected is not None and now >= self._check_at:
                 await self._check(previous=state == "replaced")
@@ -366,15 +360,7 @@ class LogTailer:
     async def _check(self, *, previous: bool) -> None:
         """Reads where the log's file begins, to settle a suspected pause; failures are retried later."""
         try:
-            async with open_log(
-                self._kube,
-                self._pod,
-                container=self._container,
-                namespace=self._namespace,
-                previous=previous,
-                limit_bytes=_HEAD,
-                read_timeout=READING_S,
-            ) as chunks:
+            async with self._open(previous=previous, limit_bytes=_HEAD, read_timeout=READING_S) as chunks:
                 head = b"".join([chunk async for chunk in chunks])
         except KubeError:
             self._check_at = _clock() + _MOST_S

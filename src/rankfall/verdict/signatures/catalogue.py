@@ -234,7 +234,7 @@ class Catalogue:
         return self.matcher(where).scan(data if isinstance(data, bytes) else bytes(data))
 
     def prepare(self, where: Where | Iterable[Where] = "line") -> None:
-        """Compiles in advance, which otherwise delays the first scan by 0.1 to 0.2 s."""
+        """Compiles in advance, which otherwise delays the first scan."""
         self.matcher(where).prepare()
 
     def candidates(self, data: bytes, where: Where | Iterable[Where] = "line") -> Iterator[tuple[int, int]]:

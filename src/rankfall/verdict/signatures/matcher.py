@@ -74,8 +74,7 @@ class Matcher:
         self._owners: list[tuple[int, ...]] = []
         self._always: tuple[int, ...] = ()
         self._one: dict[str, Any] = {}
-        self._all_words: tuple[str, ...] = ()
-        self._all_bytes: tuple[bytes, ...] = ()
+        self._all_words: tuple[bytes, ...] = ()
         self._patterns: list[str] = []
         self._fewer: dict[frozenset[bytes], Any] = {}
         self._counts: dict[tuple[int, ...], int] = {}
@@ -114,12 +113,11 @@ class Matcher:
         if words not in self._fewer:
             if len(self._fewer) >= _MAX_FEWER:
                 self._fewer.clear()
-            self._fewer[words] = self._automaton(word for word in self._all_words if word.encode() not in words)
+            self._fewer[words] = self._automaton([word for word in self._all_words if word not in words])
         return self._fewer[words]
 
-    def _automaton(self, words: Iterable[str]) -> Any:
-        left = tuple(words)
-        return patterns.compile_candidates(left, self._patterns) if left or self._patterns else None
+    def _automaton(self, words: Sequence[bytes]) -> Any:
+        return patterns.compile_candidates(words, self._patterns) if words or self._patterns else None
 
     def match_line(self, line: bytes) -> list[Hit]:
         """Returns the hits of one line."""
@@ -145,8 +143,8 @@ class Matcher:
                 owners.setdefault(word, []).append(index)
         self._owners = [tuple(each) for each in owners.values()]
         self._always = tuple(always)
-        self._all_words, self._patterns = tuple(owners), [self.signatures[each].pattern for each in always]
-        self._all_bytes = tuple(word.encode() for word in owners)
+        self._all_words = tuple(word.encode() for word in owners)
+        self._patterns = [self.signatures[each].pattern for each in always]
         self._ready = True
 
     def _words_in(self, line: bytes) -> Iterable[int]:
@@ -154,7 +152,7 @@ class Matcher:
         if self._set is None:
             self._looked += 1
             if self._looked <= _FEW and len(line) <= _SHORT:
-                return [index for index, word in enumerate(self._all_bytes) if word in line]
+                return [index for index, word in enumerate(self._all_words) if word in line]
             self._set = patterns.compile_words(self._all_words)
         return self._set.Match(line) or ()  # None without a word
 

@@ -55,17 +55,17 @@ def compile_one(pattern: str) -> Any:
     return _compile(whole_line(pattern), memory=8 << 20, capture=_GROUP in pattern)
 
 
-def compile_candidates(words: Sequence[str], patterns: Sequence[str]) -> Any:
+def compile_candidates(words: Iterable[bytes], patterns: Iterable[str]) -> Any:
     """Compiles one automaton of words and patterns, without groups."""
-    parts = [re2.escape(each.encode("utf-8")) for each in words]
+    parts = [re2.escape(each) for each in words]
     # RE2 captures named groups even with never_capture.
     parts += [_NAMED.sub(b"(?:", whole_line(each)) for each in patterns]
     return _compile(b"|".join(parts), memory=SCAN_MEMORY, capture=False)
 
 
-def compile_words(words: Sequence[str]) -> Any:
+def compile_words(words: Iterable[bytes]) -> Any:
     """Compiles a set: ``Match(line)`` returns all words' indices."""
-    return _compile_set(re2.escape(word.encode("utf-8")) for word in words)
+    return _compile_set(map(re2.escape, words))
 
 
 def compile_set(patterns: Sequence[str]) -> Any:
