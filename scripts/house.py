@@ -95,7 +95,8 @@ def _read(name: str, path: Path, *, known: Iterable[str]) -> Module:
     text = path.read_text()
     tree = ast.parse(text)
     made = Module(name=name, package=path.name == "__init__.py", lines=text.count("\n"))
-    docs = list(_docstrings(tree))
+    nodes = list(ast.walk(tree))
+    docs = list(_docstrings(nodes))
     inside = {line for node in docs for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
     made.doc = len(inside)
     for number, line in enumerate(text.splitlines(), start=1):
@@ -103,14 +104,14 @@ def _read(name: str, path: Path, *, known: Iterable[str]) -> Module:
             made.comment += line.lstrip().startswith("#")
             made.blank += not line.strip()
     made.imports = set(_imports(tree, name, is_package=made.package, known=frozenset(known))) - {name}
-    made.wide = list(_wide(tree))
-    made.words = Counter(word for one in _names(tree, path.stem) for word in _parts(one) if word in PRIVATE_WORDS)
-    made.prose = Counter(word for one in prose.texts(text) for word in prose.private_words(one.text))
+    made.wide = list(_wide(nodes))
+    made.words = Counter(word for one in _names(nodes, path.stem) for word in _parts(one) if word in PRIVATE_WORDS)
+    made.prose = Counter(word for one in prose.texts(text, nodes) for word in prose.private_words(one.text))
     return made
 
 
-def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
-    for node in ast.walk(tree):
+def _docstrings(nodes: Iterable[ast.AST]) -> Iterator[ast.Constant]:
+    for node in nodes:
         body = getattr(node, "body", None)
         if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) or not body:
             continue
@@ -146,8 +147,8 @@ def _running(tree: ast.AST) -> Iterator[ast.AST]:
         yield from _running(node)
 
 
-def _wide(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree):
+def _wide(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    for node in nodes:
         if not isinstance(node, ast.ClassDef):
             continue
         for made in node.body:
@@ -158,9 +159,9 @@ def _wide(tree: ast.AST) -> Iterator[tuple[str, int]]:
                     yield node.name, count
 
 
-def _names(tree: ast.AST, stem: str) -> Iterator[str]:
+def _names(nodes: Iterable[ast.AST], stem: str) -> Iterator[str]:
     yield stem
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node.name
         elif isinstance(node, ast.arg):

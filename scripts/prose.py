@@ -80,20 +80,21 @@ class Finding:
     detail: str
 
 
-def texts(source: str) -> list[Text]:
+def texts(source: str, nodes: Sequence[ast.AST] = ()) -> list[Text]:
     """Returns all prose of one Python file, comments in a block joined.
 
     Args:
         source: content of the file.
+        nodes: all nodes of its tree; without them the source is parsed.
     """
-    tree = ast.parse(source)
+    nodes = nodes or list(ast.walk(ast.parse(source)))
     found: list[Text] = []
     docstrings: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             docstrings.add(id(node.value))
             found.append(Text("docstring", node.value.lineno, node.value.value))
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in docstrings:
             continue
         # Three words in a row: shorter strings are names, units and formats.

@@ -97,13 +97,16 @@ UNIT = Trial("unit", ("-m", f"{PLAIN} and not full", *NOT_PROCESSES, "tests"), W
 PROCESSES = Trial("processes", ("-m", f"{PLAIN} and not full", *PROCESS_FOLDERS), WORKERS)
 UNIT_ALL = Trial("unit-all", ("-m", PLAIN, *NOT_PROCESSES, "tests"), WORKERS)
 PROCESSES_ALL = Trial("processes-all", ("-m", PLAIN, *PROCESS_FOLDERS), WORKERS)
-# One at a time: two torchruns at once on two cores would measure the machine and not the product.
 TORCH_WORD = "mark.torch"
 TORCH = "torch and not faults and not cluster and not root"
-TORCHRUN = Trial("torchrun", ("-m", f"{TORCH} and not full", *files_with(TORCH_WORD)))
+# Real jobs, two at a time: most faults start no torch and wait, and the longest test waits for its ranks.
+JOBS = Trial(
+    "jobs",
+    ("-m", "(torch or faults) and not cluster and not root and not full", *files_with(TORCH_WORD), "tests/faults"),
+    ("-n", "2"),
+)
+# One at a time: two torchruns at once on two cores would measure the machine and not the product.
 TORCHRUN_ALL = Trial("torchrun-all", ("-m", TORCH, *files_with(TORCH_WORD)))
-# Two at a time: most of them start no torch and wait.
-FAULTS = Trial("faults", ("-m", "faults and not full and not root", "tests/faults"), ("-n", "2"))
 FAULTS_ALL = Trial(
     "faults-all",
     ("-m", "faults", "tests/faults"),
@@ -171,7 +174,7 @@ EXPLORE = Trial(
 
 PLANS = {
     "lint": Plan((LINT,)),
-    "test": Plan((LINT, UNIT, PROCESSES, TORCHRUN, FAULTS), stamp="test"),
+    "test": Plan((LINT, UNIT, PROCESSES, JOBS), stamp="test"),
     "test-cluster": Plan((BUILD, ROOT_TESTS, BED), stamp="cluster", root=True),
     "test-all": Plan(
         (
