@@ -128,6 +128,11 @@ def test_a_run_that_does_not_exist_is_66(verb: str, here: Path, capfd: pytest.Ca
     assert "no run yet" in said(capfd)
 
 
+def test_an_address_is_no_file(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["why", "s3://bucket/logs/rank0.log"]) == 66
+    assert "only files are read: save the text" in said(capfd)
+
+
 def test_a_job_file_that_cannot_be_a_job_file(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["run", "-f", "."]) == 2
     assert "directory" in said(capfd)

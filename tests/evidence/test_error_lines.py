@@ -96,6 +96,20 @@ def test_a_message_that_begins_on_the_next_line_is_read(why: Explain) -> None:
     assert (mine.cause.slug, line_of(mine)) == ("user_code_exception", "ValueError:\nwidth 7 is odd")
 
 
+def test_a_message_that_ends_with_a_colon_continues_on_the_next_line(why: Explain) -> None:
+    gloo = "[../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.16.30.11]:33483"
+    head = (
+        "RuntimeError: ProcessGroupWrapper: Monitored Barrier encountered error running collective: ALLREDUCE. Error:"
+    )
+    found = why(prefixed("[rank2]: ", f"{HEAD}{head}\n{gloo}\n"))
+    assert (found.cause.slug, line_of(found)) == ("peer_lost", f"[rank2]: {head}\n{gloo}")
+    # Only one line: what follows is no message any more, nor is a line of another speaker.
+    mine = why(f"{HEAD}ValueError: widths:\n7 is odd\nbad rows:\n{STOPPED}")
+    assert (mine.cause.slug, line_of(mine)) == ("user_code_exception", "ValueError: widths:\n7 is odd")
+    other = why(prefixed("[rank2]: ", f"{HEAD}ValueError: widths:\n") + prefixed("[rank1]: ", f"{gloo}\n"))
+    assert (other.cause.slug, other.rank) == ("user_code_exception", 2)
+
+
 def test_a_report_behind_a_colon_is_no_message(why: Explain) -> None:
     text = f"{HEAD}torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n============\nfit.py FAILED\n{AGENT.format(3)}"
     assert why(text).cause.slug == "user_exit"

@@ -373,7 +373,8 @@ def run_of_argument(targets: list[str], where: Where) -> RunDir | None:
             return None
         if _TARGET.fullmatch(name):
             raise _unknown_kind(name) from None
-        raise NotFound(f"there is no run and no file {name[:200]!r}", hint=missing.hint) from None
+        hint = "only files are read: save the text and give its path" if "://" in name else missing.hint
+        raise NotFound(f"there is no run and no file {name[:200]!r}", hint=hint) from None
     except UsageError:
         if is_there(name):
             return None
