@@ -198,7 +198,7 @@ def honest(seed: int) -> Story:
     for number in range(rng.randrange(3, 9)):
         at = _everywhere(story, at, style, number, rng)
     story.steps = {rank: (step, min(when, at - 0.4)) for rank, (step, when) in story.steps.items()}
-    whole = ": " in text and text.split(":")[0].isidentifier() and rng.random() < 0.5
+    whole = text.partition(": ")[0].endswith(("Error", "Exception")) and rng.random() < 0.5
     story.lines[speaker] += [(at, line) for line in (traceback(text) if whole else [text])]
     for other in range(world):
         if other != speaker and rng.random() < 0.5:
