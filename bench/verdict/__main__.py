@@ -52,10 +52,10 @@ def main(argv: list[str]) -> int:
     text = "\n\n".join((table(found), *pages))
     print(text)
     if set(parts) == set(PARTS):
-        told = f"{machine()}; load average at the end {os.getloadavg()[1]:.0f}"
+        where = f"{machine()}; load average at the end {os.getloadavg()[1]:.0f}"
         day = dt.datetime.now(tz=dt.UTC).date()
         head = (
-            f"# How soon and how rightly a fall is explained\n\nWritten by `make bench-verdict` on {day} ({told}).\n\n"
+            f"# How soon and how rightly a fall is explained\n\nWritten by `make bench-verdict` on {day} ({where}).\n\n"
         )
         (ROOT / "docs/results/bench-verdict.md").write_text(f"{head}{text}\n", encoding="utf-8")
     return 1 if any(row.holds is False for row in found) else 0

@@ -148,7 +148,7 @@ def _row(found: Sequence[Judged], part: _Part, name: str) -> Row:
     if part.most_wrong is not None:
         bound += f", {part.most_wrong:.0%} wrong" if part.most_wrong else ", none wrong"
     holds = right >= part.least * number and (part.most_wrong is None or wrong <= part.most_wrong * number)
-    figure = f"{right} of {number} right{share}, {wrong} wrong, {counts['unknown']} not told{more}"
+    figure = f"{right} of {number} right{share}, {wrong} wrong, {counts['unknown']} unknown{more}"
     return Row(f"{part.field}, {name}", figure, bound, holds, part.how)
 
 
@@ -175,12 +175,12 @@ def calibration(found: Sequence[Judged]) -> list[Row]:
 def page(found: Sequence[Judged]) -> str:
     """A row for each log of which something that its label tells was not said."""
     lines = ["| log | labelled | said | cause | rank | line | retry |", "| --- | --- | --- | --- | --- | --- | --- |"]
-    lines += [_told(one) for one in found if not one.right]
+    lines += [_graded(one) for one in found if not one.right]
     return "\n".join(lines)
 
 
-def _told(one: Judged) -> str:
+def _graded(one: Judged) -> str:
     accepted = ", ".join(f"`{slug}`" for slug in one.label.accept)
     grades = (one.cause, one.rank, one.line, one.retry)
-    told = " | ".join("**wrong**" if grade == "wrong" else "-" if grade == "none" else grade for grade in grades)
-    return f"| {one.label.log} | {accepted} | {one.slug}, {one.confidence} | {told} |"
+    cells = " | ".join("**wrong**" if grade == "wrong" else "-" if grade == "none" else grade for grade in grades)
+    return f"| {one.label.log} | {accepted} | {one.slug}, {one.confidence} | {cells} |"

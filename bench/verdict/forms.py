@@ -79,7 +79,7 @@ FORMS: Final[dict[str, Form]] = {
     "torchrun --tee, role": _before(f"[trainer{SHOWN}|{SHOWN}]:"),
     "torch's rank": _before(f"[rank{SHOWN}]:"),
     "rank in brackets": _before(f"[{SHOWN}] "),
-    "rank in words": _before(f"Rank {SHOWN}: "),
+    "rank as a word": _before(f"Rank {SHOWN}: "),
     "srun --label": _before(f"{SHOWN}: "),
     "mpirun --tag-output": _before(f"[1,{SHOWN}]<stderr>:"),
     "SageMaker": _before(f"[1,mpirank:{SHOWN},algo-1]<stderr>:"),

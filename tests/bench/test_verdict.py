@@ -41,7 +41,7 @@ def test_logs_are_judged_by_their_labels(logs):
         ("unknown", "unknown", "none", "none"),
     ]
     cause, rank, line, _, harmful = corpus.rows(found, "half")
-    assert (cause.figure, cause.holds) == ("1 of 2 right (50%), 0 wrong, 1 not told", False)
+    assert (cause.figure, cause.holds) == ("1 of 2 right (50%), 0 wrong, 1 unknown", False)
     assert (rank.holds, line.holds, harmful.holds) == (False, True, True)
     assert "| 2.log | `gpu_oom` |" in corpus.page(found)
     assert "1.log" not in corpus.page(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+from gate.stages import PLANS  # noqa: E402 - scripts is no package of the project
 from gate.trial import MAX_UNSTEADY, Result, Trial, run  # noqa: E402 - scripts is no package of the project
 
 # Fails until its file exists, and makes it.
@@ -207,3 +209,10 @@ def test_what_the_stage_runs_on_is_kept(stage, leaked):
     result = stage(LEAKS, keep="time.sleep(600)")
     os.kill(leaked(), signal.SIGKILL)
     assert (result.good, result.text) == (True, "")
+
+
+def test_contributing_describes_the_stages_of_both_commands():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    tables = re.findall(r"^\| stage \| content \|\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    named = [[row.split("|")[1].strip() for row in table.splitlines()] for table in tables]
+    assert named == [[stage.name for stage in PLANS[plan].stages] for plan in ("test", "test-cluster")]
