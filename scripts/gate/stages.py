@@ -85,8 +85,8 @@ LINT = Commands(
     ),
     {"MYPYPATH": "tests:examples:scripts"},
 )
-# One more than the two cores: a worker waits for its processes a third of the time.
-WORKERS = ("-n", "3")
+# Twice the cores: a worker waits for its processes, servers and timers half of the time.
+WORKERS = ("-n", "4")
 PLAIN = "not faults and not torch and not cluster and not root"
 # Folders whose tests start real processes: the command, supervisors, wrappers and ranks, builders. All others are unit tests, which come first.
 PROCESS_FOLDERS = tuple(

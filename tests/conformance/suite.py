@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -24,9 +25,17 @@ Key = tuple[str, str]
 
 
 def chosen(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """The parameters of all tests that this session runs of the module which asks."""
+    """The parameters of all tests of the module which asks that certainly run in this process.
+
+    A worker of pytest-xdist has all items of the session and runs some of them: only those of a group come together.
+    """
+    spread = "PYTEST_XDIST_WORKER" in os.environ
     items = (item for item in request.session.items if item.path == request.path)
-    return [item.callspec.params for item in items if hasattr(item, "callspec")]
+    return [
+        item.callspec.params
+        for item in items
+        if hasattr(item, "callspec") and not (spread and item.get_closest_marker("xdist_group") is None)
+    ]
 
 
 class Suite:

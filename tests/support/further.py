@@ -141,6 +141,7 @@ FURTHER = {
         "test_fault[mismatch-size-static-2x2]",
         "test_i19_pairs_of_faults_here[local-hang-clock]",
         "test_fault[shm-too-small-c10d-2x2]",
+        "test_fault[signal-outside-kill-c10d-2x2]",
     ),
     "another store or another end of the same reader": (
         "test_errors_s15_a_record_of_200_mb_is_named_and_costs_no_memory[folder]",

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Iterator
 from importlib import resources
 from importlib.resources.abc import Traversable
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Final
 
@@ -88,6 +89,7 @@ def unpack(home: Path) -> Path:
             # Python would apply the umask.
             make_folder(path.parent / "__pycache__")
             write_file(path, data)
+        _copy_compiled(temporary)
         # Atomic for concurrent processes.
         os.rename(temporary, target)  # noqa: PTH104 - Path.rename does the same with one more object
     except OSError:
@@ -96,6 +98,21 @@ def unpack(home: Path) -> Path:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target
+
+
+def _copy_compiled(target: Path) -> None:
+    """Copies what Python compiled of the package: else each slot of the first run of a home compiles it again."""
+    package = resources.files(_PACKAGE)
+    if not isinstance(package, Path):
+        return
+    for source in package.rglob("*.py"):
+        copy = target / _PACKAGE / source.relative_to(package)
+        compiled = Path(cache_from_source(str(source)))
+        if copy.is_file() and compiled.is_file():
+            # Python compares it with time and size of the source.
+            times = source.stat()
+            os.utime(copy, ns=(times.st_atime_ns, times.st_mtime_ns))
+            write_file(copy.parent / "__pycache__" / compiled.name, compiled.read_bytes())
 
 
 CODE: Final = "code"
