@@ -167,6 +167,13 @@ def test_the_block_of_torchrun_alone_names_the_rank_that_fell_itself(tmp_path):
     assert [c.rank for c in verdict.consequences] == [2]
 
 
+def test_the_rank_of_a_row_of_torchrun_is_not_the_number_of_the_node_before_it():
+    worker = b"(worker1, rank=1, pid=22249, ip=10.31.0.9) "
+    rows = b"  rank      : 5 (local_rank: 1)\n", b"  exitcode  : 3 (pid: 22640)\n"
+    verdict = explain_stream(io.BytesIO(b"".join(worker + row for row in rows))).verdict
+    assert (verdict.rank, verdict.cause.slug, len(verdict.consequences)) == (5, "user_exit", 0)
+
+
 def test_a_missing_path_says_what_to_do(tmp_path):
     with pytest.raises(NotFound, match="does not exist"):
         explain_files([tmp_path / "nothing"])

@@ -163,3 +163,13 @@ def test_i23_p2_a_started_process_is_known_wherever_the_text_is_cut(cut):
     closed = [*reader.push(data[:at], at=0, line=0, final=False).closed]
     closed += reader.push(data[at:], at=at, line=data[:at].count(b"\n"), final=True).closed
     assert [(one.found.prefix.local_rank, one.found.frames) for one in closed if one.found] == [(2, 2)]
+
+
+@pytest.mark.parametrize("word", ["WARNING", "ERROR", "Caught", "data.loader", "main"])
+def test_a_word_before_an_exception_is_no_node(word):
+    known = parse_prefix(f"[rank2]: {word}: OSError: [Errno 5] Input/output error".encode())
+    assert (known.rank, known.host) == (2, None)
+
+
+def test_a_name_with_a_number_before_an_exception_is_a_node():
+    assert parse_prefix(b"gpu-17: OSError: [Errno 5] Input/output error").host == "gpu-17"

@@ -58,7 +58,9 @@ _LEAST_TEXT: Final = 64
 # Of two ranks it is unknown which one waited.
 # A message that begins with the rank that raised it, or has a tag or key of the speaker's rank.
 _SAYS_ITS_RANK: Final = bounded(
-    r"\b\w*(?:Error|Exception): \[?[Rr]ank[ :=]?(\d{1,6})(?:\]|:|,|\b)|\[(?:[^\[\]]{1,80} )?(?i:rank)[ :=]?(\d{1,6})\]|[\[(,] ?(?i:rank|rank_?id)[:=] ?(\d{1,6})[\]),]",
+    r"\b\w*(?:Error|Exception): \[?[Rr]ank[ :=]?(\d{1,6})(?:\]|:|,|\b)|\[(?:[^\[\]]{1,80} )?(?i:rank)[ :=]?(\d{1,6})\]|[\[(,] ?(?i:rank|rank_?id)[:=] ?(\d{1,6})[\]),]"
+    # a row of torchrun's report
+    r"|\brank {1,8}: (\d{1,6}) \(local_rank: ",
     limit=2_000,
 )
 # A failure of a rank in the words of another process.
@@ -360,8 +362,8 @@ def _placed(piece: Evidence, place: tuple[str | None, str | None]) -> Evidence:
 def _rank_in(piece: Evidence) -> int | None:
     """Rank that a line without a rank's prefix names as its speaker, or as the one that failed; None if there is none."""
     # A number in a prefix without a rank counts something else.
-    raw = piece.line.encode("utf-8", "surrogateescape")
-    text = decode(raw[parse_prefix(raw).length :])
+    lines = piece.line.encode("utf-8", "surrogateescape").split(b"\n")
+    text = decode(b"\n".join(line[parse_prefix(line).length :] for line in lines))
     if piece.role == "secondary":
         # Of a rank that waited, which names its peers too.
         named = _SAYS_ITS_RANK.search(text)

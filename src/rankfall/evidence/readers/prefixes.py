@@ -84,7 +84,7 @@ _TAGS: Final = tuple(
         ("none", r" {0,5}\d{1,6}: (?=slurmstepd)"),
         # 3: of srun --label, padded; [3]: of torchrun with the template [${rank}]:, and of mpirun; but not the shell's
         # [1]   1234 killed
-        ("task", r" {0,5}(\d{1,6}): (?=\S| {2,8}File )"),
+        ("task", r" {0,5}(\d{1,6}): (?=\S| {2,8}(?:File |nested task error: ))"),
         ("task", r"\[(\d{1,5})\]:[ \t]?"),
         ("task", r"\[(\d{1,5})\] (?=[A-Za-z\[(]| {2,8}File )"),
         # [node1:mpi_rank_3] of MVAPICH, node1:rank3.python: of libfabric's providers
@@ -103,7 +103,8 @@ _TAGS: Final = tuple(
         # srun: error: gpu-17: task 6: about a task that ended
         ("srun", r"srun: error: ([\w.,\[\]-]{1,512}): tasks? ([\d,-]{1,400}): "),
         ("pod", r"\[pod/([\w.-]{1,253})/[\w.-]{1,63}\]:? ?"),
-        ("host", rf"([\w.-]{{1,253}}): {_EXCEPTION}"),
+        # A word without a digit is a level or a part of the message.
+        ("host", rf"((?=[\w.-]{{0,252}}\d|localhost)[\w.-]{{1,253}}): {_EXCEPTION}"),
         ("name", r"([\w.-]{1,128}) +\|{1,2} ?"),
         # n042: worker1: 10.0.0.4: of pdsh
         ("host", _HOST + r": "),
