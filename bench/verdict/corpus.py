@@ -54,7 +54,7 @@ class Judged(msgspec.Struct, frozen=True):
 
     @property
     def right(self) -> bool:
-        """All that the label tells was said."""
+        """All that the label names was found."""
         return not {self.cause, self.rank, self.line, self.retry} & {"unknown", "wrong"}
 
 
@@ -135,7 +135,7 @@ _PARTS: Final = (
     _Part("cause", CAUSE, WRONG, "one of the labelled causes; each log alone, as it was pasted"),
     _Part("rank", RANK, 0, "of the logs that show one"),
     _Part("line", LINE, None, f"the labelled line, its first {_ALIKE} characters"),
-    _Part("retry", RETRY, None, "`no` against all others, of the logs whose text tells"),
+    _Part("retry", RETRY, None, "`no` against all others, of the logs whose text shows it"),
 )
 
 
@@ -173,7 +173,7 @@ def calibration(found: Sequence[Judged]) -> list[Row]:
 
 
 def page(found: Sequence[Judged]) -> str:
-    """A row for each log of which something that its label tells was not said."""
+    """A row for each log in which something that its label names was not found."""
     lines = ["| log | labelled | said | cause | rank | line | retry |", "| --- | --- | --- | --- | --- | --- | --- |"]
     lines += [_graded(one) for one in found if not one.right]
     return "\n".join(lines)

@@ -34,7 +34,7 @@ def chosen(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return [
         item.callspec.params
         for item in items
-        if hasattr(item, "callspec") and not (spread and item.get_closest_marker("xdist_group") is None)
+        if hasattr(item, "callspec") and (not spread or item.get_closest_marker("xdist_group"))
     ]
 
 

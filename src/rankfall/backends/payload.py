@@ -107,12 +107,15 @@ def _copy_compiled(target: Path) -> None:
         return
     for source in package.rglob("*.py"):
         copy = target / _PACKAGE / source.relative_to(package)
-        compiled = Path(cache_from_source(str(source)))
-        if copy.is_file() and compiled.is_file():
+        cache = Path(cache_from_source(str(source)))
+        try:
+            compiled, times = cache.read_bytes(), source.stat()
+        except OSError:
+            continue  # not compiled yet, or not readable: slots compile it
+        if copy.is_file():
             # Python compares it with time and size of the source.
-            times = source.stat()
             os.utime(copy, ns=(times.st_atime_ns, times.st_mtime_ns))
-            write_file(copy.parent / "__pycache__" / compiled.name, compiled.read_bytes())
+            write_file(copy.parent / "__pycache__" / cache.name, compiled)
 
 
 CODE: Final = "code"

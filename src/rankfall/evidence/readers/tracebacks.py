@@ -77,7 +77,7 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
         tags: Tags of the line of its head.
         margin: Number of spaces between tags and head; those of its other lines are no indentation.
         cut: The text begins inside it; then only an exception that is named as one proves it.
-        announced: The final line ends with a colon: the next one belongs to the message, whatever it contains.
+        continues: The final line ends with a colon: the next one belongs to the message, whatever it contains.
         held: Caller's data that waits for ``real``.
     """
 
@@ -103,7 +103,7 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
     tags: bytes = b""
     margin: int = 0
     cut: bool = False
-    announced: bool = False
+    continues: bool = False
     held: list[Any] = msgspec.field(default_factory=list)
 
 
@@ -373,19 +373,19 @@ class TracebackReader:
                 return None
             message = raised[1][:MAX_MESSAGE]
             state.type, state.size = raised[0][:_MAX_TYPE], len(message)
-            state.announced = text.endswith(b":")
-            state.message = [] if state.announced and not message else [message]
+            state.continues = text.endswith(b":")
+            state.message = [] if state.continues and not message else [message]
             state.final, state.line = (at, stop, number + 1), decode(line)
             state.end, state.expect = stop, False
             self._grow(state, len(state.type) + len(message))
             return False
         if not text:
             return True  # before a chained exception, or the traceback's end
-        if state.announced and state.type is not None and not text.startswith((b"--", b"==", b"**")):
+        if state.continues and state.type is not None and not text.startswith((b"--", b"==", b"**")):
             state.line += "\n" + decode(body)
         elif state.type is None or state.size >= MAX_MESSAGE or not text.startswith(_CONTINUATIONS):
             return None
-        state.announced = False
+        state.continues = False
         # A C++ stack of torch, details of an argument error; log lines do not continue a message.
         state.message.append(text[:MAX_MESSAGE])
         state.size += len(text)
