@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,18 +36,21 @@ STEADY_MAX_ELSEWHERE = 3
 def run_commands(stage: Commands) -> Result:
     """Run all commands of the stage; the output of those that fail is kept whole."""
     result = Result()
-    with (REPORTS / f"{stage.name}.log").open("wb") as log:
-        for command in stage.commands:
+
+    def run(command: tuple[str, ...]) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | stage.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+
+    with (REPORTS / f"{stage.name}.log").open("wb") as log, ThreadPoolExecutor(stage.at_once) as pool:
+        for command, done in zip(stage.commands, pool.map(run, stage.commands), strict=True):
             shown = " ".join(Path(part).name if part.startswith(str(stages.BIN)) else part for part in command)
-            done = subprocess.run(
-                command,
-                cwd=ROOT,
-                env=os.environ | stage.env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                check=False,
-            )
             log.write(f"\n== {shown}\n".encode() + done.stdout)
             if done.returncode:
                 result.good = False

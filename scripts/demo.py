@@ -1,6 +1,6 @@
 """``make demo``: the main job on real input. Shows the command that it runs, so that it can be typed again with other values.
 
-Two nodes of two ranks train examples/train_char_lm.py. In step 110 rank 2 is killed; Rankfall says so, starts the job again, and the job
+Two nodes of two ranks train examples/train_char_lm.py. In step 50 rank 2 is killed; Rankfall says so, starts the job again, and the job
 goes on from its checkpoint. The run stays in Rankfall's own home, where ``rankfall why`` finds it.
 """
 
@@ -22,10 +22,10 @@ RUN = (
     "--nproc-per-node",
     "2",
     "--env",
-    "DEMO_FAULT=rank=2,step=110,kind=sigkill",
+    "DEMO_FAULT=rank=2,step=50,kind=sigkill",
     "examples/train_char_lm.py",
     "--steps",
-    "160",
+    "60",
     "--checkpoint-dir",
     str(CHECKPOINTS),
 )

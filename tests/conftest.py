@@ -19,6 +19,8 @@ from support.further import further
 # Switched off on some machines: each process of a test would compile torch and ourselves anew, which no user's does (Makefile).
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# jsonschema builds 38 grammars from it when it is imported, 2 s in each worker, for formats that no schema of ours names.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 # In an allocation of Slurm, runs of the tests would be steps of it.
 for _name in [name for name in os.environ if name.startswith(("SLURM", "SRUN_"))]:
     del os.environ[_name]

@@ -28,13 +28,15 @@ class Commands:
 
     Attributes:
         name: short, and the name of its log.
-        commands: run one after the other, all of them.
+        commands: all of them are run, in this order.
         env: added to the environment.
+        at_once: how many of them run at the same time.
     """
 
     name: str
     commands: tuple[tuple[str, ...], ...]
     env: dict[str, str] = field(default_factory=dict)
+    at_once: int = 1
 
 
 Stage = Commands | Trial
@@ -72,10 +74,9 @@ LINT = Commands(
     (
         tool("ruff", "check", "."),
         tool("ruff", "format", "--check", "."),
-        tool("mypy"),
         tool(
             "mypy",
-            "--explicit-package-bases",
+            *("--num-workers", "2", "--explicit-package-bases", "src"),
             *("tests/faults", "tests/conformance", "testbed", "scripts", "examples", "bench"),
         ),
         tool("lint-imports"),
@@ -84,6 +85,7 @@ LINT = Commands(
         tool("vermin", "--target=3.8-", "--no-tips", "--violations", "src/rankfall_inside"),
     ),
     {"MYPYPATH": "tests:examples:scripts"},
+    at_once=2,
 )
 # Twice the cores: a worker waits for its processes, servers and timers half of the time.
 WORKERS = ("-n", "4")
@@ -99,11 +101,11 @@ UNIT_ALL = Trial("unit-all", ("-m", PLAIN, *NOT_PROCESSES, "tests"), WORKERS)
 PROCESSES_ALL = Trial("processes-all", ("-m", PLAIN, *PROCESS_FOLDERS), WORKERS)
 TORCH_WORD = "mark.torch"
 TORCH = "torch and not faults and not cluster and not root"
-# Real jobs, two at a time: most faults start no torch and wait, and the longest test waits for its ranks.
+# Real jobs, three at a time: most faults start no torch and wait, and the longest test waits for its ranks.
 JOBS = Trial(
     "jobs",
     ("-m", "(torch or faults) and not cluster and not root and not full", *files_with(TORCH_WORD), "tests/faults"),
-    ("-n", "2"),
+    ("-n", "3"),
 )
 # One at a time: two torchruns at once on two cores would measure the machine and not the product.
 TORCHRUN_ALL = Trial("torchrun-all", ("-m", TORCH, *files_with(TORCH_WORD)))

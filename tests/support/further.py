@@ -47,6 +47,7 @@ FURTHER = {
         "test_a_run_is_tried_again_with_another_variable_beside_its_secrets",
     ),
     "the conformance suite's case on this machine": (
+        "test_i24_p10_a_case_as_steps_of_a_stand_in_for_slurm[a_rank_is_killed]",
         "test_jobapi_s09_a_run_begun_suspended_starts_with_resume",
         "test_resume_of_a_run_that_is_not_suspended_says_so",
         "test_jobapi_s09_suspended_from_the_start_begins_nothing_and_the_clock_starts_with_resume",
@@ -72,7 +73,11 @@ FURTHER = {
         "test_a_supervisor_killed_at_a_restart_neither_repeats_nor_forgets_it[start-5]",
         "test_a_supervisor_killed_at_a_restart_neither_repeats_nor_forgets_it[decision_done-1]",
         "test_a_supervisor_killed_at_a_restart_neither_repeats_nor_forgets_it[add_decision-2]",
-        *(f"test_killed_after_a_moment_and_resumed[{number}]" for number in (3, 9, 14, 16, 19, 29)),
+        *(f"test_killed_after_a_moment_and_resumed[{number}]" for number in (3, 9, 13, 14, 15, 16, 19, 24, 29)),
+        "test_killed_before_a_moment_and_resumed[15]",
+        "test_a_supervisor_killed_while_it_resizes_neither_repeats_nor_forgets[after-begin_attempt]",
+        "test_a_supervisor_killed_while_it_resizes_neither_repeats_nor_forgets[after-tell]",
+        "test_attach_goes_on_with_an_attempt_that_the_database_lost[older_copy]",
         "test_i18_p1_p2_a_run_ends_with_its_own_verdict[deep progress]",
         "test_i18_p1_p2_a_run_ends_with_its_own_verdict[number in a report of torchrun]",
         "test_i18_p1_p2_a_run_ends_with_its_own_verdict[numbers in records]",
@@ -120,6 +125,7 @@ FURTHER = {
     ),
     "the same lines of fewer ranks, or of another writer": (
         "test_logs_s40_of_sixteen_by_eight_ranks_all_are_kept_and_two_are_shown",
+        "test_launch_s13_the_first_and_the_true_last_rank_are_shown_wherever_they_run[16-8]",
         "test_a_reader_that_goes_away_does_not_end_the_job",
         "test_a_stdout_on_a_full_disk_does_not_end_the_job",
         "test_all_and_rank_choose_whose_lines_are_shown",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -25,12 +26,7 @@ from rankfall.verdict.signatures.patterns import required_words
 
 FULL = tuple(each for family in FAMILIES for each in parse(source(family), origin=family))
 CATALOGUE = Catalogue(FULL)
-CASES = [
-    pytest.param(signature, example.text, where, id=f"{signature.id}-{number}-{where}")
-    for signature in FULL
-    for number, example in enumerate(signature.example)
-    for where in signature.where
-]
+CASES = [pytest.param(signature, id=signature.id) for signature in FULL]
 
 # Causes that no single line of text can show; docs/signatures.md says why.
 NO_TEXT = {"slow_rank_timeout"}
@@ -61,13 +57,14 @@ def test_every_cause_has_a_signature_or_a_reason() -> None:
     assert all(f"| `{slug}` |" in text for slug in uncovered)
 
 
-@pytest.mark.parametrize(("signature", "text", "where"), CASES)
-def test_an_example_is_recognised_as_its_cause(signature: Signature, text: str, where: str) -> None:
-    hits = CATALOGUE.match_line(text.encode(), where)  # type: ignore[arg-type]
-    assert signature in [hit.signature for hit in hits]
-    chosen = best(hits)
-    assert chosen is not None
-    assert chosen.signature.slug == signature.slug
+@pytest.mark.parametrize("signature", CASES)
+def test_its_examples_are_recognised_as_its_cause(signature: Signature) -> None:
+    for example, where in product(signature.example, signature.where):
+        hits = CATALOGUE.match_line(example.text.encode(), where)
+        chosen = best(hits)
+        assert signature in [hit.signature for hit in hits], f"{where}: {example.text}"
+        assert chosen, f"{where}: {example.text}"
+        assert chosen.signature.slug == signature.slug, f"{where}: {example.text}"
 
 
 @pytest.mark.parametrize(
