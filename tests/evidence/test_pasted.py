@@ -253,3 +253,24 @@ def test_of_several_watchdogs_the_earliest_collective_is_shown_then_the_first_li
     verdict = why(text)
     assert verdict.decisive is not None
     assert f"[Rank {shown}]" in verdict.decisive.line
+
+
+UNIQUE_ID = "RuntimeError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error"
+
+
+@pytest.mark.parametrize("reason", ["", ": Socket Timeout"])
+def test_a_bar_is_compared_with_the_usual_waits_where_a_time_out_states_none(answer, reason):
+    trace = f'{HEAD}  File "/w/t.py", line 3, in f\n    dist.barrier()\n{UNIQUE_ID}{reason}\n'
+    assert answer(BAR.format(elapsed="30:11") + trace)[0] == "slow_rank_timeout"
+    assert answer(BAR.format(elapsed="10:02") + trace)[0] == "slow_rank_timeout"
+    assert answer(BAR.format(elapsed="15:02") + trace)[0] != "slow_rank_timeout"
+
+
+def test_ranks_that_wait_until_the_first_one_has_done_its_work_make_it_the_slow_one(answer):
+    frames = '  File "/w/t.py", line 3, in f\n    with args.main_process_first():\n  File "/v/site-packages/transformers/training_args.py", line 1891, in main_process_first\n    torch.distributed.barrier()\n'
+    late = f"{HEAD}{frames}{UNIQUE_ID}: Socket Timeout\n"
+    assert answer(late)[0] == "slow_rank_timeout"
+    assert answer(late.replace("main_process_first", "setup"))[0] == "rank_stuck"
+    # It failed at its work.
+    own = f'[rank0]: {HEAD}[rank0]:   File "/w/t.py", line 3, in f\n[rank0]:     f()\n[rank0]: KeyError: 1\n'
+    assert answer(own + late) == ("user_code_exception", 0)

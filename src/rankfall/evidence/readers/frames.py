@@ -70,6 +70,13 @@ _ORIGINS: Final = (
     (b"tempfile.py", frozenset({b"_cleanup"}), "clean_up"),
     (b"logging/__init__.py", frozenset({b"shutdown"}), "clean_up"),
     (b"", frozenset({b"__del__"}), "clean_up"),
+    (
+        b"",
+        frozenset(
+            {b"main_process_first", b"local_main_process_first", b"_goes_first", b"torch_distributed_zero_first"}
+        ),
+        "main_first",
+    ),
 )
 
 
@@ -79,8 +86,9 @@ class Frames(msgspec.Struct):
     Attributes:
         count: Number of frames.
         origins: ``damaged_report``, ``data_loader``, ``command``, ``launcher``, ``clean_up`` (finalizers, interpreter exit),
-            ``spawned`` (a worker begins), ``removal`` (the last statement removes or renames a file). Further ``library``: a
-            package's frame is the innermost outside the standard library.
+            ``spawned`` (a worker begins), ``removal`` (the last statement removes or renames a file). Further ``main_first``
+            (ranks wait for the first one's work) and ``library``: a package's frame is the innermost outside the standard
+            library.
         collective: Outermost collective that the user's code called, or None.
     """
 

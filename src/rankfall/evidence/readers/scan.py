@@ -23,7 +23,7 @@ from rankfall.evidence.readers.survival import Survival
 from rankfall.evidence.readers.text import repeats
 from rankfall.evidence.readers.torchrun import Reported, ReportReader
 from rankfall.evidence.readers.tracebacks import OpenTraceback, TracebackReader
-from rankfall.verdict.diagnose.cause_tables import OF_LIBRARY, OF_OWN, OWN_CODE
+from rankfall.verdict.diagnose.cause_tables import OF_LIBRARY, OF_OWN, OWN_CODE, WAITS_FOR_FIRST
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 # Bytes: a copy remains in the processor's cache.
@@ -304,6 +304,8 @@ class ChunkScanner:
         elif meaning.slug == "external_signal" and item.prefix.raw.endswith(b"^C"):
             # The terminal shows the key that was pressed.
             meaning = msgspec.structs.replace(meaning, slug="cancelled", role="primary")
+        elif meaning.slug == "collective_timeout" and "main_first" in item.origins:
+            meaning = msgspec.structs.replace(meaning, signature=WAITS_FOR_FIRST)
         elif "command" in item.origins:
             meaning = of_missing_command(meaning)
         known = meaning.signature
