@@ -60,6 +60,11 @@ class Kubectl:
         found: Object = json.loads(self("get", *words, "-o", "json"))
         return found
 
+    def has_event(self, namespace: str, name: str, word: str) -> bool:
+        """Whether reason or message of an Event about objects of this name has the word."""
+        events = self.get("events", "-n", namespace, "--field-selector", f"involvedObject.name={name}")["items"]
+        return any(word in f"{event['reason']} {event['message']}" for event in events)
+
     def apply(self, objects: Iterable[Mapping[str, Any]]) -> None:
         """Make or change objects."""
         # JSON is YAML, and a definition of half a megabyte is written in a moment instead of seconds.

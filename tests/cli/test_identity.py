@@ -26,7 +26,7 @@ print(f"RANK {os.environ['RANK']} in slot {slot}", flush=True)
 """
 
 
-# 16 nodes x 8 ranks are those of the document that asked for it; with 11 nodes the order of names is not that of slots already.
+# The document that asked for it has 16 nodes x 8 ranks; 11 nodes are enough for names that sort in another order than slots.
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("nodes", "each"), [(11, 1), (16, 8)])
 def test_launch_s13_the_first_and_the_true_last_rank_are_shown_wherever_they_run(

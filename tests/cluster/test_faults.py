@@ -29,11 +29,6 @@ def ready(kubectl: Kubectl, node: str) -> str:
     return next(item["status"] for item in conditions if item["type"] == "Ready")
 
 
-def says(kubectl: Kubectl, namespace: str, name: str, word: str) -> bool:
-    events = kubectl.get("events", "-n", namespace, "--field-selector", f"involvedObject.name={name}")["items"]
-    return any(word in f"{item['reason']} {item['message']}" for item in events)
-
-
 # The tests of logs and of chaos kill the API server as well, those of jobs the rest of the controllers by what they do.
 @pytest.mark.parametrize("part", ["etcd", "kube-apiserver"])
 def test_the_api_is_away_and_back_and_pods_live_on(bed, kubectl, namespace, part):
@@ -143,13 +138,13 @@ def test_memory_above_the_limit_is_an_oom_kill(kubectl, namespace):
 
 def test_a_pod_that_asks_for_too_much_stays_pending_and_says_why(kubectl, namespace):
     kubectl.apply([pod("large", namespace, *SLEEPS, resources={"requests": {"cpu": "1000"}})])
-    assert process.poll(lambda: says(kubectl, namespace, "large", "Insufficient cpu"), 30)
+    assert process.poll(lambda: kubectl.has_event(namespace, "large", "Insufficient cpu"), 30)
     assert state_of(kubectl, namespace, "large")["phase"] == "Pending"
 
 
 def test_an_image_that_does_not_exist_is_named(kubectl, namespace):
     kubectl.apply([pod("none", namespace, "x", image="rankfall.test/nothing:1")])
-    assert process.poll(lambda: says(kubectl, namespace, "none", "ErrImageNeverPull"), 30)
+    assert process.poll(lambda: kubectl.has_event(namespace, "none", "ErrImageNeverPull"), 30)
 
 
 def test_a_taint_keeps_pods_away(bed, kubectl, namespace):
@@ -158,7 +153,7 @@ def test_a_taint_keeps_pods_away(bed, kubectl, namespace):
         faults.tainted(kubectl, "n2", key="rankfall.dev/faulty"),
     ):
         kubectl.apply([pod("homeless", namespace, *SLEEPS)])
-        assert process.poll(lambda: says(kubectl, namespace, "homeless", "untolerated taint"), 30)
+        assert process.poll(lambda: kubectl.has_event(namespace, "homeless", "untolerated taint"), 30)
     kubectl("wait", "--for=condition=Ready", "-n", namespace, "pod/homeless", "--timeout=60s")
 
 
@@ -184,7 +179,7 @@ def test_a_higher_priority_preempts(bed, kubectl, namespace):
         spec = {"resources": {"requests": {"cpu": room}}, "nodeSelector": {"kubernetes.io/hostname": "n1"}}
         running(kubectl, namespace, pod("low", namespace, *SLEEPS, priorityClassName=f"{namespace}-low", **spec))
         kubectl.apply([pod("high", namespace, *SLEEPS, priorityClassName=f"{namespace}-high", **spec)])
-        assert process.poll(lambda: says(kubectl, namespace, "low", "Preempted"), 30)
+        assert process.poll(lambda: kubectl.has_event(namespace, "low", "Preempted"), 30)
         kubectl("wait", "--for=condition=Ready", "-n", namespace, "pod/high", "--timeout=60s")
     finally:
         kubectl.run("delete", "priorityclass", f"{namespace}-low", f"{namespace}-high")

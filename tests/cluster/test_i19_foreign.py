@@ -118,14 +118,7 @@ def test_a_pod_that_was_deleted_before_the_first_look_is_named_with_its_node(bed
     (first,) = [one for one in pods() if one["metadata"]["annotations"].get(COMPLETION_INDEX) == "0"]
     node, name = first["spec"]["nodeName"], first["metadata"]["name"]
     # A kubelet sends its Events later than states, and a pod without this one may never have run.
-    wait_until(
-        lambda: any(
-            (event["reason"], event["involvedObject"]["name"]) == ("Started", name)
-            for event in kubectl.get("events", "-n", namespace)["items"]
-        ),
-        timeout=60,
-        what="the Event of its start",
-    )
+    wait_until(lambda: kubectl.has_event(namespace, name, "Started"), timeout=60, what="the Event of its start")
     kubectl("delete", "pod", name, "-n", namespace)
     wait_until(lambda: all(one["metadata"]["name"] != name for one in pods()), timeout=120, what="the deletion")
     why = world.cli("why", "job/taken", "-n", namespace, "-o", "json")

@@ -26,7 +26,6 @@ from rankfall.verdict.signatures.patterns import required_words
 
 FULL = tuple(each for family in FAMILIES for each in parse(source(family), origin=family))
 CATALOGUE = Catalogue(FULL)
-CASES = [pytest.param(signature, id=signature.id) for signature in FULL]
 
 # Causes that no single line of text can show; docs/signatures.md says why.
 NO_TEXT = {"slow_rank_timeout"}
@@ -57,7 +56,7 @@ def test_every_cause_has_a_signature_or_a_reason() -> None:
     assert all(f"| `{slug}` |" in text for slug in uncovered)
 
 
-@pytest.mark.parametrize("signature", CASES)
+@pytest.mark.parametrize("signature", FULL, ids=[each.id for each in FULL])
 def test_its_examples_are_recognised_as_its_cause(signature: Signature) -> None:
     for example, where in product(signature.example, signature.where):
         hits = CATALOGUE.match_line(example.text.encode(), where)

@@ -28,7 +28,7 @@ from rankfall.model import Evidence, RankfallError, numbers
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored, bounded, linear
 from rankfall.rundir.reader_guard import ReaderGuard
-from rankfall.verdict.diagnose.cause_tables import BARE_ENDS, NEVER_CAUSE, SEEN_FROM_OUTSIDE, reports_code, timed_out
+from rankfall.verdict.diagnose.cause_tables import BARE_ENDS, NEVER_CAUSE, SEEN_FROM_OUTSIDE, reports_code, waited
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 # Bytes for the evidence of all files.
@@ -177,7 +177,7 @@ class Source(msgspec.Struct, kw_only=True):
         ``alone``: the whole file is from one process.
         """
         pieces = [*self._weighed(alone=alone)]
-        waits = [e.line for e in pieces if timed_out(e)]
+        waits = [e.line for e in pieces if waited(e)]
         if bar := next((one for one in reversed(self.bars) if any(one.covers(line) for line in waits)), None):
             yield make.of_bar(bar.line, stream=self.group, byte=bar.byte, where=f"{self.name}:byte {bar.byte}")
         explained = {

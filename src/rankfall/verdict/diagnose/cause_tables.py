@@ -52,9 +52,17 @@ NEAREST: Final = MappingProxyType(
 # Messages of ranks that waited for an absent rank.
 TIMED_OUT: Final = frozenset({"collective_timeout", "rdzv_closed"})
 
-# Time-outs whose text states that a rank never came: rank_stuck if no rank shows another cause.
-ABSENT_RANK: Final = frozenset(
-    {"collective_timeout.horovod", "collective_timeout.horovod_rank", "collective_timeout.unique_id"}
+# A time-out of a rank that waited while the first one worked alone, as main_process_first of transformers arranges it.
+WAITS_FOR_FIRST: Final = "collective_timeout.first_works"
+
+# Causes of time-outs whose text states that a rank never came, if no rank shows another cause.
+_ABSENT_RANK: Final = MappingProxyType(
+    {
+        "collective_timeout.horovod": "rank_stuck",
+        "collective_timeout.horovod_rank": "rank_stuck",
+        "collective_timeout.unique_id": "rank_stuck",
+        WAITS_FOR_FIRST: "slow_rank_timeout",
+    }
 )
 
 # Messages of a rank that lost its peer.
@@ -92,8 +100,6 @@ OF_OWN: Final = "user_code_exception.own"
 LAST_ERROR: Final = "unknown:last error"
 # Fingerprint of a line with a word about an end, which a job that succeeded prints too.
 HINT: Final = "unknown:hint"
-# A time-out of a rank that waited while the first one worked alone, as main_process_first of transformers arranges it.
-WAITS_FOR_FIRST: Final = "collective_timeout.first_works"
 # A progress bar of preparing data that ran until the others' time-out.
 WORKING_BAR: Final = "slow_rank_timeout.bar"
 # A process group's watchdog that no longer advances: also on ranks that only wait.
@@ -288,18 +294,14 @@ def reports_code(piece: Evidence) -> bool:
     return piece.source == "log" and not piece.whole and piece.exit_code is not None and 0 < piece.exit_code < SIGNALLED
 
 
-def timed_out(piece: Evidence) -> bool:
+def waited(piece: Evidence) -> bool:
     """True for a consequence whose rank waited for another one: a time-out, or no id of NCCL without the reason."""
     return piece.role != "context" and (piece.slug == "collective_timeout" or piece.signature == "peer_lost.unique_id")
 
 
 def named_after(piece: Evidence | None) -> str:
     """Cause of a verdict that only a consequence supports."""
-    if piece is None:
-        return "unknown"
-    if piece.signature == WAITS_FOR_FIRST:
-        return "slow_rank_timeout"
-    return "rank_stuck" if piece.signature in ABSENT_RANK else piece.slug
+    return "unknown" if piece is None else _ABSENT_RANK.get(piece.signature or "", piece.slug)
 
 
 def signal_slug(number: int) -> str:
