@@ -18,6 +18,7 @@ from rankfall.rundir.cluster.context_facts import (
     work_fact,
 )
 from rankfall.rundir.cluster.journal import SnapshotWriter
+from rankfall.rundir.cluster.marks import Stop
 from rankfall.rundir.cluster.pod_facts import Condition, ContainerFact, PodFact, stamp_ns
 from rankfall.rundir.layout import context_path
 from rankfall.verdict.diagnose.cause_tables import DELETED_POD
@@ -65,12 +66,15 @@ def node(name: str = "n1", *, ready: str = "True", boot: str = "b1", taints: tup
     )
 
 
+STOP = Stop(at_ns=LATER_NS, reason="a request to stop")
+
+
 class Scene:
     def __init__(self, run) -> None:
         self.writer: SnapshotWriter[ContextFact] = SnapshotWriter(context_path(run, 1), ContextFact)
         self.view = ContextView(run, attempt=1, catalogue=default_catalogue())
 
-    def found(self, *looks, pods=(), slots=(), ranks=(), before=(), stopped=False):
+    def found(self, *looks, pods=(), slots=(), ranks=(), before=(), stop=None):
         for look in looks:
             self.writer.add(look)
         self.view.poll()
@@ -79,7 +83,7 @@ class Scene:
             slots or [SlotFacts(slot=1, node="n1", state="running")],
             ranks,
             before={one.uid: one for one in before},
-            stopped=stopped,
+            stop=stop,
         )
 
 
@@ -242,7 +246,7 @@ def test_errors_k12_who_suspended_and_that_somebody_deletes_is_told_unless_it_wa
         "context",
         "Job job is suspended, last by kubectl-patch",
     )
-    assert scene.found(stopped=True) == []
+    assert scene.found(stop=STOP) == []
     (piece,) = scene.found(msgspec.structs.replace(work, deleting=LATER))
     assert piece.line == "Job job is being deleted by a request"
 
@@ -539,7 +543,7 @@ def test_a_pod_that_its_controller_deleted_is_a_consequence_of_the_one_deleted_b
             "pod job-2 was deleted while it ran, by its job's controller; its end was not recorded",
         ),
     }
-    stopped = scene.found(pods=pods, slots=lost, stopped=True)
+    stopped = scene.found(pods=pods, slots=lost, stop=STOP)
     assert [piece.slot for piece in stopped if piece.fingerprint == DELETED_POD] == [2]
 
 
@@ -579,3 +583,27 @@ def test_i19_a_pod_that_its_controller_killed_is_no_cause(scene, around, end, de
     assert found.pop(1) == ("external_signal", "pod job-1 was deleted while it ran; its end was not recorded")
     consequence = ("peer_teardown", "pod job-2 was deleted while it ran, by its job's controller")
     assert found == ({2: consequence} if expected else {})
+
+
+@pytest.mark.parametrize(
+    ("at", "after", "expected"),
+    [
+        ("2026-11-21T16:04:58Z", (2,), True),
+        # In the second of the end that made Kubernetes stop the others, or later, it may be a part of the stop.
+        (SOON, (2,), False),
+        # Rankfall's own stop deletes pods, and has another clock than the server.
+        ("2026-11-21T16:04:58Z", (), False),
+        (None, (2,), False),
+    ],
+)
+def test_i19_a_deletion_before_the_stop_of_kubernetes_is_its_cause(scene, at, after, expected):
+    """The only recorded end is that of the pod that the controller killed, so the stop counts from it."""
+    killing = [event("Killing", "Stopping container main", last=at, by="kubelet")] if at else []
+    stop = Stop(at_ns=stamp_ns(SOON) + 1_000_000, reason="Kubernetes ends the other slots", after=after)
+    slots = [
+        SlotFacts(slot=1, node="n1", state="lost"),
+        SlotFacts(slot=2, node="n2", state="ended", signal=9, killed_by="foreign", ended_at=stamp_ns(SOON)),
+    ]
+    pieces = scene.found(*killing, pods=[pod(1, **GONE)], slots=slots, stop=stop)
+    found = [(piece.slot, piece.slug, piece.at) for piece in pieces if piece.fingerprint == DELETED_POD]
+    assert found == ([(1, "external_signal", stamp_ns(at))] if expected else [])

@@ -17,6 +17,7 @@ from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored, bounded
 from rankfall.rundir.cluster.clock_bounds import by_server
 from rankfall.rundir.cluster.context_facts import EventFact, WorkFact
+from rankfall.rundir.cluster.marks import Stop
 from rankfall.rundir.cluster.pod_facts import SIGKILL, STOP_SIGNALS, ContainerFact, PodFact, stamp_ns
 from rankfall.verdict.diagnose.cause_tables import DELETED_POD, exit_slug, signal_slug
 
@@ -177,12 +178,13 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
 
 
 def deletions(
-    pods: Iterable[PodFact], events: Iterable[EventFact], works: Iterable[WorkFact], *, attempt: int, stopped: bool
+    pods: Iterable[PodFact], events: Iterable[EventFact], works: Iterable[WorkFact], *, attempt: int, stop: Stop | None
 ) -> list[Evidence]:
     """Evidence of pods that were deleted while they ran; none if their job is deleted too.
 
-    A pod that its job's controller deleted is a consequence; if the attempt was ``stopped``, only such pods count. Of
-    other deleted pods only those without a recorded end count: the rest have better evidence.
+    A pod that its job's controller deleted is a consequence. After a ``stop`` only such pods count, and those whose
+    deletion made Kubernetes stop the others. Of pods deleted by others only those without a recorded end count: the
+    rest have better evidence.
     """
     works = list(works)
     if any(work.deleting or work.gone for work in works):
@@ -202,11 +204,12 @@ def deletions(
         # Stamps are whole seconds: one that is equal may be of a deletion that made the job fail.
         controller = pod.name in by_maker or (asked is not None and any(at < asked for at in failed))
         counts = pod.gone and pod.began if end is None else controller and _was_stopped(end, asked, pod)
-        if not counts or pod.reason or pod.condition("DisruptionTarget") or (stopped and not controller):
-            continue
         at = stamp_ns(pod.deleting) if end is None else asked
-        if at is None and (stop := stops.get(pod.uid)) is not None:
-            at = stamp_ns(stop.last or stop.first)
+        if at is None and (killing := stops.get(pod.uid)) is not None:
+            at = stamp_ns(killing.last or killing.first)
+        late = stop is not None and not controller and not _caused(stop, asked or at)
+        if not counts or pod.reason or pod.condition("DisruptionTarget") or late:
+            continue
         by = ", by its job's controller" if controller else ""
         unseen = "; its end was not recorded" if end is None else ""
         found.append(
@@ -229,6 +232,14 @@ def deletions(
             )
         )
     return found
+
+
+def _caused(stop: Stop, at: int | None) -> bool:
+    """True if a pod's deletion at ``at``, in nanoseconds, came before the end by which Kubernetes stopped the others.
+
+    That end may be of a pod that the controller killed, if the end of the deleted one was not recorded.
+    """
+    return bool(stop.after) and at is not None and at + _NS <= stop.at_ns
 
 
 def _was_stopped(end: ContainerFact, asked: int | None, pod: PodFact) -> bool:

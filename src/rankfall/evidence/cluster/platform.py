@@ -17,6 +17,7 @@ from rankfall.model import Evidence, RankFacts, SlotFacts
 from rankfall.rundir.cluster.clock_bounds import ClockView, ProofView
 from rankfall.rundir.cluster.context_facts import ContextFact, EventFact, NodeFact, Unseen, WorkFact
 from rankfall.rundir.cluster.journal import SnapshotReader
+from rankfall.rundir.cluster.marks import Stop
 from rankfall.rundir.cluster.pod_facts import PodFact, stamp_ns
 from rankfall.rundir.layout import context_path
 from rankfall.verdict.diagnose.cause_tables import NEVER_STARTED
@@ -51,11 +52,11 @@ class ContextView:
         ranks: Iterable[RankFacts],
         *,
         before: Mapping[str, PodFact],
-        stopped: bool,
+        stop: Stop | None,
     ) -> list[Evidence]:
         """All current evidence about this attempt.
 
-        ``before``: last snapshots of pods before deletion requests, by UID. ``stopped``: Rankfall stopped the attempt.
+        ``before``: last snapshots of pods before deletion requests, by UID. ``stop``: the attempt's stop, if any.
         """
         snapshots = list(self._file.newest.values())
         events = [fact for fact in snapshots if isinstance(fact, EventFact)]
@@ -85,8 +86,8 @@ class ContextView:
                 for fall in (one for some in falls.values() for one in some)
                 if (piece := unheard_evidence(fall, attempt=self._attempt)) is not None
             ),
-            *work_evidence(works, attempt=self._attempt, ours=stopped),
-            *deletions(by_uid.values(), events, works, attempt=self._attempt, stopped=stopped),
+            *work_evidence(works, attempt=self._attempt, ours=stop is not None),
+            *deletions(by_uid.values(), events, works, attempt=self._attempt, stop=stop),
         ]
 
     def missing(self, pods: Collection[PodFact]) -> list[str]:
@@ -172,7 +173,7 @@ class PlatformView:
             tuple(facts.slots.values()),
             facts.ranks(),
             before=self.pods.before(),
-            stopped=self.pods.stop is not None,
+            stop=self.pods.stop,
         )
 
     def waits(self, facts: Facts) -> str | None:
