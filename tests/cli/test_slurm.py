@@ -151,7 +151,7 @@ def test_i24_p10_an_srun_that_is_killed_loses_its_slot_and_leaves_no_process(
     os.kill(client, signal.SIGKILL)
     _, error = process.communicate(timeout=scaled(50))
     text = error.decode()
-    assert "slot 1 on n2 is lost: its wrapper vanished without a record" in text
+    assert "slot 1 on n2 is lost: its wrapper vanished without a record of its end" in text
     assert "Slot 1 on n2 was killed" in text, text
     for pid in wrappers:
         wait_until(lambda pid=pid: gone(pid), timeout=10, what=f"the end of process {pid}")  # type: ignore[misc]

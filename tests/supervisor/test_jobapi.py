@@ -92,7 +92,29 @@ time.sleep(600)
 def test_a_failure_before_rank_0_is_done_is_a_failure(bench: Bench) -> None:
     code = f"sys.exit(9) if rank == 1 else {bench.waits_for_event('failure')}"
     _, outcome = bench.run(code, success=Success(policy="rank0"), policies=FAST | {"settle_quiet_s": scaled(1.0)})
-    assert (outcome.state, outcome.code) == ("failed", 9)
+    assert (outcome.state, outcome.code) == ("failed", 9), bench.events
+
+
+def test_an_exception_before_rank_0_is_done_is_a_failure_also_if_its_process_ends_later(bench: Bench) -> None:
+    """Rank 1 cleans up until rank 0 has left."""
+    code = f"""
+import atexit
+def gone():
+    try: os.kill(int(open("pid0").read()), 0)
+    except ProcessLookupError: return True
+    return time.sleep(0.02)
+if rank == 0:
+    with open("new", "w") as file: file.write(str(os.getpid()))
+    os.replace("new", "pid0")
+    {bench.waits_for_event("failure")}; sys.exit(0)
+{waits_for(bench.folder / "pid0")}
+atexit.register(lambda: any(gone() for _ in range(30000)))
+raise ValueError("too wide")
+"""
+    _, outcome = bench.run(code, success=Success(policy="rank0"), policies=FAST)
+    assert (outcome.state, outcome.attempts) == ("failed", 1), bench.events
+    assert outcome.verdict is not None
+    assert outcome.verdict.rank == 1
 
 
 def test_jobapi_s05_four_of_five_are_enough_and_the_fifth_is_stopped(bench: Bench) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rankfall.model import RankFacts, SlotFacts, Success
+from rankfall.model import Evidence, RankFacts, SlotFacts, Success
 from rankfall.supervisor.attempt.completion import SuccessWatch
 
 
@@ -54,3 +54,36 @@ def test_the_first_slot_of_the_world_stands_for_rank_0_where_no_rank_is_seen() -
     watch = SuccessWatch(Success(policy="rank0"), launcher="plain", head=1)
     assert watch.see((slot(0, "ps"), slot(1, "worker", 0)), (), now=200) == "reached"
     assert watch.because == "slot 1 ended with 0"
+
+
+FAILED: dict[str, Any] = {"state": "ended", "exit_code": 1, "ended_at": 190}
+
+
+@pytest.mark.parametrize(
+    ("piece", "end", "standing"),
+    [
+        ({}, {}, "open"),
+        ({}, FAILED, "open"),
+        ({}, FAILED | {"exit_code": 0}, "reached"),
+        ({"at": 160}, FAILED, "reached"),
+        # Not what ended the rank, or a consequence of the end of rank 0.
+        ({"thread": True}, FAILED, "reached"),
+        ({"teardown": True}, FAILED, "reached"),
+        ({"lost_peer": True}, FAILED, "reached"),
+        ({"role": "secondary"}, FAILED, "reached"),
+    ],
+)
+def test_a_rank_that_raised_before_rank_0_ended_has_failed(
+    piece: dict[str, Any], end: dict[str, Any], standing: str
+) -> None:
+    error: dict[str, Any] = {"source": "record", "slug": "user_exception", "role": "primary", "trust": "inside"}
+    raised = Evidence(id="e", rank=1, pid=11, **(error | {"at": 140} | piece))
+    slots = (slot(0, "worker"), slot(1, "worker"))
+    ranks = (
+        RankFacts(rank=0, slot=0, pid=10, state="running"),
+        RankFacts(rank=1, slot=1, pid=11, **({"state": "running"} | end)),
+    )
+    done = RankFacts(rank=0, slot=0, pid=10, state="ended", exit_code=0, ended_at=150)
+    watch = SuccessWatch(Success(policy="rank0"), launcher="plain")
+    assert watch.see(slots, ranks, evidence=(raised,), now=145) == "open"
+    assert watch.see(slots, (done, ranks[1]), now=200) == standing

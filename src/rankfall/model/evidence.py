@@ -186,6 +186,12 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     platform_ready: bool | None = None
     where: str = ""
 
+    @property
+    def loss(self) -> str:
+        """Description of a lost slot, whose end nothing recorded; the pod of a foreign job has no wrapper."""
+        gone = "pod" if self.pod is not None and not self.recorder else "wrapper"
+        return f"its {gone} vanished without a record of its end"
+
 
 class SlotClock(msgspec.Struct, frozen=True, array_like=True):
     """A clock that differs from the observer's.

@@ -166,8 +166,8 @@ class AttemptEvents:
 
 
 def _how(facts: RankFacts | SlotFacts) -> str:
-    if facts.state == "lost":
-        return "is lost: its wrapper vanished without a record" if facts.started_at else "never started"
+    if isinstance(facts, SlotFacts) and facts.state == "lost":
+        return f"is lost: {facts.loss}" if facts.started_at else "never started"
     if facts.signal is not None:
         try:
             return f"ended by {signal.Signals(facts.signal).name}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final, Literal
 
 from rankfall.backends.plan import Launcher
-from rankfall.model import Case, Policies, RankFacts, SlotFacts, Success, Verdict, cause_info
+from rankfall.model import Case, Evidence, Policies, RankFacts, SlotFacts, Success, Verdict, cause_info
 from rankfall.strategy_registry import diagnose_by
 from rankfall.supervisor.attempt_facts import BadEnd, bad_ends
 
@@ -103,6 +103,7 @@ class SuccessWatch:
         self._head = head
         self._launcher: Launcher = launcher
         self._reached: int | None = None
+        self._raised: dict[tuple[int | None, int | None], int] = {}
         self.drain_s = success.drain_s
         self.because = ""
 
@@ -111,10 +112,20 @@ class SuccessWatch:
         """True if the job is complete."""
         return self._reached is not None
 
-    def see(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> Standing:
-        """Records one poll and returns the policy's state; ``now`` replaces an unknown end time."""
+    def see(
+        self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, evidence: Iterable[Evidence] = (), now: int
+    ) -> Standing:
+        """Records one poll with its new ``evidence`` and returns the policy's state.
+
+        ``now`` replaces an unknown time.
+        """
         if self._reached is not None:
             return "reached"
+        for piece in evidence:
+            # An exception about a lost peer may follow from the end of rank 0.
+            own = piece.role == "primary" and not (piece.thread or piece.teardown or piece.lost_peer)
+            if piece.source == "record" and own:
+                self._raised.setdefault((piece.rank, piece.pid), piece.at or now)
         if self._success.policy == "rank0":
             return self._see_rank0(slots, ranks, now=now)
         if self._success.policy == "fraction" or self._success.role is not None:
@@ -153,6 +164,8 @@ class SuccessWatch:
         at = first.ended_at or now
         everyone: tuple[RankFacts | SlotFacts, ...] = (*slots, *ranks)
         ends = [facts.ended_at for facts in everyone if _ended_badly(facts)]
+        # A rank has failed with its recorded exception, although its process may end later.
+        ends += [self._raised.get((facts.rank, facts.pid), at) for facts in ranks if not _ended_well(facts)]
         if any(other is None or other < at for other in ends):
             return "open"
         self._reached = at

@@ -13,7 +13,7 @@ from rankfall.backends.protocol import Backend
 from rankfall.evidence.attempt.observer import Delta
 from rankfall.model import Diagnosis, Evidence, InfrastructureError, RankFacts, SlotFacts, Verdict
 from rankfall.rundir import RunDir, SlotFailureRow
-from rankfall.supervisor.attempt.completion import SettleWindow, SuccessWatch, Survival, is_final
+from rankfall.supervisor.attempt.completion import SettleWindow, Standing, SuccessWatch, Survival, is_final
 from rankfall.supervisor.attempt.end import AttemptEnd, RequestWatch
 from rankfall.supervisor.attempt.slot_restarts import Decide, SlotRestarts, Tell
 from rankfall.supervisor.attempt.timeouts import TimeoutWatch
@@ -192,7 +192,9 @@ class AttemptMonitor:
             slots, announced = self._slot_restarts.masked(slots), slots
         else:
             announced = slots
-        standing = self._success.see(slots, ranks, now=now) if judged or self._success.reached else "open"
+        standing: Standing = "open"
+        if judged or self._success.reached:
+            standing = self._success.see(slots, ranks, evidence=delta.evidence, now=now)
         if (
             judged
             and standing == "open"

@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankfall.model import Confidence, Evidence, cause_info
+from rankfall.model import Confidence, Evidence, SlotFacts, cause_info
 from rankfall.model.evidence import StampedBy, surely_after
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.cause_tables import (
@@ -304,10 +304,10 @@ def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
     facts = subject.rank or subject.slot
     if facts is None or facts.killed_by in {"wrapper", "agent"}:
         return None
-    if facts.state == "lost":
+    if isinstance(facts, SlotFacts) and facts.state == "lost":
         if any(e.fingerprint == DELETED_POD for e in subject.evidence):
             return None
-        return of_fact(subject, "killed_unknown", SILENT, "likely", "its wrapper vanished without a record")
+        return of_fact(subject, "killed_unknown", SILENT, "likely", facts.loss)
     if facts.state != "ended":
         return None
     plain = subject.rank is None and subject.slot is not None and subject.slot.launcher == "plain"
