@@ -76,7 +76,7 @@ FAILED: dict[str, Any] = {"state": "ended", "exit_code": 1, "ended_at": 190}
 def test_a_rank_that_raised_before_rank_0_ended_has_failed(
     piece: dict[str, Any], end: dict[str, Any], standing: str
 ) -> None:
-    error: dict[str, Any] = {"source": "record", "slug": "user_exception", "role": "primary", "trust": "inside"}
+    error: dict[str, Any] = {"source": "record", "slug": "user_code_exception", "role": "primary", "trust": "inside"}
     raised = Evidence(id="e", rank=1, pid=11, **(error | {"at": 140} | piece))
     slots = (slot(0, "worker"), slot(1, "worker"))
     ranks = (

@@ -115,9 +115,9 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
     """The first stop request.
 
     Attributes:
-        at_ns: Nanoseconds since the epoch by this machine.
+        at_ns: Nanoseconds since the epoch by this machine; with ``after``, by the node of the first end.
         reason: Reason of the stop.
-        after: Slots that ended before, which whole seconds cannot show.
+        after: Slots that ended before a stop by Kubernetes, which whole seconds cannot show; else empty.
     """
 
     at_ns: int

@@ -121,12 +121,8 @@ class SuccessWatch:
         """
         if self._reached is not None:
             return "reached"
-        for piece in evidence:
-            # An exception about a lost peer may follow from the end of rank 0.
-            own = piece.role == "primary" and not (piece.thread or piece.teardown or piece.lost_peer)
-            if piece.source == "record" and own:
-                self._raised.setdefault((piece.rank, piece.pid), piece.at or now)
         if self._success.policy == "rank0":
+            self._note_exceptions(evidence, now=now)
             return self._see_rank0(slots, ranks, now=now)
         if self._success.policy == "fraction" or self._success.role is not None:
             return self._see_count(slots, ranks, now=now)
@@ -152,6 +148,13 @@ class SuccessWatch:
     def drained(self, now: int) -> bool:
         """True if the others' drain time is over; ``now`` in nanoseconds since the epoch."""
         return self._reached is not None and now - self._reached >= self.drain_s * _NS
+
+    def _note_exceptions(self, evidence: Iterable[Evidence], *, now: int) -> None:
+        for piece in evidence:
+            # An exception about a lost peer may follow from the end of rank 0.
+            own = piece.role == "primary" and not (piece.thread or piece.teardown or piece.lost_peer)
+            if piece.source == "record" and own:
+                self._raised.setdefault((piece.rank, piece.pid), piece.at or now)
 
     def _see_rank0(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> Standing:
         own = [facts for facts in ranks if facts.rank == 0]
