@@ -182,8 +182,17 @@ if __name__ == '__main__':
 
 @pytest.mark.parametrize("lives_s", [0, 3], ids=["ends-at-once", "seen-with-its-child"])
 def test_i19_p8_a_data_worker_that_outlives_its_rank_is_no_rank(slot, lives_s: int) -> None:
+    # A rank that is gone before the wrapper holds it leaves no exit code: the parent takes it.
     rank = f"""
-import atexit, os, time
+import atexit, os, pathlib, time
+me, fds = f'Pid:\\t{{os.getpid()}}\\n', pathlib.Path('/proc', os.environ['WRAPPER'], 'fdinfo')
+def held(fd):
+    try:
+        return me in fd.read_text()
+    except OSError:
+        return False
+while not any(map(held, fds.iterdir())):
+    time.sleep(0.01)
 if os.fork() == 0:
     time.sleep(600)
 time.sleep({lives_s})
@@ -192,7 +201,8 @@ print('training finished', flush=True)
 """
     text = f"""
 import os, subprocess, sys, time
-done = subprocess.run([sys.executable, {slot.script(rank, "rank.py")!r}], env=os.environ | {{'RANK': '1'}})
+env = os.environ | {{'RANK': '1', 'WRAPPER': str(os.getppid())}}
+done = subprocess.run([sys.executable, {slot.script(rank, "rank.py")!r}], env=env)
 time.sleep(4)  # longer than the wrapper waits for a hook to speak
 sys.exit(done.returncode)
 """

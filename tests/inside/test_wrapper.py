@@ -81,7 +81,7 @@ def test_wrong_options_are_refused_with_the_usage(slot, argv: list[str]) -> None
 def test_errors_s18_a_signal_from_outside_is_passed_on_and_its_sender_recorded(slot) -> None:
     text = "import signal, sys\nsignal.signal(15, lambda *a: sys.exit(7))\n" + FOREVER
     process = slot.start(sys.executable, slot.script(text))
-    slot.wait_text("slot.out", b"ready")
+    slot.wait_text("slot.out", b"ready\n")
     process.terminate()
     assert process.wait(scaled(20)) == 7
     kill = slot.one("kill")
@@ -95,7 +95,7 @@ def test_errors_s18_a_signal_from_outside_is_passed_on_and_its_sender_recorded(s
 def test_other_signals_are_passed_on_to_a_command_with_a_clean_mask(slot, signum: int) -> None:
     text = f"import signal, sys\nassert not signal.pthread_sigmask(signal.SIG_BLOCK, [])\nsignal.signal({int(signum)}, lambda *a: sys.exit(9))\n"
     process = slot.start(sys.executable, slot.script(text + FOREVER))
-    slot.wait_text("slot.out", b"ready")
+    slot.wait_text("slot.out", b"ready\n")
     process.send_signal(signum)
     assert process.wait(scaled(20)) == 9
 
@@ -104,7 +104,7 @@ def test_a_stop_is_marked_before_it_is_sent_and_ends_everything(slot) -> None:
     text = "import subprocess, sys\nc = subprocess.Popen(['sleep', '1000'], start_new_session=True)\nprint('child', c.pid, flush=True)\n"
     text += "import signal\nsignal.signal(15, signal.SIG_IGN)\n"
     process = slot.start(sys.executable, slot.script(text + FOREVER))
-    slot.wait_text("slot.out", b"ready")
+    slot.wait_text("slot.out", b"ready\n")
     child = int(slot.stream("slot.out").split()[1])
     slot.control("stop 0.3 rank 5 failed on n2")
     assert process.wait(scaled(20)) == 137
@@ -121,7 +121,7 @@ def test_a_stop_is_marked_before_it_is_sent_and_ends_everything(slot) -> None:
 
 def test_a_second_request_shortens_the_grace_time(slot) -> None:
     process = slot.start(sys.executable, slot.script("import signal\nsignal.signal(15, signal.SIG_IGN)\n" + FOREVER))
-    slot.wait_text("slot.out", b"ready")
+    slot.wait_text("slot.out", b"ready\n")
     slot.control("stop 1000 slow")
     wait_until(lambda: slot.records("kill"), timeout=10, what="the stop")
     process.terminate()
@@ -132,7 +132,7 @@ def test_the_supervisor_can_send_a_signal(slot) -> None:
     process = slot.start(
         sys.executable, slot.script("import signal, sys\nsignal.signal(10, lambda *a: sys.exit(5))\n" + FOREVER)
     )
-    slot.wait_text("slot.out", b"ready")
+    slot.wait_text("slot.out", b"ready\n")
     slot.control("nonsense\nsignal x\nsignal 10")
     assert process.wait(scaled(20)) == 5
 
@@ -250,7 +250,7 @@ def test_closed_standard_files_do_not_matter(slot) -> None:
 
 def test_a_wrapper_killed_with_sigkill_leaves_readable_files_and_no_command(slot) -> None:
     process = slot.start(sys.executable, slot.script("print('begin')\n" + FOREVER))
-    slot.wait_text("slot.out", b"ready")
+    slot.wait_text("slot.out", b"ready\n")
     children = [one.pid for one in procfs.descendants(process.pid)]
     assert children
     process.kill()
@@ -292,7 +292,7 @@ def test_ranks_without_hook_are_found_in_proc_with_their_exit(slot) -> None:
     script = slot.script(text)
     command = f"RANK=4 LOCAL_RANK=0 {sys.executable} -I {script} & wait $!; exit 0"
     process = slot.start("bash", "-c", command)
-    slot.wait_text("slot.out", b"alive")
+    slot.wait_text("slot.out", b"alive\n")
     start = wait_until(lambda: slot.records("start"), timeout=10, what="a start record from /proc")[0]
     assert (start.rank, start.rank_source, start.writer, start.streams) == (4, "proc:RANK", "wrapper", False)
     assert "hook absent" in start.notes
@@ -306,7 +306,7 @@ def test_ranks_without_hook_are_found_in_proc_with_their_exit(slot) -> None:
 def test_stacks_of_a_rank_come_from_python_and_the_kernel(slot) -> None:
     text = "import signal, threading\ndef stuck_here():\n    print('ready', flush=True)\n    while True: signal.pause()\nstuck_here()"
     process = slot.start(sys.executable, slot.script(text), RANK="0", LOCAL_RANK="0")
-    slot.wait_text("0.out", b"ready")
+    slot.wait_text("0.out", b"ready\n")
     slot.control("stacks")
     record = wait_until(lambda: slot.records("stacks"), timeout=10, what="a stacks record")[0]
     assert "in stuck_here" in record.stacks
