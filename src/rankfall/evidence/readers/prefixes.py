@@ -70,6 +70,8 @@ _TAGS: Final = tuple(
         # [3]<stderr>: of Horovod
         ("global", r"\[(?:[\w.-]{1,128}@)?\d{1,6},(?:mpirank:)?(\d{1,6})(?:,[\w.-]{1,64})?\]<std(?:out|err)>:[ \t]?"),
         ("global", r"\[(\d{1,6})\]<std(?:out|err)>:[ \t]?"),
+        # amrex::Abort::3:: and MPICH ERROR [Rank 3]
+        ("global", r"(?:amrex::Abort::|MPICH (?:ERROR|Notice) \[Rank )(\d{1,6})(?:::|\]) ?"),
         # 8de2ca81 [rank=3] || of Determined
         ("global", r"[0-9a-f]{8} \[rank=(\d{1,6})\] \|\| ?"),
         # [trainer1|9]: torchrun's template with both ranks
@@ -129,7 +131,7 @@ _TAGS: Final = tuple(
 _BEGINS: Final = anchored(
     rb"\A(?:[\[(<\x1b]|srun: error: |std(?:out|err) [FP] | {0,5}\d{1,6}: |\d{4}[-/]|"
     + _DAY.encode()
-    + rb"|(?i:(?:global[ _-]?|mpi|world[ _-]?)?rank[ _=-]?|r)\d|[\w.-]{1,253}:\d{1,8}:\d{1,8} \[|[A-Za-z][\w.-]{0,127}:(?:\d{1,5}|rank\d{1,6}(?:\.[\w.-]{1,64})?): | TP\d"
+    + rb"|(?i:(?:global[ _-]?|mpi|world[ _-]?)?rank[ _=-]?|r)\d|[\w.-]{1,253}:\d{1,8}:\d{1,8} \[|[A-Za-z][\w.-]{0,127}:(?:\d{1,5}|rank\d{1,6}(?:\.[\w.-]{1,64})?): | TP\d|amrex::|MPICH "
     rb"|[\w.-]{1,253}(?:: " + _EXCEPTION.encode() + rb"| +\|| \[rank=\d|(?<=\d): ))",
     limit=_LOOK,
 )
