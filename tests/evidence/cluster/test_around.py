@@ -441,6 +441,27 @@ def test_a_health_record_that_cannot_be_believed_tells_nothing(scene):
     assert scene.found(node(annotations=health(LATER_NS, text="words of anybody")), ranks=[rank(5)]) == []
 
 
+@pytest.mark.parametrize(
+    ("made", "main", "role"),
+    [
+        ("16:04:50", {"started": "16:04:52"}, "primary"),
+        ("16:05:01", {"started": "16:05:02"}, "primary"),
+        ("16:05:05", {"started": "16:05:07"}, "context"),
+        # The node's clock is 90 s slow, so its fault seems to come before the pod.
+        ("16:06:20", {"started": "16:04:52"}, "primary"),
+        ("16:05:05", {"started": "16:05:20", "restarts": 1}, "primary"),
+    ],
+)
+def test_i19_p5_a_fault_that_is_older_than_the_pod_is_no_cause_of_its_failure(scene, made, main, role):
+    said = event("GpuFault", XID, kind="Node", about="n1")
+    looks = (node(annotations=health(LATER_NS)), msgspec.structs.replace(said, name="n1"))
+    ran = ContainerFact(state="terminated", **(main | {"started": f"2026-11-21T{main['started']}Z"}))
+    pods = [pod(created=f"2026-11-21T{made}Z", main=ran)]
+    pieces = scene.found(*looks, pods=pods, ranks=[rank(5, ended_at=LATER_NS + 30_000_000_000)])
+    faults = [(piece.slug, piece.role) for piece in pieces if piece.slug == "gpu_fallen_off_bus"]
+    assert faults == [("gpu_fallen_off_bus", role)] * 2
+
+
 def test_a_system_oom_of_the_node_is_the_end_of_the_rank_that_was_killed_then(scene):
     said = event("SystemOOM", "System OOM encountered, victim process: python, pid: 4", kind="Node", about="n1")
     said = msgspec.structs.replace(said, name="n1")

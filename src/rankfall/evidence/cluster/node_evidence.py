@@ -27,6 +27,8 @@ BEFORE_S: Final = 120.0
 AFTER_S: Final = 30.0
 # Maximum seconds until the control plane reports a silent node: 40, since Kubernetes 1.32 50, plus the report interval.
 NOTICED_S: Final = 60.0
+# Nanoseconds by which rounded timestamps may differ.
+_APART_NS: Final = 2 * _NS
 # Seconds between a kill for memory and the kernel's line.
 _KILL_S: Final = 15.0
 _SIGKILL: Final = 9
@@ -82,6 +84,14 @@ class SlotFailure:
         main = self.pod.main
         running = main is not None and main.state == "running" and self.slot.state in {"running", "lost"}
         return running and (self.slot.state == "lost" or self._failed)
+
+    def began_after(self, fault: int) -> bool:
+        """True if a fault of the node is older than the pod, whose failure has its own cause."""
+        main = self.pod.main
+        # The start has the stamp of the node's clock, as the fault; the creation has the server's.
+        started = stamp_ns(main.started) if main is not None and not main.restarts else None
+        made = stamp_ns(self.pod.created)
+        return made is not None and started is not None and fault + _APART_NS < min(made, started)
 
     def rank(self, *, killed: bool = False) -> int | None:
         """Only rank of the slot that failed by itself (``killed``: by a SIGKILL); None otherwise."""
@@ -316,7 +326,7 @@ def _of_fault(
         id=digest("fault", attempt, fall.slot.slot, node.name, fault.code, fault.device),
         source="node",
         slug=signature.slug,
-        role=signature.role,
+        role="context" if fall.began_after(near) else signature.role,
         trust="platform",
         rank=rank,
         slot=fall.slot.slot,
@@ -347,7 +357,7 @@ def _of_event(
         return None
     rank = fall.rank(killed=slug in _OOM)
     role = hit.signature.role if hit else "primary"
-    if slug in _OOM and (rank is None or abs(fall.at - near) > _KILL_S * _NS):
+    if fall.began_after(near) or (slug in _OOM and (rank is None or abs(fall.at - near) > _KILL_S * _NS)):
         role = "context"
     return Evidence(
         id=digest("node event", attempt, fall.slot.slot, event.uid),

@@ -80,8 +80,8 @@ def going(found: Object) -> str:
 
 Outcome = Literal["created", "adopted", "recreated"]
 
-# Seconds that a webhook may miss new objects; pause.
-_UNSEEN_S: Final = 30.0
+# Seconds that a webhook may miss new objects (over 30 on a busy control plane); pause.
+_UNSEEN_S: Final = 120.0
 _UNSEEN_STEP_S: Final = 0.25
 
 
@@ -223,7 +223,9 @@ class _Launch:
             new = await self._kube.create(self._resource, self._body, namespace=self._space)
         except KubeError as error:
             if unseen(error, after):
-                self._seen_by = self._seen_by or time.monotonic() + min(self._patience.left, _UNSEEN_S)
+                if self._seen_by is None:
+                    self._seen_by = time.monotonic() + min(self._patience.left, _UNSEEN_S)
+                    self._patience.say(f"{error.message}; the admission webhook does not know it yet, trying again")
                 if time.monotonic() < self._seen_by:
                     await asyncio.sleep(_UNSEEN_STEP_S)
                     return None, False
