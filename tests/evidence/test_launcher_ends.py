@@ -548,3 +548,30 @@ def test_a_failure_without_a_rank_is_that_of_the_rank_that_the_launcher_names(la
 )
 def test_a_launcher_names_nobody_where_two_failures_or_two_ranks_speak(other, located):
     assert located(CORRUPT + other + MPIRUN_END)[1] is None
+
+
+def _node_report(time, rank, local, pid, code=1):
+    return (
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
+        f"============\ntrain.py FAILED\n------------\nFailures:\n  <NO_OTHER_FAILURES>\n------------\n"
+        f"Root Cause (first observed failure):\n[0]:\n  time      : {time}\n  host      : gpu-0\n"
+        f"  rank      : {rank} (local_rank: {local})\n  exitcode  : {code} (pid: {pid})\n  error_file: <N/A>\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("times", "ranks", "rank"),
+    [
+        (("2026-06-03_21:15:52", "2026-06-03_21:15:01"), (2, 12), 12),
+        (("2026-06-03_23:59:50", "2026-06-04_00:00:40"), (2, 12), 2),
+        # The agents' polls and the clocks allow either order.
+        (("2026-06-03_21:15:52", "2026-06-03_21:15:46"), (2, 12), None),
+        # Two runs of one node.
+        (("2026-06-03_21:15:52", "2026-06-03_21:15:01"), (2, 4), None),
+        (("2026-06-03_21:15:52", "2026-13-33_21:15:01"), (2, 12), None),
+    ],
+)
+def test_of_the_reports_of_several_nodes_the_one_that_is_surely_earlier_names_the_rank(located, times, ranks, rank):
+    text = "".join(_node_report(time, one, one % 8, 70 + one) for time, one in zip(times, ranks, strict=True))
+    assert located(text)[:2] == ("unknown", rank)
+    assert located(text.replace("exitcode  : 1", "exitcode  : -9"))[1] == rank

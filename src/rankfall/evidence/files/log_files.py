@@ -312,6 +312,7 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
     found: list[Evidence] = []
     facts: dict[int, RankFacts] = {}
     standings: dict[int, tuple[Standing, str]] = {}
+    firsts = torchrun.first_ranks(r for source in sources for r, _ in source.reported.values())
     for source in sources:
         if attempt is not None and source.attempt not in {None, attempt}:
             continue
@@ -334,7 +335,8 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
                 rank = source.rank_of_worker(piece) if named is None else named
             found.append(msgspec.structs.replace(piece, rank=rank, local_rank=local, attempt=None))
         for sheet in _reported_facts(source):
-            facts[sheet.rank] = sheet
+            late = sheet.reported_first and sheet.rank not in firsts
+            facts[sheet.rank] = msgspec.structs.replace(sheet, reported_first=False) if late else sheet
         if source.stacks and owner is not None and (where := stand(owner, source.stacks)) is not None:
             standings[owner] = where, source.name
     if len(sources) == 1 and not facts:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -36,6 +37,8 @@ _ROW = linear(rb"rank +: (\d+) \(local_rank: (\d+)\)[ \t\r]*\n[^\n]{0,400}?exitc
 _FLAT_ROW = linear(rb"rank +: (\d+) \(local_rank: (\d+)\) +exitcode +: (-?\d+) \(pid: (\d+)\)")
 # The words before a row's rank, behind the prefix of a launcher.
 _HOST = bounded(rb"(?:^|\s)host +: ([A-Za-z0-9][\w.-]{0,252})\s*\Z", limit=512)
+# Local time of the launcher's node, whole seconds.
+_TIME = bounded(rb"time +: (\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)\s", limit=512)
 # Open MPI names the process as [[job,application],rank] or [prterun-host-pid@job,rank]; the rank that calls MPI_ABORT
 # ends all others.
 # Horovod names it by its rank alone.
@@ -70,6 +73,9 @@ _FIRST_LINES: Final = (
 _MAX_FIRST: Final = 512
 _ROW_LINES: Final = 3
 
+# An agent looks at its processes every 5 s at most, by default, and notes whole seconds; the rest is for the clocks.
+_BETWEEN_NODES_S: Final = 10
+
 _Kind = Literal["stopped", "exit", "signalled"]
 
 
@@ -81,6 +87,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
         code: Exit code; negative for a signal.
         at: Offset in the chunk; negative in the previous one.
         first: The launcher observed it before all others.
+        time: Seconds of the row's clock, without a time zone.
     """
 
     kind: _Kind
@@ -91,6 +98,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
     code: int | None = None
     host: str | None = None
     first: bool = False
+    time: float | None = None
 
 
 class ReportReader:
@@ -157,7 +165,9 @@ def read_reports(data: bytes) -> Iterator[Reported]:
             yield _reported("exit", match, code=1, local_rank=2, pid=3)
         for match in _numbers(_ROW, data):
             row = _reported("exit", match, rank=1, local_rank=2, code=3, pid=4)
-            yield msgspec.structs.replace(row, host=_host(data, row.at), first=_is_root(data, row.at))
+            first = _is_root(data, row.at)
+            time = _time(data, row.at) if first else None
+            yield msgspec.structs.replace(row, host=_host(data, row.at), first=first, time=time)
         for match in _numbers(_FLAT_ROW, data):
             # The part of a report that a page shows may begin behind the root.
             if _is_root(data, match[0]):
@@ -196,6 +206,18 @@ def _is_root(data: bytes, at: int) -> bool:
     return title >= 0 and data.find(b"exitcode", title, at) < 0
 
 
+def _time(data: bytes, at: int) -> float | None:
+    """Time in the row before its rank."""
+    begin = data.rfind(b"exitcode", max(0, at - _MAX_FIRST), at)
+    found = _TIME.search(data[max(begin, at - _MAX_FIRST, 0) : at])
+    try:
+        return (
+            datetime.strptime(decode(found[1]), "%Y-%m-%d_%H:%M:%S").replace(tzinfo=UTC).timestamp() if found else None
+        )
+    except ValueError:
+        return None
+
+
 def _host(data: bytes, at: int) -> str | None:
     """Host before a row's rank, or in the line before; None if it is not there."""
     if (found := _HOST.search(data[max(0, at - _MAX_FIRST) : at])) is not None:
@@ -210,6 +232,17 @@ def _reported(kind: _Kind, match: tuple[int, list[int | None]], **groups: int) -
     at, numbers = match
     found = {name: numbers[group - 1] for name, group in groups.items()}
     return msgspec.structs.replace(Reported(kind=kind, at=at), **found)
+
+
+def first_ranks(reports: Iterable[Reported]) -> set[int]:
+    """Ranks that torchrun's reports name first; of the reports of several nodes, those that are not surely the later ones."""
+    rows = [r for r in reports if r.first and r.rank is not None]
+    times = [r.time for r in rows if r.time is not None]
+    # Two reports from one first rank of a node are of two runs.
+    nodes = {r.rank - r.local_rank for r in rows if r.rank is not None and r.local_rank is not None}
+    comparable = len(nodes) == len(times) == len(rows) > 1
+    latest = min(times) + _BETWEEN_NODES_S if comparable else math.inf
+    return {r.rank for r in rows if r.rank is not None and (r.time or 0) <= latest}
 
 
 def _numbers(pattern: Linear[bytes], data: bytes) -> Iterator[tuple[int, list[int | None]]]:

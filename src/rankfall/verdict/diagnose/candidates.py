@@ -120,6 +120,11 @@ class Candidate(msgspec.Struct, kw_only=True):
         return self.subject.rank is not None and self.subject.rank.reported_first
 
     @property
+    def only_reported(self) -> bool:
+        """True if only a launcher knows of this end, and it observed it before its others."""
+        return self.reported_first and not (self.best and self.best.whole)
+
+    @property
     def stopped_after_exception(self) -> bool:
         """True if the rank was stopped after it recorded its exception: its signal is not its own end."""
         facts, best = self.subject.rank, self.best

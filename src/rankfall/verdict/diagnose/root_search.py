@@ -123,6 +123,8 @@ def find_root(case: Case, subjects: Subjects) -> Root:
             and not _first_of_a_launcher(chosen)
         )
         or (_waits(chosen) and not root.everywhere and (bool(chosen.same) or any(map(_waits, earliest[1:]))))
+        # Reports of several nodes each have a first rank.
+        or (chosen.only_reported and any(c.only_reported for c in earliest[1:]))
         # A launcher's line about several ranks.
         or any(same_line(c.best, chosen.best) for c in earliest[1:])
     )
@@ -321,8 +323,7 @@ def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:
         # No ranks yet; a slot that is only late has no evidence.
         return len({s.slot_number for s in (chosen.subject, *chosen.same)} - {None}) >= (case.nnodes or 0)
     if case.world_size is None:
-        if chosen.reported_first and not (chosen.best and chosen.best.whole):
-            # Only the launcher knows of these ends, and it observed one of them first.
+        if chosen.only_reported:
             return False
         numbers = [s.rank_number for s in (chosen.subject, *chosen.same) if s.rank_number is not None]
         most_unseen = len(numbers) == len(struck) and max(numbers) + 1 > 2 * len(numbers)
