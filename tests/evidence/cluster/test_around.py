@@ -69,7 +69,7 @@ def node(name: str = "n1", *, ready: str = "True", boot: str = "b1", taints: tup
 STOP = Stop(at_ns=LATER_NS, reason="a request to stop")
 
 
-class Scene:
+class ObservedAttempt:
     def __init__(self, run) -> None:
         self.writer: SnapshotWriter[ContextFact] = SnapshotWriter(context_path(run, 1), ContextFact)
         self.view = ContextView(run, attempt=1, catalogue=default_catalogue())
@@ -88,8 +88,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path):
-    made = Scene(tmp_path)
+def attempt(tmp_path):
+    made = ObservedAttempt(tmp_path)
     yield made
     made.writer.close()
 
@@ -99,8 +99,8 @@ def starting(**fields: object) -> PodFact:
 
 
 @pytest.mark.parametrize("reason", ["FailedMount", "FailedAttachVolume", "FailedMapVolume"])
-def test_errors_k10_a_volume_that_does_not_mount_keeps_its_pod_from_starting(scene, reason):
-    (piece,) = scene.found(event(reason, "timed out waiting", count=4), pods=[starting()])
+def test_errors_k10_a_volume_that_does_not_mount_keeps_its_pod_from_starting(attempt, reason):
+    (piece,) = attempt.found(event(reason, "timed out waiting", count=4), pods=[starting()])
     assert (piece.slug, piece.role, piece.source, piece.slot, piece.node) == (
         "volume_mount",
         "primary",
@@ -112,34 +112,34 @@ def test_errors_k10_a_volume_that_does_not_mount_keeps_its_pod_from_starting(sce
     assert (piece.at, piece.trust) == (LATER_NS, "platform")
 
 
-def test_what_kept_a_pod_from_starting_is_nothing_once_it_has_started_or_got_past_it(scene):
-    assert scene.found(event("FailedMount")) == []
+def test_what_kept_a_pod_from_starting_is_nothing_once_it_has_started_or_got_past_it(attempt):
+    assert attempt.found(event("FailedMount")) == []
     past = event("Pulling", last="2026-11-21T16:06:00Z")
-    assert scene.found(past, pods=[starting()]) == []
+    assert attempt.found(past, pods=[starting()]) == []
     unplaced = event("FailedScheduling", "0/2 nodes are available: 2 Insufficient cpu")
-    assert scene.found(unplaced, pods=[starting()]) == []
-    (piece,) = scene.found(pods=[pod(phase="Pending", node=None)])
+    assert attempt.found(unplaced, pods=[starting()]) == []
+    (piece,) = attempt.found(pods=[pod(phase="Pending", node=None)])
     assert piece.slug == "unschedulable"
 
 
-def test_what_kept_a_pod_that_was_stopped_while_it_waited_is_still_known(scene):
+def test_what_kept_a_pod_that_was_stopped_while_it_waited_is_still_known(attempt):
     stopped = pod(phase="Failed", deleting=LATER, main=ContainerFact(state="terminated", exit_code=137))
-    (piece,) = scene.found(event("FailedMount"), pods=[stopped], before=[starting()])
+    (piece,) = attempt.found(event("FailedMount"), pods=[stopped], before=[starting()])
     assert (piece.slug, piece.role) == ("volume_mount", "primary")
 
 
-def test_a_volume_that_the_kubelet_no_longer_mounts_for_a_deleted_pod_is_no_cause(scene):
+def test_a_volume_that_the_kubelet_no_longer_mounts_for_a_deleted_pod_is_no_cause(attempt):
     deleted = starting(deleting="2026-11-21T16:04:30Z", grace_s=30)
-    assert scene.found(event("FailedMount", "timed out waiting"), pods=[deleted], before=[starting()]) == []
+    assert attempt.found(event("FailedMount", "timed out waiting"), pods=[deleted], before=[starting()]) == []
     gone = 'MountVolume.SetUp failed for volume "kube-api-access-7x4kz" : object "ns"/"kube-root-ca.crt" not registered'
-    assert scene.found(event("FailedMount", gone), pods=[starting()]) == []
+    assert attempt.found(event("FailedMount", gone), pods=[starting()]) == []
     earlier = event("FailedMount", "timed out waiting", first="2026-11-21T16:03:00Z")
-    (piece,) = scene.found(earlier, pods=[deleted], before=[starting()])
+    (piece,) = attempt.found(earlier, pods=[deleted], before=[starting()])
     assert piece.slug == "volume_mount"
 
 
-def test_an_event_of_another_pod_is_nothing_here(scene):
-    assert scene.found(event("FailedMount", about="stranger"), pods=[starting()]) == []
+def test_an_event_of_another_pod_is_nothing_here(attempt):
+    assert attempt.found(event("FailedMount", about="stranger"), pods=[starting()]) == []
 
 
 @pytest.mark.parametrize(
@@ -150,12 +150,12 @@ def test_an_event_of_another_pod_is_nothing_here(scene):
         ('Internal error occurred: failed calling webhook "x": connection refused', "container_config", "yes"),
     ],
 )
-def test_errors_k6_k9_pods_that_cannot_be_made_are_missing_slots(scene, message, slug, retry):
+def test_errors_k6_k9_pods_that_cannot_be_made_are_missing_slots(attempt, message, slug, retry):
     slots = [SlotFacts(slot=n, state="expected") for n in (1, 2)]
     said = event("FailedCreate", f"Error creating: {message}", kind="Job", about="j", warning=True)
-    (piece,) = scene.found(said, slots=slots, pods=[pod(1)])
+    (piece,) = attempt.found(said, slots=slots, pods=[pod(1)])
     assert (piece.slug, piece.slot, piece.role, piece.retry) == (slug, 2, "primary", retry)
-    assert scene.found(slots=slots, pods=[pod(1), pod(2)]) == []
+    assert attempt.found(slots=slots, pods=[pod(1), pod(2)]) == []
 
 
 @pytest.mark.parametrize(
@@ -172,28 +172,28 @@ def test_errors_k6_k9_pods_that_cannot_be_made_are_missing_slots(scene, message,
     ],
 )
 def test_errors_k15_a_container_that_is_not_started_again_is_stopped_without_a_word_of_its_probe(
-    scene, probe, fields, role
+    attempt, probe, fields, role
 ):
     stop = event("Killing", "Stopping container main")
-    found = scene.found(stop, event("Unhealthy", probe), pods=[pod(phase="Failed", **fields)])
+    found = attempt.found(stop, event("Unhealthy", probe), pods=[pod(phase="Failed", **fields)])
     assert [(piece.slug, piece.role) for piece in found if piece.slug == "probe_killed"] == [("probe_killed", role)]
 
 
-def test_errors_k15_a_probe_that_killed_a_container_is_its_cause_and_a_stop_is_not(scene):
+def test_errors_k15_a_probe_that_killed_a_container_is_its_cause_and_a_stop_is_not(attempt):
     ended = ContainerFact(state="terminated", exit_code=137, finished=LATER)
     killing = event("Killing", "Container main failed liveness probe, will be restarted")
     unhealthy = event("Unhealthy", "Liveness probe failed")
-    assert {(p.slug, p.role) for p in scene.found(killing, unhealthy, pods=[pod(main=ended)])} == {
+    assert {(p.slug, p.role) for p in attempt.found(killing, unhealthy, pods=[pod(main=ended)])} == {
         ("probe_killed", "primary"),
         ("probe_killed", "context"),
     }
     # A container that did not end was not killed; nor one that ended long after.
-    assert [p.role for p in scene.found(pods=[pod()])] == ["context"]
+    assert [p.role for p in attempt.found(pods=[pod()])] == ["context"]
     late = msgspec.structs.replace(ended, finished="2026-11-21T17:00:00Z")
-    assert [p.role for p in scene.found(pods=[pod(main=late)])] == ["context"]
+    assert [p.role for p in attempt.found(pods=[pod(main=late)])] == ["context"]
 
 
-def test_errors_k13_words_of_a_controller_are_context_and_never_a_cause(scene):
+def test_errors_k13_words_of_a_controller_are_context_and_never_a_cause(attempt):
     said = event(
         "BackoffLimitExceeded", "Job has reached the specified backoff limit", kind="Job", about="j", warning=True
     )
@@ -206,11 +206,11 @@ def test_errors_k13_words_of_a_controller_are_context_and_never_a_cause(scene):
         kind="Job",
         seen_ns=LATER_NS,
     )
-    found = scene.found(said, work)
+    found = attempt.found(said, work)
     assert {(p.slug, p.role) for p in found} == {("controller_verdict", "context")}
 
 
-def test_errors_k11_a_deadline_is_a_cause(scene):
+def test_errors_k11_a_deadline_is_a_cause(attempt):
     work = work_fact(
         {
             "metadata": {"name": "job", "uid": "j"},
@@ -223,11 +223,11 @@ def test_errors_k11_a_deadline_is_a_cause(scene):
         kind="Job",
         seen_ns=LATER_NS,
     )
-    (piece,) = scene.found(work)
+    (piece,) = attempt.found(work)
     assert (piece.slug, piece.role, piece.at) == ("deadline_exceeded", "primary", LATER_NS)
 
 
-def test_errors_k12_who_suspended_and_that_somebody_deletes_is_told_unless_it_was_rankfall(scene):
+def test_errors_k12_who_suspended_and_that_somebody_deletes_is_told_unless_it_was_rankfall(attempt):
     item = {
         "metadata": {
             "name": "job",
@@ -240,36 +240,36 @@ def test_errors_k12_who_suspended_and_that_somebody_deletes_is_told_unless_it_wa
         "spec": {"suspend": True},
     }
     work = work_fact(item, kind="Job", seen_ns=LATER_NS)
-    (piece,) = scene.found(work)
+    (piece,) = attempt.found(work)
     assert (piece.slug, piece.role, piece.line) == (
         "cancelled",
         "context",
         "Job job is suspended, last by kubectl-patch",
     )
-    assert scene.found(stop=STOP) == []
-    (piece,) = scene.found(msgspec.structs.replace(work, deleting=LATER))
+    assert attempt.found(stop=STOP) == []
+    (piece,) = attempt.found(msgspec.structs.replace(work, deleting=LATER))
     assert piece.line == "Job job is being deleted by a request"
 
 
-def test_the_training_operators_event_holds_the_only_exit_code_that_is_left(scene):
+def test_the_training_operators_event_holds_the_only_exit_code_that_is_left(attempt):
     said = event("ExitedWithCode", "Pod: ns.job-1 exited with code 139", kind="PyTorchJob", about="j")
-    (piece,) = scene.found(said, slots=[SlotFacts(slot=1, state="lost")])
+    (piece,) = attempt.found(said, slots=[SlotFacts(slot=1, state="lost")])
     assert (piece.slug, piece.role, piece.signal, piece.slot) == ("segfault", "primary", 11, 1)
-    (piece,) = scene.found(slots=[SlotFacts(slot=1, state="ended", signal=11)])
+    (piece,) = attempt.found(slots=[SlotFacts(slot=1, state="ended", signal=11)])
     assert piece.role == "context"
-    (piece,) = scene.found(msgspec.structs.replace(said, message="Pod: ns.job-1 exited with code 3"))
+    (piece,) = attempt.found(msgspec.structs.replace(said, message="Pod: ns.job-1 exited with code 3"))
     assert (piece.slug, piece.exit_code) == ("user_exit", 3)
 
 
 # -- nodes
 
 
-def test_errors_k4_a_node_that_is_away_is_the_cause_only_of_its_own_slots_silence(scene):
+def test_errors_k4_a_node_that_is_away_is_the_cause_only_of_its_own_slots_silence(attempt):
     away = node(ready="Unknown")
-    (piece,) = scene.found(away, slots=[SlotFacts(slot=1, node="n1", state="lost")])
+    (piece,) = attempt.found(away, slots=[SlotFacts(slot=1, node="n1", state="lost")])
     assert (piece.slug, piece.role, piece.slot, piece.node) == ("node_lost", "primary", 1, "n1")
     assert "Kubelet stopped posting" in piece.line
-    (piece,) = scene.found(slots=[SlotFacts(slot=1, node="n1", state="ended", exit_code=1)])
+    (piece,) = attempt.found(slots=[SlotFacts(slot=1, node="n1", state="ended", exit_code=1)])
     assert piece.role == "context"
 
 
@@ -286,9 +286,9 @@ def failed_rank(slot: int = 0) -> RankFacts:
 
 @pytest.mark.parametrize("state", ["lost", "running"])
 def test_i19_p3_a_silent_node_is_the_cause_at_its_slot_though_its_pod_was_asked_to_go_before_that_was_noticed(
-    scene, state
+    attempt, state
 ):
-    pieces = scene.found(
+    pieces = attempt.found(
         pods=[pod(0, node="n0"), deaf()],
         slots=[SlotFacts(slot=0, node="n0", state="running"), SlotFacts(slot=1, node="n1", state=state)],
         ranks=[failed_rank()],
@@ -302,10 +302,10 @@ def test_i19_p3_a_silent_node_is_the_cause_at_its_slot_though_its_pod_was_asked_
     assert noticed <= piece.at + reach <= noticed + 2 * 10**9
 
 
-def test_i19_p3_the_node_object_says_the_same_where_it_may_be_read(scene):
+def test_i19_p3_the_node_object_says_the_same_where_it_may_be_read(attempt):
     away = node(ready="Unknown")
     early = "2026-11-21T16:04:50Z"
-    pieces = scene.found(away, pods=[deaf(deleting=early)], slots=[SlotFacts(slot=1, node="n1", state="lost")])
+    pieces = attempt.found(away, pods=[deaf(deleting=early)], slots=[SlotFacts(slot=1, node="n1", state="lost")])
     assert [(one.slug, one.role, one.source) for one in pieces] == [
         ("node_lost", "primary", "node"),
         ("node_lost", "primary", "pod"),
@@ -313,9 +313,9 @@ def test_i19_p3_the_node_object_says_the_same_where_it_may_be_read(scene):
     # The kubelet reports again, and so do the conditions of its pods.
     back = node(ready="True", seen=LATER_NS + 20)
     well = msgspec.structs.replace(deaf(deleting=early), conditions=(Condition(type="Ready", status="True"),))
-    assert scene.found(later_node(away, back), pods=[well], slots=[SlotFacts(slot=1, node="n1", state="running")]) == [
-        msgspec.structs.replace(pieces[0], role="context", at=LATER_NS, uncertainty=1.0)
-    ]
+    assert attempt.found(
+        later_node(away, back), pods=[well], slots=[SlotFacts(slot=1, node="n1", state="running")]
+    ) == [msgspec.structs.replace(pieces[0], role="context", at=LATER_NS, uncertainty=1.0)]
 
 
 @pytest.mark.parametrize(
@@ -333,28 +333,28 @@ def test_i19_p3_the_node_object_says_the_same_where_it_may_be_read(scene):
     ],
     ids=["nothing-failed", "over", "reported", "kubelet-says-so"],
 )
-def test_i19_p3_a_pod_of_a_node_that_reports_or_of_a_job_that_runs_on_is_no_lost_node(scene, fact, ranks):
+def test_i19_p3_a_pod_of_a_node_that_reports_or_of_a_job_that_runs_on_is_no_lost_node(attempt, fact, ranks):
     slots = [SlotFacts(slot=0, node="n0", state="running"), SlotFacts(slot=1, node="n1", state="running")]
-    assert scene.found(pods=[pod(0, node="n0"), fact], slots=slots, ranks=ranks) == []
+    assert attempt.found(pods=[pod(0, node="n0"), fact], slots=slots, ranks=ranks) == []
 
 
-def test_a_node_that_was_away_before_the_pod_was_made_is_nothing(scene):
+def test_a_node_that_was_away_before_the_pod_was_made_is_nothing(attempt):
     back = later_node(node(ready="Unknown", seen=MADE_NS - 10), node(seen=MADE_NS - 5))
-    assert scene.found(back, slots=[SlotFacts(slot=1, node="n1", state="lost")]) == []
+    assert attempt.found(back, slots=[SlotFacts(slot=1, node="n1", state="lost")]) == []
 
 
-def test_errors_g15_a_node_that_booted_anew_took_its_slots_along(scene):
+def test_errors_g15_a_node_that_booted_anew_took_its_slots_along(attempt):
     again = later_node(node(boot="b1", seen=MADE_NS), node(boot="b2"))
     assert [boot.id for boot in again.boots] == ["b1", "b2"]
     unknown = ContainerFact(state="terminated", exit_code=255, reason="Unknown")
-    (piece,) = scene.found(again, pods=[pod(main=unknown)], slots=[SlotFacts(slot=1, state="ended", exit_code=255)])
+    (piece,) = attempt.found(again, pods=[pod(main=unknown)], slots=[SlotFacts(slot=1, state="ended", exit_code=255)])
     assert (piece.slug, piece.role) == ("node_lost", "primary")
     assert "b1 became b2" in piece.line
-    (piece,) = scene.found(slots=[SlotFacts(slot=1, state="ended", exit_code=1, recorder=True)])
+    (piece,) = attempt.found(slots=[SlotFacts(slot=1, state="ended", exit_code=1, recorder=True)])
     assert piece.role == "context"
 
 
-def test_what_was_wrong_with_a_node_stays_known_after_it_is_well(scene):
+def test_what_was_wrong_with_a_node_stays_known_after_it_is_well(attempt):
     taint = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute", "timeAdded": LATER}
     bad = node(ready="Unknown", taints=(taint,))
     well = later_node(bad, node(seen=LATER_NS + 5))
@@ -362,10 +362,10 @@ def test_what_was_wrong_with_a_node_stays_known_after_it_is_well(scene):
     worse = later_node(bad, node(ready="Unknown", taints=(taint,), seen=LATER_NS + 7))
     assert {s.seen_ns for s in worse.spells} == {LATER_NS}
     assert later_node(bad, msgspec.structs.replace(bad, gone=True)).gone
-    assert scene.found(well)
+    assert attempt.found(well)
 
 
-def test_i32_p5_conditions_and_holds_of_nvsentinel_are_context_with_its_name(scene):
+def test_i32_p5_conditions_and_holds_of_nvsentinel_are_context_with_its_name(attempt):
     item = {
         "metadata": {"name": "n1", "labels": {"dgxc.nvidia.com/nvsentinel-state": "draining"}},
         "spec": {"unschedulable": True},
@@ -376,7 +376,7 @@ def test_i32_p5_conditions_and_holds_of_nvsentinel_are_context_with_its_name(sce
             ]
         },
     }  # fmt: skip
-    found = scene.found(node_fact(item, seen_ns=LATER_NS))
+    found = attempt.found(node_fact(item, seen_ns=LATER_NS))
     assert {(piece.slug, piece.role, piece.source, piece.trust) for piece in found} == {
         ("gpu_app_xid", "context", "node", "platform"),
         ("preempted", "context", "node", "platform"),
@@ -389,12 +389,12 @@ def test_i32_p5_conditions_and_holds_of_nvsentinel_are_context_with_its_name(sce
     assert any((piece.detail or "").endswith("by=NVSentinel") for piece in found)
 
 
-def test_a_taint_that_somebody_set_to_empty_a_node_is_no_lost_node(scene):
+def test_a_taint_that_somebody_set_to_empty_a_node_is_no_lost_node(attempt):
     taint = {"key": "maintenance", "effect": "NoExecute", "timeAdded": LATER}
     gone = Condition(type="DisruptionTarget", status="True", reason="DeletionByTaintManager", at=LATER)
-    (piece,) = scene.found(node(taints=(taint,)), pods=[pod(conditions=(gone,))])
+    (piece,) = attempt.found(node(taints=(taint,)), pods=[pod(conditions=(gone,))])
     assert (piece.slug, piece.role, piece.specificity) == ("preempted", "primary", 86)
-    (piece,) = scene.found(pods=[pod()])
+    (piece,) = attempt.found(pods=[pod()])
     assert piece.role == "context"
 
 
@@ -411,34 +411,34 @@ def rank(number: int, **fields: object) -> RankFacts:
     return msgspec.structs.replace(base, **fields)
 
 
-def test_health_s31_an_xid_three_seconds_before_the_fall_names_node_gpu_and_time(scene):
-    (piece,) = scene.found(node(annotations=health(LATER_NS)), ranks=[rank(5), rank(4, killed_by="agent", signal=15)])
+def test_health_s31_an_xid_three_seconds_before_the_fall_names_node_gpu_and_time(attempt):
+    (piece,) = attempt.found(node(annotations=health(LATER_NS)), ranks=[rank(5), rank(4, killed_by="agent", signal=15)])
     assert (piece.slug, piece.role, piece.rank, piece.node) == ("gpu_fallen_off_bus", "primary", 5, "n1")
     assert piece.gpu == "0000:4e:00"
     assert piece.line.startswith("xid/79 on gpu 0000:4e:00, 3.0 s before rank 5 failed: NVRM: Xid")
 
 
-def test_i19_p5_a_fault_before_rankfalls_own_stop_is_not_said_to_come_before_a_fall(scene):
+def test_i19_p5_a_fault_before_rankfalls_own_stop_is_not_said_to_come_before_a_fall(attempt):
     slot = SlotFacts(slot=1, node="n1", state="ended", signal=15, killed_by="wrapper", ended_at=FELL)
     stopped = rank(5, exit_code=None, signal=15, killed_by="wrapper")
-    (piece,) = scene.found(node(annotations=health(LATER_NS)), slots=[slot], ranks=[stopped])
+    (piece,) = attempt.found(node(annotations=health(LATER_NS)), slots=[slot], ranks=[stopped])
     assert piece.line.startswith("xid/79 on gpu 0000:4e:00, 3.0 s before slot 1 was stopped by Rankfall: NVRM: Xid")
 
 
-def test_of_two_ranks_that_fell_on_the_node_none_is_named(scene):
-    (piece,) = scene.found(node(annotations=health(LATER_NS)), ranks=[rank(4), rank(5)])
+def test_of_two_ranks_that_fell_on_the_node_none_is_named(attempt):
+    (piece,) = attempt.found(node(annotations=health(LATER_NS)), ranks=[rank(4), rank(5)])
     assert (piece.rank, piece.slot) == (None, 1)
 
 
 @pytest.mark.parametrize("off", [-121, 31])
-def test_a_fault_out_of_the_window_is_no_evidence(scene, off):
+def test_a_fault_out_of_the_window_is_no_evidence(attempt, off):
     far = node(annotations=health(FELL + off * 1_000_000_000))
-    assert scene.found(far, ranks=[rank(5)]) == []
+    assert attempt.found(far, ranks=[rank(5)]) == []
 
 
-def test_a_health_record_that_cannot_be_believed_tells_nothing(scene):
+def test_a_health_record_that_cannot_be_believed_tells_nothing(attempt):
     assert node(annotations={ANNOTATION: "{"}).health is None
-    assert scene.found(node(annotations=health(LATER_NS, text="words of anybody")), ranks=[rank(5)]) == []
+    assert attempt.found(node(annotations=health(LATER_NS, text="words of anybody")), ranks=[rank(5)]) == []
 
 
 @pytest.mark.parametrize(
@@ -452,23 +452,23 @@ def test_a_health_record_that_cannot_be_believed_tells_nothing(scene):
         ("16:05:05", {"started": "16:05:20", "restarts": 1}, "primary"),
     ],
 )
-def test_i19_p5_a_fault_that_is_older_than_the_pod_is_no_cause_of_its_failure(scene, made, main, role):
+def test_i19_p5_a_fault_that_is_older_than_the_pod_is_no_cause_of_its_failure(attempt, made, main, role):
     said = event("GpuFault", XID, kind="Node", about="n1")
     looks = (node(annotations=health(LATER_NS)), msgspec.structs.replace(said, name="n1"))
     ran = ContainerFact(state="terminated", **(main | {"started": f"2026-11-21T{main['started']}Z"}))
     pods = [pod(created=f"2026-11-21T{made}Z", main=ran)]
-    pieces = scene.found(*looks, pods=pods, ranks=[rank(5, ended_at=LATER_NS + 30_000_000_000)])
+    pieces = attempt.found(*looks, pods=pods, ranks=[rank(5, ended_at=LATER_NS + 30_000_000_000)])
     faults = [(piece.slug, piece.role) for piece in pieces if piece.slug == "gpu_fallen_off_bus"]
     assert faults == [("gpu_fallen_off_bus", role)] * 2
 
 
-def test_a_system_oom_of_the_node_is_the_end_of_the_rank_that_was_killed_then(scene):
+def test_a_system_oom_of_the_node_is_the_end_of_the_rank_that_was_killed_then(attempt):
     said = event("SystemOOM", "System OOM encountered, victim process: python, pid: 4", kind="Node", about="n1")
     said = msgspec.structs.replace(said, name="n1")
     killed = rank(5, exit_code=None, signal=9, killed_by="foreign")
-    (piece,) = scene.found(node(), said, ranks=[killed])
+    (piece,) = attempt.found(node(), said, ranks=[killed])
     assert (piece.slug, piece.role, piece.rank) == ("node_oom", "primary", 5)
-    (piece,) = scene.found(ranks=[rank(5)])
+    (piece,) = attempt.found(ranks=[rank(5)])
     assert piece.role == "context"
 
 
@@ -492,21 +492,23 @@ def test_an_event_of_the_new_api_is_read_as_one_of_the_old():
     assert event_fact({}, seen_ns=1).reason == ""
 
 
-def test_what_may_not_be_read_is_missing_until_it_may(scene):
-    scene.writer.add(Unseen(seen_ns=LATER_NS, uid="unseen/nodes", text="the states of the nodes: no right"))
-    scene.view.poll()
-    assert scene.view.missing([pod()]) == ["the states of the nodes: no right"]
-    scene.writer.add(Unseen(seen_ns=LATER_NS, uid="unseen/nodes", text="the states of the nodes: no right", over=True))
-    scene.view.poll()
-    assert scene.view.missing([pod()]) == []
+def test_what_may_not_be_read_is_missing_until_it_may(attempt):
+    attempt.writer.add(Unseen(seen_ns=LATER_NS, uid="unseen/nodes", text="the states of the nodes: no right"))
+    attempt.view.poll()
+    assert attempt.view.missing([pod()]) == ["the states of the nodes: no right"]
+    attempt.writer.add(
+        Unseen(seen_ns=LATER_NS, uid="unseen/nodes", text="the states of the nodes: no right", over=True)
+    )
+    attempt.view.poll()
+    assert attempt.view.missing([pod()]) == []
 
 
-def test_events_of_more_than_an_hour_ago_are_said_to_be_gone(scene):
-    scene.writer.add(node(seen=MADE_NS + 4000 * 1_000_000_000))
-    scene.view.poll()
-    (text,) = scene.view.missing([pod()])
+def test_events_of_more_than_an_hour_ago_are_said_to_be_gone(attempt):
+    attempt.writer.add(node(seen=MADE_NS + 4000 * 1_000_000_000))
+    attempt.view.poll()
+    (text,) = attempt.view.missing([pod()])
     assert "Kubernetes stores Events for an hour" in text
-    assert scene.view.problems == []
+    assert attempt.view.problems == []
 
 
 GONE = {"gone": True, "main": ContainerFact(state="running", started=MADE)}
@@ -524,37 +526,37 @@ GONE = {"gone": True, "main": ContainerFact(state="running", started=MADE)}
         ((), {"gone": False}, "context"),
     ],
 )
-def test_the_event_of_a_silent_node_is_the_reason_of_a_pod_that_never_came_back(scene, others, changed, role):
+def test_the_event_of_a_silent_node_is_the_reason_of_a_pod_that_never_came_back(attempt, others, changed, role):
     silent = event("NodeNotReady", "Node is not ready", by="node-controller")
     rest = [event(reason, text, uid=f"e-{at}", last=at, by="kubelet") for reason, text, at in others]
     lost = SlotFacts(slot=1, node="n1", state="lost")
-    pieces = scene.found(silent, *rest, pods=[pod(**(GONE | changed))], slots=[lost])
+    pieces = attempt.found(silent, *rest, pods=[pod(**(GONE | changed))], slots=[lost])
     (piece,) = [piece for piece in pieces if piece.line.startswith("NodeNotReady")]
     assert (piece.slug, piece.role, piece.node) == ("node_lost", role, "n1")
     # The controller waits before it reports.
     assert (piece.at < LATER_NS) == (role == "primary")
 
 
-def test_events_of_a_deleted_namesake_are_not_this_jobs(scene):
+def test_events_of_a_deleted_namesake_are_not_this_jobs(attempt):
     job = {"metadata": {"name": "bert", "uid": "new"}}
     events = [
         event("BackoffLimitExceeded", "limit", kind="Job", about=uid, name="bert", warning=True)
         for uid in ("old", "new")
     ]
     other = event("Failed", "of another kind", kind="JobSet", about="s", name="bert", warning=True)
-    pieces = scene.found(*events, other, work_fact(job, kind="Job", seen_ns=1))
+    pieces = attempt.found(*events, other, work_fact(job, kind="Job", seen_ns=1))
     assert sorted(piece.line for piece in pieces if piece.slug == "controller_verdict") == [
         "BackoffLimitExceeded: limit",
         "Failed: of another kind",
     ]
 
 
-def test_a_pod_that_its_controller_deleted_is_a_consequence_of_the_one_deleted_before(scene):
+def test_a_pod_that_its_controller_deleted_is_a_consequence_of_the_one_deleted_before(attempt):
     """Both were deleted in one second, so that no time tells them apart."""
     pods = [pod(1, **GONE, deleting=LATER), pod(2, **GONE, deleting=LATER)]
     lost = [SlotFacts(slot=number, node=f"n{number}", state="lost") for number in (1, 2)]
     said = event("SuccessfulDelete", "Deleted pod: job-2", kind="Job", about="j", name="bert")
-    pieces = scene.found(said, pods=pods, slots=lost)
+    pieces = attempt.found(said, pods=pods, slots=lost)
     found = {piece.slot: (piece.slug, piece.role, piece.line) for piece in pieces if piece.fingerprint == DELETED_POD}
     assert found == {
         1: ("external_signal", "secondary", "pod job-1 was deleted while it ran; its end was not recorded"),
@@ -564,7 +566,7 @@ def test_a_pod_that_its_controller_deleted_is_a_consequence_of_the_one_deleted_b
             "pod job-2 was deleted while it ran, by its job's controller; its end was not recorded",
         ),
     }
-    stopped = scene.found(pods=pods, slots=lost, stop=STOP)
+    stopped = attempt.found(pods=pods, slots=lost, stop=STOP)
     assert [piece.slot for piece in stopped if piece.fingerprint == DELETED_POD] == [2]
 
 
@@ -588,7 +590,7 @@ TAKEN = event("SuccessfulDelete", "Deleted pod: job-2", kind="Job", about="j", n
         ([], (9, "2026-11-21T16:05:04Z"), None, False),
     ],
 )
-def test_i19_a_pod_that_its_controller_killed_is_no_cause(scene, around, end, deleting, expected):
+def test_i19_a_pod_that_its_controller_killed_is_no_cause(attempt, around, end, deleting, expected):
     """Somebody deleted another pod, whose end nobody recorded; the job failed by it."""
     signal, ended = end
     work = work_fact({"metadata": {"name": "bert", "uid": "j"}}, kind="Job", seen_ns=1)
@@ -599,7 +601,7 @@ def test_i19_a_pod_that_its_controller_killed_is_no_cause(scene, around, end, de
         SlotFacts(slot=1, node="n1", state="lost"),
         SlotFacts(slot=2, node="n2", state="ended", signal=signal, killed_by="foreign", ended_at=stamp_ns(ended)),
     ]
-    pieces = scene.found(work, *around, pods=[pod(1, **GONE, deleting=LATER), killed], slots=slots)
+    pieces = attempt.found(work, *around, pods=[pod(1, **GONE, deleting=LATER), killed], slots=slots)
     found = {piece.slot: (piece.slug, piece.line) for piece in pieces if piece.fingerprint == DELETED_POD}
     assert found.pop(1) == ("external_signal", "pod job-1 was deleted while it ran; its end was not recorded")
     consequence = ("peer_teardown", "pod job-2 was deleted while it ran, by its job's controller")
@@ -617,7 +619,7 @@ def test_i19_a_pod_that_its_controller_killed_is_no_cause(scene, around, end, de
         (None, (2,), False),
     ],
 )
-def test_i19_a_deletion_before_the_stop_of_kubernetes_is_its_cause(scene, at, after, expected):
+def test_i19_a_deletion_before_the_stop_of_kubernetes_is_its_cause(attempt, at, after, expected):
     """The only recorded end is that of the pod that the controller killed, so the stop counts from it."""
     killing = [event("Killing", "Stopping container main", last=at, by="kubelet")] if at else []
     stop = Stop(at_ns=stamp_ns(SOON) + 1_000_000, reason="Kubernetes ends the other slots", after=after)
@@ -625,6 +627,6 @@ def test_i19_a_deletion_before_the_stop_of_kubernetes_is_its_cause(scene, at, af
         SlotFacts(slot=1, node="n1", state="lost"),
         SlotFacts(slot=2, node="n2", state="ended", signal=9, killed_by="foreign", ended_at=stamp_ns(SOON)),
     ]
-    pieces = scene.found(*killing, pods=[pod(1, **GONE)], slots=slots, stop=stop)
+    pieces = attempt.found(*killing, pods=[pod(1, **GONE)], slots=slots, stop=stop)
     found = [(piece.slot, piece.slug, piece.at) for piece in pieces if piece.fingerprint == DELETED_POD]
     assert found == ([(1, "external_signal", stamp_ns(at))] if expected else [])
