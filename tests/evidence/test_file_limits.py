@@ -117,7 +117,7 @@ def test_i18_an_exception_in_one_file_costs_no_other(tmp_path, monkeypatch):
 
 
 def test_i18_what_is_kept_is_bounded_and_the_newest_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_source, "MAX_KEPT", 100_000)
+    monkeypatch.setattr(bounded_read, "_MAX_KEPT", 100_000)
     with INPUTS["different-exceptions"].laid(tmp_path / "x", 1 << 20) as folder:
         (folder / "zz.log").write_bytes(b"x\n" * (1 << 20) + HONEST)
         case = case_of_files([folder])

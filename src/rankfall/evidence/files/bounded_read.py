@@ -10,6 +10,7 @@ import errno
 import lzma
 import os
 import select
+import sys
 import time
 import zlib
 from collections import deque
@@ -33,6 +34,9 @@ RATIO: Final = 200
 LEAST_UNPACKED: Final = 4 << 20
 # Maximum bytes of a file without a size, as in /proc.
 MAX_UNSIZED: Final = 16 << 20
+# Bytes for the evidence of all files, and of one piece without its line.
+_MAX_KEPT: Final = 48 << 20
+_PIECE: Final = 1000
 # Share of a log's time for its beginning.
 _HEAD_SHARE: Final = 0.75
 # Minimum seconds a file: enough for 100 MB of text.
@@ -133,6 +137,20 @@ class Allowance:
     def settle(self, share: Share) -> None:
         """Subtracts the bytes that a share used."""
         self._size -= share.taken
+
+
+class Room:
+    """Remaining memory for evidence of all files."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_KEPT
+
+    def take(self, line: str) -> bool:
+        """True if evidence with this line can be stored unchanged."""
+        if self._left <= 0:
+            return False
+        self._left -= _PIECE + sys.getsizeof(line)
+        return True
 
 
 def parts_of_file(fd: int, size: int, share: Share) -> Iterator[Part]:

@@ -5,7 +5,6 @@ All files share one memory limit; then each stores only its newest finding, shor
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Final
 import msgspec
 
 from rankfall.evidence import builders as make
-from rankfall.evidence.files.bounded_read import SUFFIXES, Part
+from rankfall.evidence.files.bounded_read import SUFFIXES, Part, Room
 from rankfall.evidence.files.folder_listing import printable
 from rankfall.evidence.files.unwrap import Unwrapper
 from rankfall.evidence.readers import text as texts
@@ -31,14 +30,11 @@ from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.verdict.diagnose.cause_tables import BARE_ENDS, NEVER_CAUSE, SEEN_FROM_OUTSIDE, reports_code, waited
 from rankfall.verdict.signatures.catalogue import Catalogue
 
-# Bytes for the evidence of all files.
-MAX_KEPT: Final = 48 << 20
 # Prefixed ranks and launcher reports in one file: more than any job has.
 MAX_RANKS: Final = 1 << 15
 # Failures in one file until reading stops.
 _MAX_FAILURES: Final = 8
-# Bytes of evidence without its line, and of its line at the memory limit.
-_PIECE: Final = 1000
+# Bytes of a line at the memory limit.
 _SHORT: Final = 200
 _ELASTIC: Final = bounded(r"attempt_(\d{1,4})/(\d{1,4})/[^/]+$", limit=4_096)
 _MAX_NAME: Final = 256
@@ -167,9 +163,12 @@ class Source(msgspec.Struct, kw_only=True):
         stated += [numbers.matched(one[1]) + 1 for one in _PEERS.finditer(data)]
         self.world = max(self.world, *stated, 0)
         for one in islice(_PID_RANKS.finditer(data), MAX_RANKS):
-            pid, rank = numbers.matched(one[1] or one[2]), numbers.matched(one[3])
-            if len(self.pid_ranks) < MAX_RANKS:
-                self.pid_ranks[pid] = rank if self.pid_ranks.get(pid, rank) == rank else None
+            self.learn_pid(numbers.matched(one[1] or one[2]), numbers.matched(one[3]))
+
+    def learn_pid(self, pid: int, rank: int) -> None:
+        """Adds the rank of a process; processes of two nodes may have one number."""
+        if len(self.pid_ranks) < MAX_RANKS:
+            self.pid_ranks[pid] = rank if self.pid_ranks.get(pid, rank) == rank else None
 
     def weighed(self, *, alone: bool) -> Iterator[Evidence]:
         """Yields the file's evidence; a finding whose speaker continued is context.
@@ -250,20 +249,6 @@ def rank_siblings(sources: Iterable[Source]) -> None:
         for number, named in group.items():
             for source in named:
                 source.rank = number
-
-
-class Room:
-    """Remaining memory for evidence of all files."""
-
-    def __init__(self) -> None:
-        self._left = MAX_KEPT
-
-    def take(self, piece: Evidence) -> bool:
-        """True if the piece can be stored unchanged."""
-        if self._left <= 0:
-            return False
-        self._left -= _PIECE + sys.getsizeof(piece.line)
-        return True
 
 
 class TextReader:
@@ -429,7 +414,7 @@ class TextReader:
             source.workers[piece.id] = number
         if (pid := prefix.pid if piece.pid is None else piece.pid) is not None:
             source.pids[piece.id] = pid
-        if finding.kind not in source.last and not self._room.take(piece):
+        if finding.kind not in source.last and not self._room.take(piece.line):
             source.last[None] = msgspec.structs.replace(
                 piece, id=digest("newest", source.name), line=piece.line[:_SHORT]
             )
@@ -444,7 +429,7 @@ class TextReader:
             source.tasks.update(prefix.tasks or (() if prefix.rank is None else (prefix.rank,)))
         for task in prefix.tasks[1:]:
             other = msgspec.structs.replace(piece, id=digest(piece.id, task), rank=task)
-            if not self._room.take(other):
+            if not self._room.take(other.line):
                 break
             source.found.append(other)
         if finding.fails:
@@ -457,3 +442,5 @@ class TextReader:
         known = self._source.reported.pop(about, None)
         if known is not None or len(self._source.reported) < MAX_RANKS:
             self._source.reported[about] = reported, where
+        if reported.kind == "exit" and reported.rank is not None and reported.pid is not None:
+            self._source.learn_pid(reported.pid, reported.rank)

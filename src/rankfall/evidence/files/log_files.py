@@ -26,6 +26,7 @@ from rankfall.evidence.files.bounded_read import (
     Input,
     Limits,
     Part,
+    Room,
     Share,
     chunks_of_file,
     chunks_of_input,
@@ -37,7 +38,7 @@ from rankfall.evidence.files.bounded_read import (
     unpacked,
     unpacked_stream,
 )
-from rankfall.evidence.files.file_source import MAX_RANKS, Room, Source, TextReader, rank_siblings, source_of
+from rankfall.evidence.files.file_source import MAX_RANKS, Source, TextReader, rank_siblings, source_of
 from rankfall.evidence.files.folder_listing import LeftOut, Listed, amount, list_files, opened, printable
 from rankfall.evidence.readers import flyte_errors, torchrun
 from rankfall.evidence.readers.flight_recorder import Dumps, dump_rank

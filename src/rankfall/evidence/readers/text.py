@@ -175,7 +175,8 @@ _SEVERE: Final = bounded(
 # The end of a job that succeeded.
 _DONE: Final = linear(rb"(?i)\b(?:finished|completed|done|success\w*|succeeded)\b[^\n]*\n?(?:[^\n]*\n?){0,3}\z")
 _CODE: Final = bounded(
-    rb"\A\s*(?:\^|File \"|Traceback|During handling|The above exception)|\bframe #\d", limit=MAX_ERROR_LINE
+    rb"\A\s*(?:\^|File \"|Traceback|During handling|The above exception)|\bframe #\d|File \"[^\"]+\", line \d",
+    limit=MAX_ERROR_LINE,
 )
 # A type of an exception, before its message.
 _TYPE: Final = linear(
@@ -186,7 +187,7 @@ _RAISING: Final = linear(
     rb'(?m)^[^"\n]*(?:"[^"\n]+)?", line \d+, in [^\n]*\n([^\n]*?\b(?:raise [A-Za-z_]|assert )[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
 )
 _CUT_OFF: Final = linear(
-    rb'(?m)^[^\n]*File "[^"\n]+", line \d+, in [^\n]*\n(?:[^\n]*\n)?((?:[\[(][^\])\n]{1,80}[\])]:?)?[ \t]{2,}\S[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
+    rb'(?m)^[^\n]*File "[^"\n]+", line \d+, in [^\n]*\n(?:[^\n]*\n)?((?:\d{1,6}: )?(?:[\[(][^\])\n]{1,80}[\])]:?)?[ \t]{2,}\S[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
 )
 # Frames of launchers, whose tracebacks contain nothing about a rank.
 _LAUNCHER: Final = anchored(
@@ -231,7 +232,8 @@ def best_error_line(text: bytes, *, since: int = 0, known: Collection[int] = ())
     if errors and (states_reason(errors[0][1]) or _TYPE.search(errors[0][1]) is not None):
         return (*_first_alike(errors[0], errors), "error")
     hints = [one for one in islice(_lines(_HINT, text, since), _MAX_ERRORS) if one[0] not in known]
-    hints = [one for one in hints if not _CODE.search(_PLACE.sub(b"", one[1], count=1))]
+    frames = [one for one in hints if _CODE.search(_PLACE.sub(b"", one[1], count=1))]
+    hints = [one for one in hints if one not in frames]
     hints = [one for one in hints if not _ADVICE.search(one[1])] or hints
     reasons = [one for one in (*errors, *hints) if states_reason(one[1])]
     if reason := min((one for one in reasons if not is_low(one[1])), default=None):
@@ -248,7 +250,8 @@ def best_error_line(text: bytes, *, since: int = 0, known: Collection[int] = ())
         # Nothing else shows that the job failed.
         hints = [] if _DONE.search(text[-MAX_ERROR_LINE:]) else [one for one in hints if not _QUIET.search(one[1])]
     reasons = [one for one in hints if states_reason(one[1])]
-    return (*(reasons or loud or hints)[-1], "hint") if hints else None
+    shown = reasons or loud or hints or ([] if _DONE.search(text[-MAX_ERROR_LINE:]) else frames)
+    return (*shown[-1], "hint") if shown else None
 
 
 def candidate_lines(text: bytes, *, since: int = 0) -> Iterator[tuple[int, bytes]]:
