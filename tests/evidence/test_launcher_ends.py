@@ -242,7 +242,8 @@ UNSIGNED = f"{HEAD}  File \"/w/t.py\", line 3, in f\nKeyError: 'x'\n"
 
 @pytest.mark.parametrize("end", [MPI_EXIT, MPI_ABORT, MPI_ABORT_5])
 def test_i23_p2_open_mpi_names_the_rank_of_an_unsigned_traceback(located, end):
-    assert located(f"step 1\n{end}")[:2] == ("unknown", 2)
+    # The report of an end with 1 has no reason; a program that calls MPI_Abort decided it, for whatever reason.
+    assert located(f"step 1\n{end}")[:2] == ("unknown" if end == MPI_EXIT else "user_exit", 2)
     assert located(f"step 1\n{UNSIGNED}{end}")[:2] == ("user_code_exception", 2)
     # Signed lines outweigh the report.
     signed = "".join(f"[1,3]<stderr>:{line}\n" for line in UNSIGNED.splitlines())
@@ -256,7 +257,7 @@ def test_i23_p2_the_error_before_an_abort_of_mpi_is_shown_and_has_its_rank(why, 
         return verdict.cause.slug, verdict.rank, verdict.decisive.line
 
     error = "ERROR: ran out of space on angle_list: top=1052"
-    assert shown(f"step 1\n{error}\n{end}[1]LIB ERROR: -----------\n") == ("unknown", 2, error)
+    assert shown(f"step 1\n{error}\n{end}[1]LIB ERROR: -----------\n") == ("user_exit", 2, error)
     # A crash at the end of the others is no failure of its own.
     full = "Error 2 cudaErrorMemoryAllocation: out of memory"
     crash = (
@@ -431,8 +432,8 @@ def test_a_rank_that_flux_or_an_error_stack_of_mpich_names_is_the_verdicts(answe
         "Abort(1614479) on node {0} (rank {0} in comm 0): Fatal error in PMPI_Init: Unknown error class, error stack:\n"
     )
     line = "find_provider(2819)..........: OFI fi_getinfo() failed (ofi_init.c:2819:find_provider:No data available)\n"
-    assert answer(head.format(3) + line) == ("nccl_socket_interface", 3)
-    assert answer(head.format(3) + line + head.format(4) + line) == ("nccl_socket_interface", None)
+    assert answer(head.format(3) + line) == ("unknown", 3)
+    assert answer(head.format(3) + line + head.format(4) + line) == ("unknown", None)
 
 
 def test_the_head_of_an_error_of_cann_names_the_rank(answer):
@@ -575,3 +576,59 @@ def test_of_the_reports_of_several_nodes_the_one_that_is_surely_earlier_names_th
     text = "".join(_node_report(time, one, one % 8, 70 + one) for time, one in zip(times, ranks, strict=True))
     assert located(text)[:2] == ("unknown", rank)
     assert located(text.replace("exitcode  : 1", "exitcode  : -9"))[1] == rank
+
+
+def test_a_report_with_blank_lines_between_its_rows_is_read(located):
+    text = _node_report("2026-06-03_21:15:52", 3, 3, 73, code=-7).replace("\n", "\n\n")
+    assert located(text) == ("shm_exhausted", 3, 3, "gpu-0")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        # The process that Open MPI's error handler names, by job and rank.
+        (
+            "[n1:47] *** An error occurred in MPI_Recv\n[n1:47] *** reported by process [1913552897,8]\n[n1:47] *** MPI_ERR_TRUNCATE: message truncated\n",
+            ("collective_mismatch", 8),
+        ),
+        ("[31]PETSC ERROR: Caught signal number 11 SEGV: Segmentation Violation\n", ("segfault", 31)),
+        ('[57] --> FOAM FATAL ERROR:\n[57] Cannot find file "points"\n', ("user_exit", 57)),
+        ("step 1\namrex::Error::5::unsuccessful burn !!!\nSIGABRT\n", ("native_abort", 5)),
+        (
+            '{"name": "torchelastic.worker.status.FAILED", "source": "WORKER", "metadata": {"global_rank": 6, "group_rank": 1}}\nMemoryError: std::bad_alloc\n',
+            ("host_alloc_failed", 6),
+        ),
+        # mpd's list has no order, and it kills the others itself.
+        (
+            "  exit status of rank 9: killed by signal 9\n  exit status of rank 3: killed by signal 9\n",
+            ("killed_unknown", None),
+        ),
+        ("  exit status of rank 9: killed by signal 9\n", ("killed_unknown", 9)),
+        # A text that ends inside of the only traceback.
+        (
+            '[rank7]: Traceback (most recent call last):\n[rank7]:   File "/w/t.py", line 403, in f\n[rank7]:     g()\n',
+            ("unknown", 7),
+        ),
+        # The numbers of ctest are no ranks.
+        (
+            "test 3\n3: Test command: /usr/bin/srun -n 2 a.out\n3: Working Directory: /b\n3: Abort(1) on node 1 (rank 1 in comm 0): Fatal error in PMPI_Recv: Message truncated, error stack:\n",
+            ("collective_mismatch", 1),
+        ),
+    ],
+)
+def test_i23_p2_other_programs_name_the_rank_in_their_own_form(located, text, answer):
+    assert located(text)[:2] == answer
+
+
+def test_the_line_that_openfoams_head_announces_is_shown_with_it(why):
+    text = (
+        '[57] --> FOAM FATAL ERROR: (openfoam-2306)\n[57] Cannot find file "points"\n[57]\nFOAM parallel run exiting\n'
+    )
+    assert why(text).decisive.line.endswith('\n[57] Cannot find file "points"')
+
+
+def test_a_kernel_log_with_faults_of_applications_alone_shows_one_and_blames_nothing(why):
+    line = "[Thu Jan 28 23:42:34 2021] NVRM: Xid (PCI:0000:db:00): 31, pid=12530, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_10 faulted"
+    verdict = why(f"{line}\n")
+    assert (verdict.cause.slug, verdict.retry, verdict.node_action) == ("unknown", "once", "none")
+    assert verdict.decisive.line == line

@@ -196,7 +196,11 @@ class Source(msgspec.Struct, kw_only=True):
                 # Where torchrun reports ranks, srun's tasks are its agents, which end with 1 after any failure.
                 role = "context" if agents and piece.exit_code == 1 else piece.role
                 piece = msgspec.structs.replace(piece, rank=None, role=role)  # noqa: PLW2901 - the same piece without a rank
-            elif speaker is not None and piece.role == "primary" and piece.rank is piece.local_rank is None:
+            elif (
+                speaker is not None
+                and piece.role == "primary"
+                and {piece.rank, piece.local_rank} <= {None, speaker.rank}
+            ):
                 piece = msgspec.structs.replace(piece, rank=speaker.rank, local_rank=speaker.local_rank)  # noqa: PLW2901 - as above
             if (detail := self.details.get(piece.id)) is not None:
                 piece = msgspec.structs.replace(piece, line=f"{piece.line}\n{detail}")  # noqa: PLW2901 - as above

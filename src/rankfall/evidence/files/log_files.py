@@ -237,7 +237,7 @@ class _Pile:
             piece = torchrun.error_file_evidence(data, name=source.name, stream=source.group, catalogue=self._catalogue)
         if isinstance(piece, str):
             self._left.add(piece)
-        elif self._room.take(piece):
+        elif self._room.take(piece.line):
             source.found.append(msgspec.structs.replace(piece, attempt=source.attempt, local_rank=source.local_rank))
 
 

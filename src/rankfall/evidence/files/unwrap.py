@@ -45,6 +45,9 @@ _SYSLOG: Final = anchored(
 )
 # A line of a container runtime's log file.
 _RUNTIME: Final = anchored(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S{0,20} std(?:out|err) [FP] ?", limit=64)
+# ctest puts a test's number before what it prints.
+_TEST: Final = anchored(rb"\d{1,6}: (?:Test command|Working Directory|Test timeout computed to be): ", limit=64)
+_TEST_NUMBER: Final = anchored(rb"\d{1,6}: ?", limit=16)
 _INDENT: Final = anchored(rb"[ \t]+", limit=64)
 # A time alone on its line, before the line that it dates.
 _DATE: Final = anchored(
@@ -258,6 +261,9 @@ def layers_of(sample: bytes) -> list[Layer]:
     """
     lines = [line.rstrip(b"\r") for line in without_escapes(sample).split(b"\n") if line.strip()]
     found: list[Layer] = []
+    if any(_TEST.match(line) for line in lines):
+        found.append(_behind(_TEST_NUMBER))
+        lines = [line if (inner := found[0](line)) is None else inner for line in lines]
     while len(found) < _MAX_LAYERS and len(lines) >= _LEAST_LINES:
         layer = next(
             (

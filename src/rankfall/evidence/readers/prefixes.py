@@ -70,7 +70,9 @@ _TAGS: Final = tuple(
         # [3]<stderr>: of Horovod
         ("global", r"\[(?:[\w.-]{1,128}@)?\d{1,6},(?:mpirank:)?(\d{1,6})(?:,[\w.-]{1,64})?\]<std(?:out|err)>:[ \t]?"),
         ("global", r"\[(\d{1,6})\]<std(?:out|err)>:[ \t]?"),
-        ("global", r"amrex::Abort::(\d{1,6})::"),
+        ("global", r"amrex::(?:Abort|Error)::(\d{1,6})::"),
+        # [3]PETSC ERROR: and [3] --> FOAM FATAL ERROR
+        ("global", r"\[(\d{1,6})\](?:PETSC ERROR: ?| (?=--> FOAM FATAL ))"),
         ("global", r"MPICH (?:ERROR|Notice) \[Rank (\d{1,6})\] ?"),
         # 8de2ca81 [rank=3] || of Determined
         ("global", r"[0-9a-f]{8} \[rank=(\d{1,6})\] \|\| ?"),

@@ -250,8 +250,8 @@ def best_error_line(text: bytes, *, since: int = 0, known: Collection[int] = ())
         # Nothing else shows that the job failed.
         hints = [] if _DONE.search(text[-MAX_ERROR_LINE:]) else [one for one in hints if not _QUIET.search(one[1])]
     reasons = [one for one in hints if states_reason(one[1])]
-    shown = reasons or loud or hints or ([] if _DONE.search(text[-MAX_ERROR_LINE:]) else frames)
-    return (*shown[-1], "hint") if shown else None
+    displayed = reasons or loud or hints or ([] if _DONE.search(text[-MAX_ERROR_LINE:]) else frames)
+    return (*displayed[-1], "hint") if displayed else None
 
 
 def candidate_lines(text: bytes, *, since: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -283,6 +283,7 @@ _DETAIL: Final = anchored(
     rb"(?i)\s*(?:what\(\): |(?:last error|caused by|(?:root )?cause|reason|details?|(?:error )?message) ?:|-{1,2}> )",
     limit=64,
 )
+_ANNOUNCES: Final = bounded(rb":\s*\Z|--> FOAM FATAL (?:IO )?ERROR", limit=MAX_ERROR_LINE)
 _NO_DETAIL: Final = bounded(
     rb"\s*(?:Traceback \(|File \"|frame #|\^|During handling|The above exception)|\W*\Z", limit=MAX_ERROR_LINE
 )
@@ -297,7 +298,7 @@ _MAX_ROW: Final = 512
 def detail_behind(line: bytes, behind: bytes, *, above: bytes = b"") -> bytes | None:
     """Returns the line that a message's line announces, as a header or wrapper does; None if there is none.
 
-    A colon at its end announces the next line. ``behind``: text after the line, of which a few lines are read.
+    A colon at its end, as OpenFOAM's head, announces the next line. ``behind``: text after the line, of which a few lines are read.
     ``above``: text that ends with the line; the row before an exit code names the process.
     """
     if _CODE_ROW.search(line) is not None:
@@ -305,7 +306,7 @@ def detail_behind(line: bytes, behind: bytes, *, above: bytes = b"") -> bytes | 
         if _NAME_ROW.search(row[-_MAX_ROW:]) is not None:
             return row[-_MAX_ROW:].strip()
     speaker = parse_prefix(line)
-    announced = line.rstrip().endswith(b":")
+    announced = _ANNOUNCES.search(line[-MAX_ERROR_LINE:]) is not None
     for each in behind[:MAX_BEHIND].split(b"\n", _BEHIND)[:_BEHIND]:
         prefix = parse_prefix(each)
         text = each[prefix.length :].strip()

@@ -32,7 +32,9 @@ from rankfall.verdict.signatures.catalogue import Catalogue
 _STOP = linear(rb"Sending process (\d+) closing signal SIG[A-Z0-9]+")
 _FORCED = linear(rb"Unable to shutdown process (\d+) via[^\n]{0,200}forcefully exiting via")
 _FAILED = linear(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\) of binary")
-_ROW = linear(rb"rank +: (\d+) \(local_rank: (\d+)\)[ \t\r]*\n(?:[ \t\r]{0,8}\n)?[^\n]{0,400}?exitcode +: (-?\d+) \(pid: (\d+)\)")
+_ROW = linear(
+    rb"rank +: (\d+) \(local_rank: (\d+)\)[ \t\r]*\n(?:[ \t\r]{0,8}\n)?[^\n]{0,400}?exitcode +: (-?\d+) \(pid: (\d+)\)"
+)
 # A page may put a whole report on one line.
 _FLAT_ROW = linear(rb"rank +: (\d+) \(local_rank: (\d+)\) +exitcode +: (-?\d+) \(pid: (\d+)\)")
 # The words before a row's rank, behind the prefix of a launcher.
@@ -73,7 +75,7 @@ _FIRST_LINES: Final = (
 _MAX_FIRST: Final = 512
 _ROW_LINES: Final = 3
 
-# An agent looks at its processes every 5 s at most, by default, and notes whole seconds; the rest is for the clocks.
+# An agent polls its processes every 5 s at most, by default, and notes whole seconds; the rest is for the clocks.
 _BETWEEN_NODES_S: Final = 10
 
 _Kind = Literal["stopped", "exit", "signalled"]

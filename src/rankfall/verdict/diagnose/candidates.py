@@ -43,6 +43,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     WEAK_PRIMARIES,
     WORDING,
     YIELDS_TO,
+    called_abort,
     exit_slug,
     signal_slug,
 )
@@ -329,7 +330,8 @@ def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
         alone = not perhaps_victim
     if facts.exit_code and not explained and not victim and alone:
         slug = exit_slug(facts.exit_code)
-        return of_fact(subject, slug, SILENT, "likely", f"exit code {facts.exit_code} without an error message")
+        confidence: Confidence = "suspected" if called_abort(subject.evidence) else "likely"
+        return of_fact(subject, slug, SILENT, confidence, f"exit code {facts.exit_code} without an error message")
     return None
 
 
@@ -396,6 +398,8 @@ def ended_without_message(candidate: Candidate) -> bool:
     """True if a file's text holds nothing about a rank but its end with Python's exit code."""
     facts, best = candidate.subject.rank, candidate.best
     if candidate.slug != "user_exit" or (best is not None and best.source not in {"log", "exit"}):
+        return False
+    if called_abort(candidate.subject.evidence):
         return False
     if facts is not None and facts.exit_code is not None:
         return facts.stream is not None and facts.exit_code == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Final
 
@@ -106,11 +107,13 @@ WORKING_BAR: Final = "slow_rank_timeout.bar"
 WATCHDOG: Final = "rank_stuck.watchdog"
 # Of the last line of a traceback without its exception.
 CUT_OFF: Final = "unknown.cut_off"
-# Lines of launchers about the rank that ended first.
-SPAWNED: Final = "unknown.spawn"
-FIRST_ENDS: Final = frozenset({SPAWNED, "unknown.flux_doom", "unknown.mpi_exit", "unknown.paddle_abort"})
+# Lines of launchers about the rank that ended first: above its exception, and of any place.
+ENDS_ABOVE: Final = frozenset({"unknown.spawn", "unknown.elastic_event"})
+FIRST_ENDS: Final = ENDS_ABOVE | {"unknown.flux_doom", "unknown.mpi_exit", "unknown.paddle_abort"}
 # Likewise, but also a cause: a rank that ended all others.
-ABORTED_ALL: Final = "user_exit.mpi"
+ABORTED_ALL: Final = "user_exit.mpi_abort"
+# A program's own call that ends all its processes.
+OWN_ABORTS: Final = frozenset({ABORTED_ALL, "user_exit.mpich"})
 # Lines without a cause that name the rank that failed.
 NAMES_A_RANK: Final = frozenset(
     {
@@ -125,8 +128,8 @@ HEADS_OF_STACKS: Final = MappingProxyType(
     {
         "host_alloc_failed.mpich": "unknown.mpich_abort",
         "nccl_ib_error.ofi": "unknown.mpich_abort",
-        "nccl_socket_interface.mpich": "unknown.mpich_abort",
-        "nccl_socket_interface.mpich_endpoint": "unknown.mpich_abort",
+        "collective_mismatch.mpi": "unknown.mpich_abort",
+        "unknown.mpich_provider": "unknown.mpich_abort",
         "bad_arguments.hccl": "nccl_system_error.hccl",
         "gpu_busy.hccp": "nccl_system_error.hccl",
         "gpu_oom.hccl": "nccl_system_error.hccl",
@@ -147,7 +150,7 @@ LACKS_OF_LINE: Final = MappingProxyType(
 DELETED_POD: Final = "external_signal:deleted pod"
 
 # A launcher's report of an ordinary exit code, or that a rank ended all others.
-BARE_ENDS: Final = frozenset({"user_exit.exit", ABORTED_ALL, "unknown.child_failed"})
+BARE_ENDS: Final = frozenset({"user_exit.exit", "user_exit.mpi", ABORTED_ALL, "unknown.child_failed"})
 
 # Exceptions of the job's own code that no signature recognizes, or of common types without a traceback: only
 # suspected, but a retry seldom helps.
@@ -168,6 +171,7 @@ SUSPECT_ONLY: Final = frozenset(
         "shm_exhausted.shell",
         # A code without a reason.
         "user_exit.exit",
+        *OWN_ABORTS,
     }
 )
 
@@ -292,6 +296,11 @@ TERMINAL_WINDOW_S: Final = 30.0
 def reports_code(piece: Evidence) -> bool:
     """True for a line that reports nothing but an exit code that a process chose."""
     return piece.source == "log" and not piece.whole and piece.exit_code is not None and 0 < piece.exit_code < SIGNALLED
+
+
+def called_abort(pieces: Iterable[Evidence]) -> bool:
+    """True if a program called what ends all its processes: its own decision, whatever the code."""
+    return any(piece.signature in OWN_ABORTS for piece in pieces)
 
 
 def waited(piece: Evidence) -> bool:

@@ -16,9 +16,9 @@ from rankfall.model.patterns import anchored
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Root, ended_without_message, text_place
 from rankfall.verdict.diagnose.cause_tables import (
-    ABORTED_ALL,
     DELETED_POD,
     ENDS_OF_THE_REST,
+    HEADS_OF_STACKS,
     LAST_ERROR,
     NAMES_A_RANK,
     NEVER_CAUSE,
@@ -27,6 +27,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     STEP_ENDS,
     STEP_TAKEN,
     TIMED_OUT,
+    called_abort,
     reports_code,
 )
 from rankfall.verdict.diagnose.subjects import (
@@ -244,12 +245,16 @@ def is_without_message(candidate: Candidate) -> bool:
     return candidate.tier == SILENT and candidate.slug == "user_exit" and facts is not None and facts.exit_code == 1
 
 
-def lacks_reason(candidate: Candidate) -> bool:
-    """True if the evidence names a failure, but no cause.
+def first_is_open(chosen: Candidate, others: list[Candidate]) -> bool:
+    """True if launchers report this end and others without an order: each node's first one, or kills without times."""
+    if chosen.only_reported:
+        return any(c.only_reported for c in others)
+    killed = chosen.slug == "killed_unknown" and chosen.moment.at is None
+    return killed and any(c.slug == chosen.slug for c in others)
 
-    Libraries raise for any reason, of which the job's own code is the least common; and any exception ends Python with
-    1, which a text may lack.
-    """
+
+def lacks_reason(candidate: Candidate) -> bool:
+    """True if the evidence names a failure, but no cause: a library raises for any reason, and a text may end early."""
     best = candidate.best
     return (best is not None and best.signature == OF_LIBRARY) or ended_without_message(candidate)
 
@@ -265,8 +270,8 @@ def _gave_no_reason(candidate: Candidate) -> bool:
 def last_error(subjects: Subjects, chosen: Candidate) -> Evidence | None:
     """Last error of a text in which a launcher reports nothing but an exit code, or of a rank that gave no reason."""
     best = chosen.best
-    reported = best is not None and (reports_code(best) or best.signature == ABORTED_ALL)
-    only_a_code = reported and chosen.slug != OWN_CODE
+    aborted = chosen.slug == "user_exit" and called_abort(chosen.subject.evidence)
+    only_a_code = aborted or (best is not None and reports_code(best) and chosen.slug != OWN_CODE)
     if ended_without_message(chosen) or only_a_code:
         nearest = nearest_line(subjects)
         return nearest if nearest is not None and nearest.fingerprint == LAST_ERROR else None
@@ -278,10 +283,10 @@ def last_error(subjects: Subjects, chosen: Candidate) -> Evidence | None:
 
 
 def nearest_line(subjects: Subjects) -> Evidence | None:
-    """Line to show without a cause: the last error of a text, else the last report of a launcher, else its first stop."""
+    """Line to show without a cause: the last error of a text, else the last report of a launcher, else its first stop or fault of an application."""
     lines = [e for s in subjects.all.values() for e in s.evidence if e.source == "log"]
     found = [e for e in lines if e.slug == "unknown"]
-    stops = [e for e in lines if e.slug in {"controller_verdict", "peer_teardown"}]
+    stops = [e for e in lines if e.slug in {"controller_verdict", "peer_teardown", "gpu_app_xid"}]
     first = min(stops, key=lambda e: (*text_place(e), e.id), default=None)
     return max(found, key=lambda e: (e.role == "context", e.stream or "", e.order or 0, e.id), default=first)
 
@@ -315,7 +320,7 @@ def _adds_to(other: str, line: str) -> bool:
 
 def named_rank(subjects: Subjects, displayed: Evidence) -> int | None:
     """Rank that a line without a cause names as failed; None if lines of its kind name several."""
-    signature = displayed.signature
+    signature = HEADS_OF_STACKS.get(displayed.signature or "", displayed.signature)
     return only_named_rank(subjects, signature) if signature in NAMES_A_RANK else None
 
 

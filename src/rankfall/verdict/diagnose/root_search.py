@@ -28,6 +28,7 @@ from rankfall.verdict.diagnose.candidates import (
 )
 from rankfall.verdict.diagnose.cause_tables import (
     ABORTED_ALL,
+    ENDS_ABOVE,
     EXIT_SLUGS,
     FIRST_ENDS,
     HEADS_OF_STACKS,
@@ -37,7 +38,6 @@ from rankfall.verdict.diagnose.cause_tables import (
     NEVER_STARTED,
     OWN_CODE,
     PLAIN_CONNECTIONS,
-    SPAWNED,
     TAKEN_AWAY,
     WATCHDOG,
 )
@@ -50,6 +50,7 @@ from rankfall.verdict.diagnose.consequences import (
     drop_raised_after_recorded_failure,
     drop_raised_after_silent_end,
     drop_without_message_beside_death,
+    first_is_open,
     is_without_message,
     only_named_rank,
     without_ends_by_launcher,
@@ -123,8 +124,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
             and not _first_of_a_launcher(chosen)
         )
         or (_waits(chosen) and not root.everywhere and (bool(chosen.same) or any(map(_waits, earliest[1:]))))
-        # Reports of several nodes each have a first rank.
-        or (chosen.only_reported and any(c.only_reported for c in earliest[1:]))
+        or first_is_open(chosen, earliest[1:])
         # A launcher's line about several ranks.
         or any(same_line(c.best, chosen.best) for c in earliest[1:])
     )
@@ -203,12 +203,12 @@ def _first_to_end(root: Root, chosen: Candidate, best: Evidence, subjects: Subje
     ends = [(s, e) for s in subjects.all.values() for e in s.evidence if e.signature in _NAME_FIRST]
     named = {s.key: s for s, _ in ends if s.rank_number is not None}
     # torch prints the exception below its line about the process, others print their line at the end.
-    apart = [e for _, e in ends if not (surely_after(best, e) if e.signature == SPAWNED else surely_after(e, best))]
+    apart = [e for _, e in ends if not (surely_after(best, e) if e.signature in ENDS_ABOVE else surely_after(e, best))]
     if len(named) != 1 or apart:
         return None
 
     def before_end(e: Evidence) -> bool:
-        follows = all(end.signature != SPAWNED and surely_after(e, end) for _, end in ends)
+        follows = all(end.signature not in ENDS_ABOVE and surely_after(e, end) for _, end in ends)
         return e.signature not in _NAME_FIRST and not follows
 
     others = any(c.best is not None and before_end(c.best) for c, _ in root.rejected)
