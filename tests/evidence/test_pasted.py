@@ -274,3 +274,9 @@ def test_ranks_that_wait_until_the_first_one_has_done_its_work_make_it_the_slow_
     # It failed at its work.
     own = f'[rank0]: {HEAD}[rank0]:   File "/w/t.py", line 3, in f\n[rank0]:     f()\n[rank0]: KeyError: 1\n'
     assert answer(own + late) == ("user_code_exception", 0)
+
+
+def test_a_users_folder_that_is_named_after_a_library_holds_own_code(answer):
+    text = HEAD + '  File "/home/u/horovod/test/test.py", line 11, in <module>\n    f()\nRuntimeError: no\n'
+    assert answer(text)[0] == "user_code_exception"
+    assert answer(text.replace("horovod/test", "horovod/torch"))[0] == "unknown"

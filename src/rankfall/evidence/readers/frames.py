@@ -29,7 +29,7 @@ COLLECTIVES: Final = bounded(
     limit=256,
 )
 COMM_FILE: Final = bounded(
-    r"distributed_c10d\.py$|torch/distributed/|torch/nn/parallel/|c10d_logger\.py$|horovod|deepspeed/comm/",
+    r"distributed_c10d\.py$|torch/distributed/|torch/nn/parallel/|c10d_logger\.py$|(?:^|[/\\])horovod[/\\](?:_?keras|common|mxnet|ray|runner|spark|tensorflow|torch)[/\\]|deepspeed/comm/",
     limit=4096,
 )
 # Files of packages; else of the standard library, whose exceptions are about the call.
