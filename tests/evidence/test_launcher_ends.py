@@ -609,6 +609,15 @@ def test_a_report_with_blank_lines_between_its_rows_is_read(located):
             '[rank7]: Traceback (most recent call last):\n[rank7]:   File "/w/t.py", line 403, in f\n[rank7]:     g()\n',
             ("unknown", 7),
         ),
+        # MPI_Abort with 0 is no success, and the step is cancelled after it.
+        (
+            "Rank 5 [Tue Aug  3 11:22:14 2021] [c1] application called MPI_Abort(MPI_COMM_WORLD, 0) - process 5\nslurmstepd: error: *** STEP 31885208.0 ON nid00023 CANCELLED AT 2021-08-03T11:22:55 ***\n",
+            ("user_exit", 5),
+        ),
+        (
+            "MPI_ABORT was invoked on rank 5 in communicator MPI_COMM_WORLD\nwith errorcode 0.\n",
+            ("user_exit", 5),
+        ),
         # The numbers of ctest are no ranks.
         (
             "test 3\n3: Test command: /usr/bin/srun -n 2 a.out\n3: Working Directory: /b\n3: Abort(1) on node 1 (rank 1 in comm 0): Fatal error in PMPI_Recv: Message truncated, error stack:\n",

@@ -157,10 +157,13 @@ def read_reports(data: bytes) -> Iterator[Reported]:
             yield msgspec.structs.replace(row, code=-signal) if signal in _SHELL_SIGNALS else row
     if data.find(b"MPI_ABORT was invoked") >= 0:
         for match in _numbers(_MPI_ABORT, data):
-            yield _reported("exit", match, rank=1, code=2)
+            if (row := _reported("exit", match, rank=1, code=2)).code:
+                yield row
     if data.find(b"application called MPI_Abort") >= 0:
         for match in _numbers(_MPICH_ABORT, data):
-            yield _reported("exit", match, code=1, rank=2)
+            # With 0 it ends all processes too, with a code that it does not name.
+            if (row := _reported("exit", match, code=1, rank=2)).code:
+                yield row
     yield from _of_mpi(data)
     if data.find(b"exitcode") >= 0:
         for match in _numbers(_FAILED, data):
