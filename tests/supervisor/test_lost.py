@@ -44,7 +44,7 @@ time.sleep(600)
         found = reader.diagnosis(1)
     assert found is not None
     assert (found.verdict.slot, found.verdict.cause.slug) == (1, "killed_unknown")
-    assert any("ended leftover processes of slot" in text for text in bench.texts("gap"))
+    assert any("ended leftover processes of slot" in text for text in bench.texts("gap")), bench.events
 
 
 def test_a_run_without_room_for_its_end_is_deleted_before_anything_begins(
