@@ -250,8 +250,9 @@ def best_error_line(text: bytes, *, since: int = 0, known: Collection[int] = ())
         # Nothing else shows that the job failed.
         hints = [] if _DONE.search(text[-MAX_ERROR_LINE:]) else [one for one in hints if not _QUIET.search(one[1])]
     reasons = [one for one in hints if states_reason(one[1])]
-    displayed = reasons or loud or hints or ([] if _DONE.search(text[-MAX_ERROR_LINE:]) else frames)
-    return (*displayed[-1], "hint") if displayed else None
+    if not hints and _DONE.search(text[-MAX_ERROR_LINE:]) is None:
+        hints = loud = frames
+    return (*(reasons or loud or hints)[-1], "hint") if hints else None
 
 
 def candidate_lines(text: bytes, *, since: int = 0) -> Iterator[tuple[int, bytes]]:
