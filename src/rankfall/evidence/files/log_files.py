@@ -335,9 +335,8 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
                 named = _rank_in(piece)
                 rank = source.rank_of_worker(piece) if named is None else named
             found.append(msgspec.structs.replace(piece, rank=rank, local_rank=local, attempt=None))
-        for sheet in _reported_facts(source):
-            late = sheet.reported_first and sheet.rank not in firsts
-            facts[sheet.rank] = msgspec.structs.replace(sheet, reported_first=False) if late else sheet
+        for sheet in _reported_facts(source, firsts):
+            facts[sheet.rank] = sheet
         if source.stacks and owner is not None and (where := stand(owner, source.stacks)) is not None:
             standings[owner] = where, source.name
     if len(sources) == 1 and not facts:
@@ -425,8 +424,8 @@ def _stack_evidence(standings: dict[int, tuple[Standing, str]]) -> Iterator[Evid
         )
 
 
-def _reported_facts(source: Source) -> Iterator[RankFacts]:
-    """Yields facts from torchrun's report: ends, and processes it stopped."""
+def _reported_facts(source: Source, firsts: set[int]) -> Iterator[RankFacts]:
+    """Yields facts from torchrun's report: ends, and processes it stopped. ``firsts``: ranks that may have failed first."""
     stopped = {r.pid for r, _ in source.reported.values() if r.kind == "stopped"}
     rows: dict[int, tuple[Reported, str]] = {
         r.rank: (r, where) for r, where in source.reported.values() if r.kind == "exit" and r.rank is not None
@@ -446,5 +445,5 @@ def _reported_facts(source: Source) -> Iterator[RankFacts]:
             killed_by="agent" if by_agent else "foreign" if code < 0 else None,
             stream=source.group,
             where=where,
-            reported_first=row.first,
+            reported_first=row.first and rank in firsts,
         )

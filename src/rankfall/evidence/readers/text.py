@@ -214,6 +214,11 @@ def _is_message(line: bytes) -> bool:
     return not _NO_ERROR.search(_PLACE.sub(b"", line, count=1)) and not _ADVICE.search(line)
 
 
+def _is_code(line: bytes) -> bool:
+    """True for a frame, or a line around a traceback."""
+    return _CODE.search(_PLACE.sub(b"", line, count=1)) is not None
+
+
 ErrorKind = Literal["error", "cut_off", "hint"]
 
 
@@ -232,7 +237,7 @@ def best_error_line(text: bytes, *, since: int = 0, known: Collection[int] = ())
     if errors and (states_reason(errors[0][1]) or _TYPE.search(errors[0][1]) is not None):
         return (*_first_alike(errors[0], errors), "error")
     hints = [one for one in islice(_lines(_HINT, text, since), _MAX_ERRORS) if one[0] not in known]
-    frames = [one for one in hints if _CODE.search(_PLACE.sub(b"", one[1], count=1))]
+    frames = [one for one in hints if _is_code(one[1])]
     hints = [one for one in hints if one not in frames]
     hints = [one for one in hints if not _ADVICE.search(one[1])] or hints
     reasons = [one for one in (*errors, *hints) if states_reason(one[1])]
@@ -246,11 +251,12 @@ def best_error_line(text: bytes, *, since: int = 0, known: Collection[int] = ())
         not loud or _LAUNCHER.match(text[max(0, cut[0] - MAX_ERROR_LINE) : cut[0]].rpartition(b'File "')[2]) is None
     ):
         return (*cut, "cut_off")
+    done = _DONE.search(text[-MAX_ERROR_LINE:]) is not None
     if not known and cut is None:
         # Nothing else shows that the job failed.
-        hints = [] if _DONE.search(text[-MAX_ERROR_LINE:]) else [one for one in hints if not _QUIET.search(one[1])]
+        hints = [] if done else [one for one in hints if not _QUIET.search(one[1])]
     reasons = [one for one in hints if states_reason(one[1])]
-    if not hints and _DONE.search(text[-MAX_ERROR_LINE:]) is None:
+    if not hints and not done:
         hints = loud = frames
     return (*(reasons or loud or hints)[-1], "hint") if hints else None
 
@@ -263,7 +269,7 @@ def candidate_lines(text: bytes, *, since: int = 0) -> Iterator[tuple[int, bytes
     if _DONE.search(text[-MAX_ERROR_LINE:]) is not None:
         return
     for begin, line in _lines(_FILLED, text, since):
-        if not is_low(line) and _is_message(line) and not _CODE.search(_PLACE.sub(b"", line, count=1)):
+        if not is_low(line) and _is_message(line) and not _is_code(line):
             yield begin, line
 
 

@@ -155,14 +155,15 @@ def read_reports(data: bytes) -> Iterator[Reported]:
             row = _reported("exit", match, rank=1, code=2)
             signal = (row.code or 0) - SIGNALLED
             yield msgspec.structs.replace(row, code=-signal) if signal in _SHELL_SIGNALS else row
-    if data.find(b"MPI_ABORT was invoked") >= 0:
-        for match in _numbers(_MPI_ABORT, data):
-            if (row := _reported("exit", match, rank=1, code=2)).code:
-                yield row
-    if data.find(b"application called MPI_Abort") >= 0:
-        for match in _numbers(_MPICH_ABORT, data):
+    for words, pattern, rank, code in (
+        (b"MPI_ABORT was invoked", _MPI_ABORT, 1, 2),
+        (b"application called MPI_Abort", _MPICH_ABORT, 2, 1),
+    ):
+        if data.find(words) < 0:
+            continue
+        for match in _numbers(pattern, data):
             # With 0 it ends all processes too, with a code that it does not name.
-            if (row := _reported("exit", match, code=1, rank=2)).code:
+            if (row := _reported("exit", match, rank=rank, code=code)).code:
                 yield row
     yield from _of_mpi(data)
     if data.find(b"exitcode") >= 0:
@@ -215,10 +216,10 @@ def _time(data: bytes, at: int) -> float | None:
     """Time in the row before its rank."""
     begin = data.rfind(b"exitcode", max(0, at - _MAX_FIRST), at)
     found = _TIME.search(data[max(begin, at - _MAX_FIRST, 0) : at])
+    if found is None:
+        return None
     try:
-        return (
-            datetime.strptime(decode(found[1]), "%Y-%m-%d_%H:%M:%S").replace(tzinfo=UTC).timestamp() if found else None
-        )
+        return datetime.strptime(decode(found[1]), "%Y-%m-%d_%H:%M:%S").replace(tzinfo=UTC).timestamp()
     except ValueError:
         return None
 
