@@ -115,8 +115,9 @@ def test_a_dump_near_the_end_of_a_long_log_is_found_and_an_early_one_is_not(befo
     assert both == newest(dump)
 
 
-def test_a_real_dump_of_this_python_is_read():
-    code = "import faulthandler\ndef inner(): faulthandler.dump_traceback(all_threads=True)\ninner()"
+@pytest.mark.parametrize("all_threads", [True, False])
+def test_a_real_dump_of_this_python_is_read(*, all_threads: bool) -> None:
+    code = f"import faulthandler\ndef inner(): faulthandler.dump_traceback(all_threads={all_threads})\ninner()"
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stderr
     found = newest(b"before\n" + text + b"after\n")
     assert found is not None

@@ -246,15 +246,15 @@ def test_progress_and_processor_time_are_told_so_that_life_is_seen_from_afar(pod
 
 
 def test_stacks_reach_the_channel_within_its_bound(pod) -> None:
+    # faulthandler prints a hundred frames of it, and the kernel's view has a line for each thread.
     text = """
 import signal, threading
-def deep(n):
-    if n: return deep(n - 1)
-    while threading.current_thread() is threading.main_thread(): signal.pause()
-    threading.Event().wait()
-for i in range(30): threading.Thread(target=deep, args=(40,), daemon=True).start()
+def deep_in_a_function_of_a_long_name_that_fills_its_line_of_the_dump(n):
+    if n: return deep_in_a_function_of_a_long_name_that_fills_its_line_of_the_dump(n - 1)
+    while True: signal.pause()
+for i in range(30): threading.Thread(target=threading.Event().wait, daemon=True).start()
 print('ready', flush=True)
-deep(5)
+deep_in_a_function_of_a_long_name_that_fills_its_line_of_the_dump(200)
 """
     process = pod.start(sys.executable, pod.script(text), **RANK)
     assert process.stdout is not None

@@ -316,6 +316,31 @@ def test_stacks_of_a_rank_come_from_python_and_the_kernel(slot) -> None:
     assert process.wait(scaled(20)) == 143
 
 
+def test_a_rank_with_busy_threads_survives_many_questions_for_stacks(slot) -> None:
+    """With the frames of all threads one question in five ended it with SIGSEGV: the others change while they are read."""
+    text = """
+import json, threading
+def busy():
+    while True:
+        [json.loads(json.dumps({"a": [n] * 3})) for n in range(9)]
+for _ in range(2):
+    threading.Thread(target=busy, daemon=True).start()
+def stuck_here():
+    print('ready', flush=True)
+    threading.Event().wait()
+stuck_here()
+"""
+    process = slot.start(sys.executable, slot.script(text), RANK="0", LOCAL_RANK="0")
+    slot.wait_text("0.out", b"ready\n")
+    for number in range(1, 16):
+        slot.control("stacks")
+        wait_until(lambda: len(slot.records("stacks")) == number or slot.records("end"), timeout=10, what="stacks")  # noqa: B023 - called at once
+        assert slot.records("end") == []
+    assert all("in stuck_here" in record.stacks for record in slot.records("stacks"))
+    slot.control("stop 5 done")
+    assert process.wait(scaled(20)) == 143
+
+
 def test_a_rank_without_handler_is_not_killed_by_the_question_for_stacks(slot) -> None:
     process = slot.start("sleep", "1000", RANK="0")
     wait_until(lambda: slot.records("start"), timeout=10, what="the rank")

@@ -50,8 +50,10 @@ def state(run: RunDir) -> str:
 
 
 def until_output(run: RunDir, count: int = 2) -> None:
+    """Waits for whole lines: a rank that still writes its line's end dies of its wrapper's pipe when the wrapper is killed."""
+
     def lines() -> bool:
-        return sum(path.read_bytes().count(b"here") for path in run.logs_dir.rglob("*.log")) >= count
+        return sum(path.read_bytes().count(b"here\n") for path in run.logs_dir.rglob("*.log")) >= count
 
     wait_until(lines, timeout=WAIT, what=f"{count} ranks")
 

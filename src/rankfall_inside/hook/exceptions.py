@@ -46,7 +46,8 @@ def _faulthandler() -> None:
     try:
         path = os.path.join(state.slot_dir, "stacks", f"{state.ordinal}.txt")
         fd = private_files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        faulthandler.register(signal.SIGRTMIN + _STACK_SIGNAL_OFFSET, file=fd, all_threads=True, chain=False)
+        # Main thread only: to read frames of a thread that runs can end the process with SIGSEGV.
+        faulthandler.register(signal.SIGRTMIN + _STACK_SIGNAL_OFFSET, file=fd, all_threads=False, chain=False)
         # A crash's Python stack is the best evidence; the user's choice wins.
         if not faulthandler.is_enabled() and "PYTHONFAULTHANDLER" not in os.environ:
             faulthandler.enable(2)

@@ -29,9 +29,12 @@ MAX_JSON: Final = 4 << 20
 # Characters of a line that are read.
 _LOOK: Final = 4096
 _THREAD: Final = bounded(
-    r"\A(?:Current thread|Thread) 0x[0-9a-fA-F]+(?: \[[^\]]*\])?(?: \(most recent call first\))?:", limit=_LOOK
+    r"\A(?:(?:Current thread|Thread) 0x[0-9a-fA-F]+(?: \[[^\]]*\])?(?: \(most recent call first\))?|"
+    r"Stack \(most recent call first\)):",
+    limit=_LOOK,
 )
-_CURRENT: Final = "Current thread"
+# The second one heads the only stack that a dump has.
+_CURRENT: Final = ("Current thread", "Stack (")
 _FRAME: Final = bounded(r'\A[ \t]+File "([^"\n]+)", line (\d+) in ([^\n]+)', limit=_LOOK)
 _SPY_THREAD: Final = bounded(r'\AThread \S+ \([\w+]+\)(?:: "([^"\n]*)")?[ \t\r]*$', limit=_LOOK)
 _SPY_FRAME: Final = bounded(r"\A    (\S[^\n]*?) \(([^()\n]+):(\d+)\)[ \t\r]*$", limit=_LOOK)
@@ -41,7 +44,7 @@ _MAX_KNOWN: Final = 32 << 10
 
 # Lines of a dump, and its first line.
 _HEADER: Final = bounded(
-    rb"\A(?:(?:Current thread|Thread) 0x[0-9a-fA-F]+(?![0-9a-fA-F]).*\(most recent call first\):"
+    rb"\A(?:(?:(?:Current thread|Thread) 0x[0-9a-fA-F]+(?![0-9a-fA-F]).*|Stack )\(most recent call first\):"
     rb"|Thread \S+ \([\w+]+\)(?:: \".*\")?\s*$|Python v\d)",
     limit=_LOOK,
 )
@@ -80,7 +83,7 @@ class _Stacks:
         self._spied: list[tuple[str | None, list[Frame]]] = []
         self._spy_frames = False
         for line in text.split("\n"):
-            if line.startswith(("Thread ", _CURRENT)):
+            if line.startswith(("Thread ", *_CURRENT)):
                 self._head(line)
             elif line[:1] in {" ", "\t"}:
                 self._body(line)
