@@ -29,9 +29,7 @@ MAX_JSON: Final = 4 << 20
 # Characters of a line that are read.
 _LOOK: Final = 4096
 _THREAD: Final = bounded(
-    r"\A(?:(?:Current thread|Thread) 0x[0-9a-fA-F]+(?: \[[^\]]*\])?(?: \(most recent call first\))?|"
-    r"Stack \(most recent call first\)):",
-    limit=_LOOK,
+    r"\A(?:Stack|(?:Current t|T)hread 0x[0-9a-fA-F]+(?: \[[^\]]*\])?)(?: \(most recent call first\))?:", limit=_LOOK
 )
 # The second one heads the only stack that a dump has.
 _CURRENT: Final = ("Current thread", "Stack (")
