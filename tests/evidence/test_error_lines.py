@@ -32,6 +32,23 @@ def test_the_error_before_a_launchers_bare_code_is_shown_beside_warnings(why: Ex
     assert found.cause.slug == {1: "unknown", 2: "bad_arguments", 7: "user_exit"}[code]
 
 
+@pytest.mark.parametrize(
+    "noise",
+    [
+        '[n1:47] Set MCA parameter "orte_base_help_aggregate" to 0 to see all help / error messages',
+        "[n1:47] 3 more processes have sent help message help-mpi-api.txt / mpi-abort",
+        "system msg for write_line failure : Bad file descriptor",
+        "[0]PETSC ERROR: or try http://valgrind.org on GNU/linux to find memory corruption errors",
+        "[warn] Epoll MOD(1) on fd 23 failed. Old events were 6: Bad file descriptor",
+    ],
+)
+def test_the_error_before_an_abort_is_shown_not_the_advice_behind_it(why: Explain, noise: str) -> None:
+    text = f"widgetd: could not open lattice.bin: bad widget\napplication called MPI_Abort(MPI_COMM_WORLD, 1) - process 3\n{noise}\n"
+    found = why(text)
+    assert line_of(found) == "widgetd: could not open lattice.bin: bad widget"
+    assert (found.cause.slug, found.rank) == ("user_exit", 3)
+
+
 def test_a_signal_is_not_explained_by_an_error_before_it(why: Explain) -> None:
     found = why(f"widgetd: could not open lattice.bin: bad widget\n{AGENT.format(-11)}")
     assert (found.cause.slug, "exitcode: -11" in (line_of(found) or "")) == ("segfault", True)

@@ -591,6 +591,12 @@ def test_a_report_with_blank_lines_between_its_rows_is_read(located):
             "[n1:47] *** An error occurred in MPI_Recv\n[n1:47] *** reported by process [1913552897,8]\n[n1:47] *** MPI_ERR_TRUNCATE: message truncated\n",
             ("collective_mismatch", 8),
         ),
+        (
+            "[n1:47] *** An error occurred in MPI_Send\n[n1:47] *** reported by process [1913552897,8]\n[n1:47] *** MPI_ERR_RANK: invalid rank\n",
+            ("user_code_exception", 8),
+        ),
+        ("FATAL from PE    31:  ==>Error from coupler: Disordered index bound list\n", ("user_exit", 31)),
+        ("398: step\n358: FATAL from PE   179:  NetCDF error No such file or directory\n", ("dataset_missing", 358)),
         ("[31]PETSC ERROR: Caught signal number 11 SEGV: Segmentation Violation\n", ("segfault", 31)),
         ('[57] --> FOAM FATAL ERROR:\n[57] Cannot find file "points"\n', ("user_exit", 57)),
         ("step 1\namrex::Error::5::unsuccessful burn !!!\nSIGABRT\n", ("native_abort", 5)),

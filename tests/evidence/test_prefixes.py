@@ -47,6 +47,7 @@ STYLES = [
     ("[1,mpirank:3,algo-1]<stderr>:", 3, None),
     ("amrex::Abort::3::", 3, None),
     ("MPICH ERROR [Rank 3] ", 3, None),
+    ("FATAL from PE     3:  ", 3, None),
     ("job/0 [default1]:[rank3]:", 3, 1),
     ("[pod/j-worker-0/main] [default1]:[rank3]: ", 3, 1),
     ("[2022-06-09T09:32:31.405187Z] 8de2ca81 [rank=3] || ", 3, None),

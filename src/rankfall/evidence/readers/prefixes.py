@@ -74,6 +74,8 @@ _TAGS: Final = tuple(
         # [3]PETSC ERROR: and [3] --> FOAM FATAL ERROR
         ("global", r"\[(\d{1,6})\](?:PETSC ERROR: ?| (?=--> FOAM FATAL ))"),
         ("global", r"MPICH (?:ERROR|Notice) \[Rank (\d{1,6})\] ?"),
+        # FATAL from PE     3: of FMS, whose message follows
+        ("task", r"FATAL from PE +(\d{1,6}): +"),
         # 8de2ca81 [rank=3] || of Determined
         ("global", r"[0-9a-f]{8} \[rank=(\d{1,6})\] \|\| ?"),
         # [trainer1|9]: torchrun's template with both ranks
@@ -133,7 +135,7 @@ _TAGS: Final = tuple(
 _BEGINS: Final = anchored(
     rb"\A(?:[\[(<\x1b]|srun: error: |std(?:out|err) [FP] | {0,5}\d{1,6}: |\d{4}[-/]|"
     + _DAY.encode()
-    + rb"|(?i:(?:global[ _-]?|mpi|world[ _-]?)?rank[ _=-]?|r)\d|[\w.-]{1,253}:\d{1,8}:\d{1,8} \[|[A-Za-z][\w.-]{0,127}:(?:\d{1,5}|rank\d{1,6}(?:\.[\w.-]{1,64})?): | TP\d|amrex::|MPICH "
+    + rb"|(?i:(?:global[ _-]?|mpi|world[ _-]?)?rank[ _=-]?|r)\d|[\w.-]{1,253}:\d{1,8}:\d{1,8} \[|[A-Za-z][\w.-]{0,127}:(?:\d{1,5}|rank\d{1,6}(?:\.[\w.-]{1,64})?): | TP\d|amrex::|MPICH |FATAL from PE "
     rb"|[\w.-]{1,253}(?:: " + _EXCEPTION.encode() + rb"| +\|| \[rank=\d|(?<=\d): ))",
     limit=_LOOK,
 )

@@ -140,7 +140,8 @@ _ADVICE: Final = bounded(
     rb"(?i)\A(?:[\s|>#*=-]|\[[^\]\n]{1,64}\]:?|\d{1,2}[.)] )*(?:(?:This|It|That|There|Which) (?:may|might|could|can|usually|often|is likely|probably)\b|You (?:may|might|can|should|must|need)\b"
     rb"|(?:Please|Try|Check|Make sure|Make sure that|Consider|See also|Refer to|Rectify|Hint|Note|Tip)\b|Possible (?:reasons?|causes?)\b|There are \w+ reasons|If (?:you|this|the|it)\b"
     rb"|terminated by signals sent by|(?:a )?non-zero exit code\.|Primary job +terminated normally|Per user-direction|error message you will receive is this one|Exception in thread\b|Terminating remaining workers\b|Reason: +(?:Error|Completed)\s*\Z)"
-    rb"|\bhas no info as to the process\b|YOU CAN IGNORE THE BELOW",
+    rb"|\bhas no info as to the process\b|YOU CAN IGNORE THE BELOW|\bSet MCA parameter \"|\bmore process(?:es)? ha(?:s|ve) sent help message|\bwrite_line (?:error|failure)\b"
+    rb"|\bPETSC ERROR: (?:or |[Tt]ry |[Tt]o get |[Ss]ee |[Cc]onfigure |Run with )|\bEpoll (?:ADD|MOD|DEL)\(\d\) on fd \d",
     limit=MAX_ERROR_LINE,
 )
 # Words that state a reason in errors of any program; they are too few for a cause.

@@ -129,6 +129,7 @@ HEADS_OF_STACKS: Final = MappingProxyType(
         "host_alloc_failed.mpich": "unknown.mpich_abort",
         "nccl_ib_error.ofi": "unknown.mpich_abort",
         "collective_mismatch.mpi": "unknown.mpich_abort",
+        "user_code_exception.mpi_usage": "unknown.mpich_abort",
         "unknown.mpich_provider": "unknown.mpich_abort",
         "bad_arguments.hccl": "nccl_system_error.hccl",
         "gpu_busy.hccp": "nccl_system_error.hccl",
