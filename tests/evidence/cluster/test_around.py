@@ -572,6 +572,8 @@ def test_a_pod_that_its_controller_deleted_is_a_consequence_of_the_one_deleted_b
 
 SOON = "2026-11-21T16:05:01Z"
 FAILED = Condition(type="FailureTarget", status="True", reason="BackoffLimitExceeded", at=LATER)
+BEFORE = event("Killing", "Stopping container main", last="2026-11-21T16:04:59Z", by="kubelet")
+SAME = event("Killing", "Stopping container main", last=LATER, by="kubelet")
 TAKEN = event("SuccessfulDelete", "Deleted pod: job-2", kind="Job", about="j", name="bert", last=SOON)
 
 
@@ -586,8 +588,12 @@ TAKEN = event("SuccessfulDelete", "Deleted pod: job-2", kind="Job", about="j", n
         ([TAKEN], (11, "2026-11-21T16:05:04Z"), None, False),
         # Without the Event: its deletion was requested after its job had failed.
         ([], (9, "2026-11-21T16:05:04Z"), "2026-11-21T16:05:02Z", True),
-        ([], (9, "2026-11-21T16:05:04Z"), SOON, False),
+        # In one second with it, but the other one, which was deleted in that second too, is gone already.
+        ([], (9, "2026-11-21T16:05:04Z"), SOON, True),
         ([], (9, "2026-11-21T16:05:04Z"), None, False),
+        # Likewise; only the kubelet's Event gives the time of the other deletion, before that second or in it.
+        ([BEFORE], (9, "2026-11-21T16:05:04Z"), SOON, True),
+        ([SAME], (9, "2026-11-21T16:05:04Z"), SOON, True),
     ],
 )
 def test_i19_a_pod_that_its_controller_killed_is_no_cause(attempt, around, end, deleting, expected):
@@ -601,7 +607,8 @@ def test_i19_a_pod_that_its_controller_killed_is_no_cause(attempt, around, end, 
         SlotFacts(slot=1, node="n1", state="lost"),
         SlotFacts(slot=2, node="n2", state="ended", signal=signal, killed_by="foreign", ended_at=stamp_ns(ended)),
     ]
-    pieces = attempt.found(work, *around, pods=[pod(1, **GONE, deleting=LATER), killed], slots=slots)
+    taken = pod(1, **GONE, deleting=None if around and around[0].reason == "Killing" else LATER)
+    pieces = attempt.found(work, *around, pods=[taken, killed], slots=slots)
     found = {piece.slot: (piece.slug, piece.line) for piece in pieces if piece.fingerprint == DELETED_POD}
     assert found.pop(1) == ("external_signal", "pod job-1 was deleted while it ran; its end was not recorded")
     consequence = ("peer_teardown", "pod job-2 was deleted while it ran, by its job's controller")

@@ -197,18 +197,25 @@ def deletions(
     }
     failed = [at for work in works for one in work.conditions if one.type in _FAILED and (at := stamp_ns(one.at))]
     stops = {one.about: one for one in events if one.reason == "Killing" and _STOPPING.match(one.message)}
+    killed = {uid: at for uid, one in stops.items() if (at := stamp_ns(one.last or one.first)) is not None}
+    pods = list(pods)
+    # Of two deletions in one second that of the pod that no longer exists was the earlier one.
+    first = min(((at, not pod.gone) for pod in pods if (at := _asked_ns(pod) or killed.get(pod.uid))), default=None)
     found = []
     for pod in pods:
         end = pod.main if pod.main is not None and pod.main.state == "terminated" else None
         asked = _asked_ns(pod) or by_maker.get(pod.name)
-        # Stamps are whole seconds: one that is equal may be of a deletion that made the job fail.
-        controller = pod.name in by_maker or (asked is not None and any(at < asked for at in failed))
+        # Stamps are whole seconds: an equal one may be of a deletion that made the job fail, but not after another one.
+        controller = pod.name in by_maker or (
+            asked is not None
+            and any(at < asked or (at == asked and first and first < (asked, not pod.gone)) for at in failed)
+        )
         counts = pod.gone and pod.began if end is None else controller and _was_stopped(end, asked, pod)
         at = stamp_ns(pod.deleting) if end is None else asked
-        if at is None and (killing := stops.get(pod.uid)) is not None:
-            at = stamp_ns(killing.last or killing.first)
-        late = stop is not None and not controller and not _caused(stop, asked or at)
-        if not counts or pod.reason or pod.condition("DisruptionTarget") or late:
+        if at is None:
+            at = killed.get(pod.uid)
+        of_stop = stop is not None and not controller and not _caused(stop, asked or at)
+        if not counts or pod.reason or pod.condition("DisruptionTarget") or of_stop:
             continue
         by = ", by its job's controller" if controller else ""
         unseen = "; its end was not recorded" if end is None else ""
