@@ -196,24 +196,24 @@ def deletions(
         if (match := _DELETED.search(one.message)) and one.kind != "Pod"
     }
     failed = [at for work in works for one in work.conditions if one.type in _FAILED and (at := stamp_ns(one.at))]
-    stops = {one.about: one for one in events if one.reason == "Killing" and _STOPPING.match(one.message)}
-    killed = {uid: at for uid, one in stops.items() if (at := stamp_ns(one.last or one.first)) is not None}
+    stopped = {one.about: stamp_ns(one.last or one.first) for one in events if _is_stop(one)}
     pods = list(pods)
     # Of two deletions in one second that of the pod that no longer exists was the earlier one.
-    first = min(((at, not pod.gone) for pod in pods if (at := _asked_ns(pod) or killed.get(pod.uid))), default=None)
+    order = {pod.uid: (at, not pod.gone) for pod in pods if (at := _asked_ns(pod) or stopped.get(pod.uid))}
+    first = min(order.values(), default=None)
     found = []
     for pod in pods:
         end = pod.main if pod.main is not None and pod.main.state == "terminated" else None
         asked = _asked_ns(pod) or by_maker.get(pod.name)
         # Stamps are whole seconds: an equal one may be of a deletion that made the job fail, but not after another one.
+        after_another = order.get(pod.uid, first) != first
         controller = pod.name in by_maker or (
-            asked is not None
-            and any(at < asked or (at == asked and first and first < (asked, not pod.gone)) for at in failed)
+            asked is not None and any(at < asked or (at == asked and after_another) for at in failed)
         )
         counts = pod.gone and pod.began if end is None else controller and _was_stopped(end, asked, pod)
         at = stamp_ns(pod.deleting) if end is None else asked
         if at is None:
-            at = killed.get(pod.uid)
+            at = stopped.get(pod.uid)
         of_stop = stop is not None and not controller and not _caused(stop, asked or at)
         if not counts or pod.reason or pod.condition("DisruptionTarget") or of_stop:
             continue
@@ -274,9 +274,7 @@ def _killed_by_probe(events: Iterable[EventFact], pod: PodFact) -> EventFact | N
     """
     events = list(events)
     failed = [one for one in events if one.reason == "Unhealthy" and _FATAL_PROBE.match(one.message)]
-    stops = [
-        stamp_ns(one.first or one.last) for one in events if one.reason == "Killing" and _STOPPING.match(one.message)
-    ]
+    stops = [stamp_ns(one.first or one.last) for one in events if _is_stop(one)]
     asked = _asked_ns(pod)
     taken = (pod.condition("DisruptionTarget"), pod.condition("TerminationTarget"))
     if any(one is not None and one.status == "True" for one in taken):
@@ -314,6 +312,11 @@ def _of_deletion(event: EventFact, pod: PodFact) -> bool:
     """True if the kubelet no longer mounts for a pod because it is being deleted."""
     asked, at = _asked_ns(pod), stamp_ns(event.first or event.last)
     return _UNREGISTERED.search(event.message) is not None or (asked is not None and at is not None and at > asked)
+
+
+def _is_stop(event: EventFact) -> bool:
+    """True for a kubelet's Event that it stops a container, whose message gives no reason."""
+    return event.reason == "Killing" and _STOPPING.match(event.message) is not None
 
 
 def _asked_ns(pod: PodFact) -> int | None:

@@ -31,8 +31,8 @@ _LOOK: Final = 4096
 _THREAD: Final = bounded(
     r"\A(?:Stack|(?:Current t|T)hread 0x[0-9a-fA-F]+(?: \[[^\]]*\])?)(?: \(most recent call first\))?:", limit=_LOOK
 )
-# The second one heads the only stack that a dump has.
-_CURRENT: Final = ("Current thread", "Stack (")
+_CURRENT: Final = ("Current thread", "Stack (")  # the second one heads the only stack that a dump has
+_HEADS: Final = ("Thread ", *_CURRENT)
 _FRAME: Final = bounded(r'\A[ \t]+File "([^"\n]+)", line (\d+) in ([^\n]+)', limit=_LOOK)
 _SPY_THREAD: Final = bounded(r'\AThread \S+ \([\w+]+\)(?:: "([^"\n]*)")?[ \t\r]*$', limit=_LOOK)
 _SPY_FRAME: Final = bounded(r"\A    (\S[^\n]*?) \(([^()\n]+):(\d+)\)[ \t\r]*$", limit=_LOOK)
@@ -81,7 +81,7 @@ class _Stacks:
         self._spied: list[tuple[str | None, list[Frame]]] = []
         self._spy_frames = False
         for line in text.split("\n"):
-            if line.startswith(("Thread ", *_CURRENT)):
+            if line.startswith(_HEADS):
                 self._head(line)
             elif line[:1] in {" ", "\t"}:
                 self._body(line)
