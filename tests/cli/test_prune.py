@@ -114,6 +114,29 @@ def test_a_run_that_begins_while_old_ones_are_removed_is_whole(
     assert not [path for path in (home / "runs").iterdir() if path.name.startswith(".")]
 
 
+def test_an_ended_run_stays_until_its_output_is_printed(
+    home: Path, folder: Path, rankfall: Runner, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    (folder / "loud.py").write_text("for n in range(20_000):\n    print(f'line {n} ' + 60 * 'x')\n")
+    # Nobody reads its standard output yet, so it cannot print the end.
+    running = start("run", "--name", "loud", "--launcher", "plain", "loud.py", stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    assert running.stderr is not None
+    while b"run loud-" not in (line := running.stderr.readline()):
+        assert line
+    run = line.split()[-1].decode()
+    assert rankfall("wait", run).returncode == 0
+    refused = rankfall("rm", "-y", run)
+    assert refused.returncode == 2
+    assert f"another process still prints the output of {run}" in refused.stderr
+    pruned = rankfall("prune", "--older-than", "0s", "-y")
+    assert pruned.returncode == 0
+    assert f"{run} stays: " in pruned.stderr
+    out, _ = running.communicate(timeout=scaled(50))
+    assert running.returncode == 0
+    assert out.count(b"line ") == 20_000
+    assert rankfall("rm", "-y", run).returncode == 0
+
+
 def test_retention_of_the_config_is_applied_when_a_run_begins(home: Path, tmp_path: Path, rankfall: Runner) -> None:
     config = tmp_path / "config.toml"
     config.write_text("[retention]\nkeep = 1\n")

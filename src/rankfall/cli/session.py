@@ -23,6 +23,7 @@ from rankfall.cli.viewer import Viewer
 from rankfall.model import FINAL_STATES, LockHeld, Outcome, RankfallError
 from rankfall.render.escape import one_line
 from rankfall.rundir import RunDir
+from rankfall.rundir.removal import in_use
 from rankfall.supervisor import Control, read_cancel, request_cancel, spawn_detached
 from rankfall.supervisor.outcome import outcome_of
 from rankfall.supervisor.run_events import Event
@@ -172,7 +173,7 @@ class Session:
 
     def stay(self) -> Outcome | None:
         """Stays until the run ends; returns None if it continues without this process."""
-        with self._signals.caught():
+        with self._signals.caught(), in_use(self._directory):
             # Only with caught signals: else slots may remain without supervisor.
             self.begin()
             try:

@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,6 +59,35 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     at: int
 
 
+@contextlib.contextmanager
+def in_use(run: RunDir) -> Iterator[None]:
+    """Prevents the removal of a run while this process prints its output and end; any number of processes may."""
+    with contextlib.ExitStack() as stack:
+        # Some file systems lock no folder; a removal there has no other protection.
+        with contextlib.suppress(OSError):
+            _lock(run, fcntl.LOCK_SH, stack)
+        yield
+
+
+@contextlib.contextmanager
+def _unused(run: RunDir) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        try:
+            _lock(run, fcntl.LOCK_EX, stack)
+        except BlockingIOError:
+            hint = "end its rankfall run, attach or wait, or let it print the end"
+            raise Kept(f"another process still prints the output of {run.id}", hint=hint) from None
+        except OSError:
+            pass
+        yield
+
+
+def _lock(run: RunDir, kind: int, stack: contextlib.ExitStack) -> None:
+    folder = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    stack.callback(os.close, folder)
+    fcntl.flock(folder, kind | fcntl.LOCK_NB)
+
+
 def ended(run: RunDir) -> Ended:
     """Returns a removable run.
 
@@ -82,7 +111,8 @@ def ended(run: RunDir) -> Ended:
         # wait returns at the final state; only a supervisor completes the end.
         hint = f"rankfall attach {run.id} completes it; if the disk stays full, delete {run.path} yourself"
         raise Kept(f"the end of {run.id} is incomplete", hint=hint)
-    return Ended(run=run, at=row.ended or (run.last_seen() if observed else 0) or run.created)
+    with _unused(run):
+        return Ended(run=run, at=row.ended or (run.last_seen() if observed else 0) or run.created)
 
 
 def _copies_only(run: RunDir) -> bool:
@@ -107,7 +137,7 @@ def remove(run: RunDir) -> int:
     ended(run)
     hidden = _hidden(run.path)
     try:
-        with leases.hold(run.lease_path):
+        with _unused(run), leases.hold(run.lease_path):
             with run.reader() as reader:
                 if run.foreign is None and reader.run().state not in FINAL_STATES:
                     raise Kept(f"{run.id} continues", hint=f"rankfall cancel {run.id}")

@@ -22,6 +22,7 @@ from rankfall.render.escape import one_line
 from rankfall.render.formatting import count
 from rankfall.rundir import RunDir, list_runs
 from rankfall.rundir.incomplete import NEW_RUN_BYTES, PREFIX, disk_trouble, lost_of_run, sentences
+from rankfall.rundir.removal import in_use
 from rankfall.supervisor import request_cancel
 from rankfall.supervisor.outcome import outcome_of
 from rankfall.supervisor.requests import refuse_foreign
@@ -93,6 +94,11 @@ def wait(*, run: str | None, timeout: str | None, output: Output) -> int:
     """Wait for a run's end and exit with the code of `run`; 124 after the timeout."""
     limit = parse_span(timeout, flag="--timeout") if timeout else None
     directory = one_run(run)
+    with in_use(directory):
+        return _until_end(directory, limit=limit, timeout=timeout, output=output)
+
+
+def _until_end(directory: RunDir, *, limit: float | None, timeout: str | None, output: Output) -> int:
     reading = Reading()
     outcome: Outcome | None = None
     with reading.until_signal():
