@@ -1,4 +1,4 @@
-"""Run all parts, or those named: ``python bench [startup] [streams] [text] [reduce]``. Writes docs/results/bench.md when all were run."""
+"""Run all parts, or those named: ``python bench [startup] [streams] [text] [reduce] [report]``. Writes docs/results/bench.md when all were run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench import reduce, startup, streams, text
+from bench import reduce, report, startup, streams, text
 from bench.common import ROOT, Row, machine, table
 
-PARTS = {"reduce": reduce.rows, "startup": startup.rows, "streams": streams.rows, "text": text.rows}
+PARTS = {
+    "reduce": reduce.rows,
+    "startup": startup.rows,
+    "streams": streams.rows,
+    "text": text.rows,
+    "report": report.rows,
+}
 
 
 def main(names: list[str]) -> int:

@@ -6,6 +6,7 @@ and again while records and pods' ends come, and makes a verdict of everything w
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,7 @@ def rows() -> list[Row]:
         run.records_dir.mkdir(parents=True, exist_ok=True)
         argv = [sys.executable, "-m", "bench.verdict.scale", "live", str(home), run.id]
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as watcher:
-            last = _happen(run)
+            last = happen(run)
             out, _ = watcher.communicate("over\n", timeout=_LIMIT_S)
         if watcher.returncode:
             raise RuntimeError("the watcher did not come to its verdict")
@@ -61,34 +62,38 @@ def rows() -> list[Row]:
     ]
 
 
-def _happen(run: RunDir) -> float:
+def happen(run: RunDir) -> float:
     """The job starts, and falls; when the last evidence was there, seconds since the epoch."""
-    from rankfall.rundir.cluster.journal import JournalWriter, journal_path
-    from rankfall.rundir.cluster.pod_facts import pod_fact
-    from rankfall.rundir.cluster.pod_source import PodSource
-
-    source = PodSource(context="", namespace="bench", selector="", container="main", token="", bases={"worker": 0})
-    journal = JournalWriter(journal_path(run.path, 1))
-
-    def see(slot: int, *, ended: bool) -> None:
-        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        fact = pod_fact(fall.pod_object(slot, ended=ended, at=stamp), source=source, seen_ns=time.time_ns())
-        # The log of each that has ended is stored to its end.
-        journal.add(msgspec.structs.replace(fact, log="complete") if ended else fact)
-
-    for slot in range(fall.NODES):
-        see(slot, ended=False)
-        for record in fall.begin(run.id, slot, at=time.time_ns()):
-            fall.write(run.records_dir, record)
+    begin(run)
     at = time.time_ns()
     order = [slot for slot in range(fall.NODES) if slot != fall.CULPRIT // fall.PER_NODE]
     # Whose fault it was is told last.
     for slot in (*order, fall.CULPRIT // fall.PER_NODE):
         for record in fall.fall(run.id, slot, at=at):
             fall.write(run.records_dir, record)
-        see(slot, ended=True)
-    journal.close()
+        _show_pod(run, slot, ended=True)
     return time.time()
+
+
+def begin(run: RunDir) -> None:
+    """The job starts."""
+    for slot in range(fall.NODES):
+        _show_pod(run, slot, ended=False)
+        for record in fall.begin(run.id, slot, at=time.time_ns()):
+            fall.write(run.records_dir, record)
+
+
+def _show_pod(run: RunDir, slot: int, *, ended: bool) -> None:
+    from rankfall.rundir.cluster.journal import JournalWriter, journal_path
+    from rankfall.rundir.cluster.pod_facts import pod_fact
+    from rankfall.rundir.cluster.pod_source import PodSource
+
+    source = PodSource(context="", namespace="bench", selector="", container="main", token="", bases={"worker": 0})
+    stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    fact = pod_fact(fall.pod_object(slot, ended=ended, at=stamp), source=source, seen_ns=time.time_ns())
+    with contextlib.closing(JournalWriter(journal_path(run.path, 1))) as journal:
+        # The log of each that has ended is stored to its end.
+        journal.add(msgspec.structs.replace(fact, log="complete") if ended else fact)
 
 
 def live(home: str, name: str) -> None:
