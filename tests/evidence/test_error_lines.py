@@ -49,6 +49,22 @@ def test_the_error_before_an_abort_is_shown_not_the_advice_behind_it(why: Explai
     assert (found.cause.slug, found.rank) == ("user_exit", 3)
 
 
+def test_a_word_error_before_a_message_is_no_type_of_an_exception(why: Explain) -> None:
+    text = " Invalid position of the source\n Error: one source has x above xmax\n Error detected, aborting MPI... proc 3\n"
+    found = why(f"{text}application called MPI_Abort(MPI_COMM_WORLD, 30) - process 3\n")
+    assert (found.cause.slug, found.rank) == ("user_exit", 3)
+    assert (line_of(found) or "").strip() == "Error: one source has x above xmax"
+
+
+def test_the_error_before_a_code_that_is_no_signal_is_shown(why: Explain) -> None:
+    end = "The first process to do so was:\n\n  Process name: [[50427,1],0]\n  Exit code:    255\n"
+    found = why(
+        f"matrix.cpp:175\nPAIRWISE MATRIX LOGICAL ERROR\nmpiexec detected that one or more processes exited with non-zero status\n{end}"
+    )
+    assert (found.cause.slug, found.rank) == ("user_exit", 0)
+    assert line_of(found) == "PAIRWISE MATRIX LOGICAL ERROR"
+
+
 def test_a_signal_is_not_explained_by_an_error_before_it(why: Explain) -> None:
     found = why(f"widgetd: could not open lattice.bin: bad widget\n{AGENT.format(-11)}")
     assert (found.cause.slug, "exitcode: -11" in (line_of(found) or "")) == ("segfault", True)

@@ -595,10 +595,23 @@ def test_a_report_with_blank_lines_between_its_rows_is_read(located):
             "[n1:47] *** An error occurred in MPI_Send\n[n1:47] *** reported by process [1913552897,8]\n[n1:47] *** MPI_ERR_RANK: invalid rank\n",
             ("user_code_exception", 8),
         ),
-        ("FATAL from PE    31:  ==>Error from coupler: Disordered index bound list\n", ("user_exit", 31)),
+        ("FATAL from PE    31:  ==>Error from coupler: Disordered index bound list\n", ("user_code_exception", 31)),
+        # The code of an abort is no signal, whatever its sign.
+        (
+            "MPI_ABORT was invoked on rank 344 in communicator MPI_COMM_WORLD\nwith errorcode -1.\n",
+            ("user_exit", 344),
+        ),
+        ("application called MPI_Abort(MPI_COMM_WORLD, -11) - process 3\n", ("user_exit", 3)),
+        ("            Exit status of rank 2: killed by signal 9\n", ("killed_unknown", 2)),
+        (
+            "MPICH ERROR [Rank 63] [job id 7.0] [Wed May  3 02:41:57 2023] [n1] - Abort(874629263) (rank 63 in comm 496): Fatal error in PMPI_Recv: Other MPI error, error stack:\nMPIDI_OFI_handle_cq_error(1062): OFI poll failed (ofi_events.c:1064:MPIDI_OFI_handle_cq_error:Message too long - OK)\n",
+            ("unknown", 63),
+        ),
+        ("[cli_71]: aborting job:\nFatal error in PMPI_Init_thread:\nOther MPI error\n", ("unknown", 71)),
+        ("ERROR on proc 3: Bond atoms 12 34 missing on proc 3 at step 2000\n", ("user_exit", 3)),
         ("398: step\n358: FATAL from PE   179:  NetCDF error No such file or directory\n", ("dataset_missing", 358)),
         ("[31]PETSC ERROR: Caught signal number 11 SEGV: Segmentation Violation\n", ("segfault", 31)),
-        ('[57] --> FOAM FATAL ERROR:\n[57] Cannot find file "points"\n', ("user_exit", 57)),
+        ('[57] --> FOAM FATAL ERROR:\n[57] Cannot find file "points"\n', ("native_abort", 57)),
         ("step 1\namrex::Error::5::unsuccessful burn !!!\nSIGABRT\n", ("native_abort", 5)),
         (
             '{"name": "torchelastic.worker.status.FAILED", "source": "WORKER", "metadata": {"global_rank": 6, "group_rank": 1}}\nMemoryError: std::bad_alloc\n',

@@ -27,6 +27,34 @@ def test_a_file_that_another_process_removed_first_is_a_race(answer):
     assert answer(opened + error) == ("dataset_missing", None)
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        'with open(os.path.join(out, "metrics.json"), "w") as file:',
+        "log = open(f'{out}/rank-{rank}.log', mode='ab')",
+        'logging.basicConfig(handlers=[logging.FileHandler("logs/a.log")])',
+    ],
+)
+def test_a_file_that_the_code_creates_in_a_missing_folder_is_no_missing_data(answer, statement):
+    error = "FileNotFoundError: [Errno 2] No such file or directory: 'out/metrics.json'\n"
+    trace = f'{HEAD}  File "/w/t.py", line 3, in f\n    {statement}\n'
+    assert answer(trace + error) == ("user_code_exception", None)
+    read = f'{trace}  File "/w/io.py", line 9, in read\n    return open(path)\n'
+    assert answer(read + error) == ("dataset_missing", None)
+
+
+@pytest.mark.parametrize("lines", [7, 60])
+def test_a_notice_of_mpirun_inside_a_traceback_does_not_end_it(answer, lines):
+    rule = 74 * "-" + "\n"
+    notice = f"{rule}MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n"
+    notice += lines * "You may or may not see output.\n" + rule
+    trace = f'{HEAD}  File "/w/t.py", line 3, in f\n    solve()\n'
+    found = answer(f"{trace}{notice}solver.exceptions.DivergedError: after 100 iterations\n")
+    # A longer text is no notice.
+    assert found == (("user_code_exception", 3) if lines == 7 else ("unknown", 3))
+    assert answer(f"{trace}{rule}epoch 3\n")[0] == "unknown"
+
+
 def test_a_worker_whose_parent_ended_is_no_damaged_checkpoint(answer):
     trace = (
         f'{HEAD}  File "<string>", line 1, in <module>\n  File "/usr/lib/python3.11/multiprocessing/spawn.py", line 131, in _main\n'

@@ -194,6 +194,16 @@ def test_a_command_that_does_not_exist_is_no_missing_data():
         assert of_error(record, name="e.json", catalogue=catalogue, rank=1).slug == slug
 
 
+def test_a_file_that_the_code_creates_is_no_missing_data_in_a_record_either():
+    message = "[Errno 2] No such file or directory: 'logs/a.txt'"
+    error = {"types": ["FileNotFoundError"], "message": message}
+    for mode, slug in (("w", "user_code_exception"), ("r", "dataset_missing")):
+        frame = f'  File "/w/t.py", line 3, in f\n    open("logs/a.txt", "{mode}")\n'
+        text = f"Traceback (most recent call last):\n{frame}FileNotFoundError: {message}\n"
+        record = msgspec.convert({"id": "a" * 32, "kind": "error", "error": error | {"traceback": text}}, Record)
+        assert of_error(record, name="e.json", catalogue=default_catalogue(), rank=1).slug == slug
+
+
 @pytest.mark.parametrize("words", ["raise ValueError('all_reduce failed') from error", "{}['group']"])
 def test_any_exception_raised_while_a_lost_peer_is_handled_is_its_consequence(words):
     code = "try:\n    {}\nexcept Exception as error:\n    {}"

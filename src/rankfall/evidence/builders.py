@@ -8,13 +8,14 @@ from typing import Final
 
 import msgspec
 
-from rankfall.evidence.readers.classify import Meaning, exception_meaning, meaning_of_hit, of_missing_command
+from rankfall.evidence.readers.classify import Meaning, exception_meaning, meaning_of_hit, of_missing_file
 from rankfall.evidence.readers.findings import Finding
 from rankfall.evidence.readers.frames import exception_of
 from rankfall.evidence.readers.kernel_log import KernelLine
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.stream_reader import When
 from rankfall.evidence.readers.text import ErrorKind, decode, is_severe, normalise
+from rankfall.evidence.readers.tracebacks import find_tracebacks
 from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored, bounded
@@ -53,9 +54,11 @@ def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | Non
         frame = f"{top.file.rpartition('/')[2]}:{top.func}" if top else ""
     mark = error.mark if error else None
     meaning = exception_meaning(catalogue, pairs, frame=frame, mark=mark, exit_code=error.exit_code if error else None)
-    inner = error.frames[-1] if error is not None and error.frames else None
-    if inner is not None and inner.func.endswith("_execute_child") and inner.file.endswith("/subprocess.py"):
-        meaning = of_missing_command(meaning)
+    if meaning.slug == "dataset_missing" and error is not None:
+        read = list(find_tracebacks(error.traceback.encode("utf-8", "replace")))
+        inner = error.frames[-1] if error.frames else None
+        command = inner is not None and inner.func.endswith("_execute_child") and inner.file.endswith("/subprocess.py")
+        meaning = of_missing_file(meaning, {"command"} if command else read[-1].origins if read else ())
     at = error.raised_ns if error and error.raised_ns is not None else record.at_ns
     return Evidence(
         id=digest("record", record.id),
@@ -216,7 +219,8 @@ def _of_error_line(tail: Evidence, line: bytes, kind: ErrorKind, catalogue: Cata
         fingerprint=HINT if kind == "hint" else LAST_ERROR,
         signature=CUT_OFF if kind == "cut_off" else None,
     )
-    if kind == "hint" or raised is None or not raised[0].endswith(_RAISED):
+    # "Error: " before a message names no type.
+    if kind == "hint" or raised is None or not raised[0].endswith(_RAISED) or raised[0] in {b"Error", b"Exception"}:
         if kind == "cut_off":
             return tail
         sure = kind == "error" or is_severe(line)

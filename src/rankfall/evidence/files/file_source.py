@@ -371,7 +371,7 @@ class TextReader:
         first = self._next - len(self._tail)
         cut = self._tail.find(b"\n") + 1 if first > 0 else 0
         known = {piece.order - first for piece in pieces if piece.order is not None}
-        found = texts.best_error_line(self._tail, since=cut, known=known)
+        found = texts.best_error_line(self._tail, since=cut, known=known, ended=bool(ends))
         traced = any(piece.whole and piece.role != "context" for piece in pieces)
         if found is None or (found[2] != "error" and ends) or (traced and not texts.states_reason(found[1])):
             return  # A launcher's report of an end, or its exception, is better.

@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
+from rankfall.evidence.readers.frames import HEAD
 from rankfall.evidence.readers.prefixes import fold, learn
-from rankfall.evidence.readers.tracebacks import HEAD
 from rankfall.model import numbers
 from rankfall.model.decoding import decode
 from rankfall.model.patterns import Anchored, anchored, bounded

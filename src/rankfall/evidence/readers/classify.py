@@ -5,7 +5,7 @@ Cost: a fixed part of each message is read, once for each exception of a chain; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from re import Match
 from typing import Final, Literal
 
@@ -218,11 +218,21 @@ def _unwrapped(chain: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return found
 
 
-def of_missing_command(meaning: Meaning) -> Meaning:
-    """Meaning of an exception that the start of a command raised: a missing file is the command's."""
-    if meaning.signature != "dataset_missing.errno":
+def of_missing_file(meaning: Meaning, origins: Collection[str]) -> Meaning:
+    """Meaning of an exception about a missing file that is no data; ``origins``: as of its frames.
+
+    The start of a command raised it, another process removed the file first, or the code creates it in a missing folder.
+    """
+    if meaning.slug != "dataset_missing":
         return meaning
-    return msgspec.structs.replace(meaning, slug="command_not_found")
+    if "command" in origins:
+        return (
+            msgspec.structs.replace(meaning, slug="command_not_found")
+            if meaning.signature == "dataset_missing.errno"
+            else meaning
+        )
+    slug = "file_race" if "removal" in origins else "user_code_exception" if "output" in origins else meaning.slug
+    return msgspec.structs.replace(meaning, slug=slug)
 
 
 def meaning_of_hit(hit: Hit, *, text: str, fingerprint: str) -> Meaning:

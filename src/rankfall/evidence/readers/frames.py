@@ -6,15 +6,19 @@ from typing import Final
 
 import msgspec
 
-from rankfall.evidence.readers.prefixes import Prefix
+from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
 from rankfall.evidence.readers.text import decode
 from rankfall.model.patterns import bounded
 
+HEAD: Final = b"Traceback (most recent call last):"
 # Places that are stored.
 MAX_PLACES: Final = 3
 
 # Bytes of a line that are read.
 LONGEST: Final = 5120
+FILE: Final = bounded(rb'\A\s*(?:\|\s*)*File "([^"\n]{0,1024})", line (\d+)(?:, in (.{1,256}))?', limit=LONGEST)
+# First lines of a stream in which a frame without head begins a traceback: the text was cut above it.
+_CUT_LINES: Final = 3
 _FINAL = bounded(rb"\A(?:\+ )?([A-Za-z_][\w]*(?:\.[A-Za-z_<][\w>]*)*)(?:: (.*))?$", limit=LONGEST)
 # Levels of loggers, and words of shells about a process, are no exceptions.
 _NO_TYPE: Final = frozenset(
@@ -38,6 +42,11 @@ _STANDARD: Final = bounded(rb"[/\\]lib[/\\]python\d|<frozen ", limit=1024)
 # Statements that need a file of which another process may be the faster one.
 _REMOVAL: Final = bounded(
     rb"\b(?:os\.(?:remove|unlink|rename|replace|rmdir|scandir)|shutil\.(?:rmtree|move))\(|\.unlink\(|\.rmdir\(",
+    limit=512,
+)
+# Statements that create a file: without it, its folder is missing.
+_OUTPUT: Final = bounded(
+    rb"\bopen\([^\n]{1,300}, *(?:mode *= *)?[\"'][wax][bt+]{0,2}[\"']|\bFileHandler\(|\bos\.mkdir\(|\bsavefig\(",
     limit=512,
 )
 # Functions of data loaders and error files.
@@ -69,6 +78,7 @@ _ORIGINS: Final = (
     (b"concurrent/futures/process.py", frozenset({b"_python_exit"}), "clean_up"),
     (b"tempfile.py", frozenset({b"_cleanup"}), "clean_up"),
     (b"logging/__init__.py", frozenset({b"shutdown"}), "clean_up"),
+    (b"logging/__init__.py", frozenset({b"_open"}), "output"),
     (b"", frozenset({b"__del__"}), "clean_up"),
     (
         b"",
@@ -86,9 +96,9 @@ class Frames(msgspec.Struct):
     Attributes:
         count: Number of frames.
         origins: ``damaged_report``, ``data_loader``, ``command``, ``launcher``, ``clean_up`` (finalizers, interpreter exit),
-            ``spawned`` (a worker begins), ``removal`` (the last statement removes or renames a file). Further ``main_first``
-            (ranks wait for the first one's work) and ``library``: a package's frame is the innermost outside the standard
-            library.
+            ``spawned`` (a worker begins), ``removal`` (the last statement removes or renames a file), ``output`` (it creates one).
+            Further ``main_first`` (ranks wait for the first one's work) and ``library``: a package's frame is the innermost
+            outside the standard library.
         collective: Outermost collective that the user's code called, or None.
     """
 
@@ -118,7 +128,7 @@ class Frames(msgspec.Struct):
         communicates = COMM_FILE.search(file) is not None
         if communicates and self.collective is None and COLLECTIVES.match(name):
             self.collective = name
-        self.origins.discard("removal")
+        self.origins -= {"removal", "output"}
         if communicates or _PACKAGE.search(path) is not None:
             self.origins.add("library")
         elif _STANDARD.search(path) is None:
@@ -140,11 +150,13 @@ class Frames(msgspec.Struct):
         self._flat = False
         if _REMOVAL.search(text) is not None:
             self.origins.add("removal")
+        if _OUTPUT.search(text) is not None:
+            self.origins.add("output")
 
     def chain(self) -> None:
         """Begins the next exception of a chain: places are those of the last one."""
         self._innermost, self._user, self.collective = None, [], None
-        self.origins -= {"removal", "library"}
+        self.origins -= {"removal", "output", "library"}
 
     def clear(self) -> None:
         """Removes everything."""
@@ -198,3 +210,15 @@ def _names_exception(name: bytes) -> bool:
     if not module:
         return name not in _NO_TYPE and name.lstrip(b"_")[:1].isupper()
     return last in _LOWER_TYPES or last.endswith((b"error", b"Error")) or last.lstrip(b"_")[:1].isupper()
+
+
+def cut_above(data: bytes) -> tuple[int, int]:
+    """Offset and number of the frame with which a text begins that was cut inside a traceback; (-1, 0) without one."""
+    position = 0
+    for number, line in enumerate(data[: _CUT_LINES * LONGEST].split(b"\n")[:_CUT_LINES]):
+        if HEAD in line:
+            break
+        if FILE.match(line[parse_prefix(line).length :]) is not None:
+            return position, number
+        position += len(line) + 1
+    return -1, 0

@@ -73,6 +73,8 @@ _TAGS: Final = tuple(
         ("global", r"amrex::(?:Abort|Error)::(\d{1,6})::"),
         # [3]PETSC ERROR: and [3] --> FOAM FATAL ERROR
         ("global", r"\[(\d{1,6})\](?:PETSC ERROR: ?| (?=--> FOAM FATAL ))"),
+        # __main__ 3/4 ERROR :: of Dedalus, behind the stamp
+        ("global", rf"[\w.]{{1,64}} (\d{{1,6}})/\d{{1,6}} {_LEVEL} :: "),
         ("global", r"MPICH (?:ERROR|Notice) \[Rank (\d{1,6})\] ?"),
         # FATAL from PE     3: of FMS, whose message follows
         ("task", r"FATAL from PE +(\d{1,6}): +"),

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.evidence.readers.classify import Meaning, exception_meaning, of_missing_command, ran_training
+from rankfall.evidence.readers.classify import Meaning, exception_meaning, of_missing_file, ran_training
 from rankfall.evidence.readers.findings import Finding, LineMeaning, line_meanings
 from rankfall.evidence.readers.frames import TracebackText
 from rankfall.evidence.readers.prefixes import Prefix
@@ -295,9 +295,6 @@ class ChunkScanner:
         elif "data_loader" in item.origins and item.chain[0][0].endswith("queue.Empty"):
             # Its workers deliver nothing: not an error of the loader.
             meaning = msgspec.structs.replace(meaning, slug="dataloader_died", role="secondary")
-        elif meaning.slug == "dataset_missing" and "removal" in item.origins:
-            # Another process was faster.
-            meaning = msgspec.structs.replace(meaning, slug="file_race")
         elif meaning.slug == "checkpoint_corrupt" and "spawned" in item.origins:
             # The parent ended before its worker had started.
             meaning = msgspec.structs.replace(meaning, slug="peer_teardown", role="secondary")
@@ -306,8 +303,8 @@ class ChunkScanner:
             meaning = msgspec.structs.replace(meaning, slug="cancelled", role="primary")
         elif meaning.slug == "collective_timeout" and "main_first" in item.origins:
             meaning = msgspec.structs.replace(meaning, signature=WAITS_FOR_FIRST)
-        elif "command" in item.origins:
-            meaning = of_missing_command(meaning)
+        else:
+            meaning = of_missing_file(meaning, item.origins)
         known = meaning.signature
         if meaning.slug == OWN_CODE and known is None:
             meaning = msgspec.structs.replace(meaning, signature=OF_LIBRARY if "library" in item.origins else OF_OWN)

@@ -131,7 +131,7 @@ _ERROR: Final = linear(
 # Prefix of a glog line: level, time, thread and place in a source file.
 _PLACE: Final = bounded(rb"\A(?:[EWIF]\d{4}|[A-Z]{4,8}) [\d:. -]{8,32}(?:\d+ )?\S{1,256}:\d+\] ?", limit=MAX_ERROR_LINE)
 _NO_ERROR: Final = bounded(
-    rb"(?i)\b0 errors?\b|\berror:? *[-=*#]{5,}\s*\Z|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Error executing job with overrides|Reporting training FAILURE|Root Cause \(first|FAILED$|closing signal|Killing subprocess|return code"
+    rb"(?i)\b0 errors?\b|\berror:? *[-=*#]{5,}\s*\Z|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Error executing job with overrides|Reporting training FAILURE|Root Cause \(first|FAILED$|aborting (?:MPI|job|run)\b|closing signal|Killing subprocess|return code"
     rb"|NCCL INFO|^(?:mpirun|prterun)\b|^(?: {0,5}\d{1,6}: )?(?:srun|slurmstepd)[\w.-]*: (?:error: )?(?:\S{1,512}: tasks? \d|\*\*\*|Job|Step|Force|Terminating|launch/)|\bframe #\d|error_file|exitcode|^(?:During handling|The above exception)|^\s*(?:raise|except|File|Traceback)\b|^\s{4}|^-+ Logging error|Exception raised from|^(?:\[[^\[\]]{0,200}\]|[\s:,-]){1,20}$",
     limit=MAX_ERROR_LINE,
 )
@@ -139,7 +139,7 @@ _NO_ERROR: Final = bounded(
 _ADVICE: Final = bounded(
     rb"(?i)\A(?:[\s|>#*=-]|\[[^\]\n]{1,64}\]:?|\d{1,2}[.)] )*(?:(?:This|It|That|There|Which) (?:may|might|could|can|usually|often|is likely|probably)\b|You (?:may|might|can|should|must|need)\b"
     rb"|(?:Please|Try|Check|Make sure|Make sure that|Consider|See also|Refer to|Rectify|Hint|Note|Tip)\b|Possible (?:reasons?|causes?)\b|There are \w+ reasons|If (?:you|this|the|it)\b"
-    rb"|terminated by signals sent by|(?:a )?non-zero exit code\.|Primary job +terminated normally|Per user-direction|error message you will receive is this one|Exception in thread\b|Terminating remaining workers\b|Reason: +(?:Error|Completed)\s*\Z)"
+    rb"|terminated by signals sent by|(?:a )?non-zero exit code\.|Primary job +terminated normally|Per user-direction|error message you will receive is this one|Exception in thread\b|Where: +This error was|Terminating remaining workers\b|Reason: +(?:Error|Completed)\s*\Z)"
     rb"|\bhas no info as to the process\b|YOU CAN IGNORE THE BELOW|\bSet MCA parameter \"|\bmore process(?:es)? ha(?:s|ve) sent help message|\bwrite_line (?:error|failure)\b"
     rb"|\bPETSC ERROR: (?:or |[Tt]ry |[Tt]o get |[Ss]ee |[Cc]onfigure |Run with )|\bEpoll (?:ADD|MOD|DEL)\(\d\) on fd \d",
     limit=MAX_ERROR_LINE,
@@ -223,19 +223,24 @@ def _is_code(line: bytes) -> bool:
 ErrorKind = Literal["error", "cut_off", "hint"]
 
 
-def best_error_line(text: bytes, *, since: int = 0, known: Collection[int] = ()) -> tuple[int, bytes, ErrorKind] | None:
+def best_error_line(
+    text: bytes, *, since: int = 0, known: Collection[int] = (), ended: bool = False
+) -> tuple[int, bytes, ErrorKind] | None:
     """Returns the most informative line of a text without a cause, with its first byte and its kind.
 
     Kinds: one that resembles an error, the last one of a traceback that is cut off, any with a word about an end.
     A traceback that is cut off at its statement names the type; one between its frames is the last choice but hints.
     The last exception or reason counts, else the first reason: what follows it may be consequences. Of lines that
-    differ only in numbers the first counts. ``known``: first bytes of lines that are evidence already.
+    differ only in numbers the first counts. ``known``: first bytes of lines that are evidence already. ``ended``: a
+    launcher reports the end, so no hint is needed.
     """
     for begin, line in _lines(_RAISING, text, since, group=1):
         return begin, line, "cut_off"
     likely = (one for one in error_lines(text, since=since) if one[0] not in known and not is_low(one[1]))
     errors = list(islice(likely, _MAX_ERRORS))
     if errors and (states_reason(errors[0][1]) or _TYPE.search(errors[0][1]) is not None):
+        return (*_first_alike(errors[0], errors), "error")
+    if ended and errors:
         return (*_first_alike(errors[0], errors), "error")
     hints = [one for one in islice(_lines(_HINT, text, since), _MAX_ERRORS) if one[0] not in known]
     frames = [one for one in hints if _is_code(one[1])]

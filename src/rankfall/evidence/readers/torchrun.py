@@ -52,7 +52,7 @@ _HYDRA = linear(
     rb"RANK (\d+) PID (\d+) RUNNING AT ([\w.-]{1,253})[ \t\r]*\n=[ \t]+(?:(KILLED BY SIGNAL): |EXIT (?:STATUS|CODE): )(\d+)"
 )
 _MPISPAWN = linear(rb"MPI process \(rank: (\d+), pid: (\d+)\) (?:(terminated with signal)|exited with status) (\d+)")
-_MPD = linear(rb"exit status of rank (\d+): (?:(killed by signal)|return code) (\d+)")
+_MPD = linear(rb"xit status of rank (\d+): (?:(killed by signal)|return code) (\d+)")
 _MPI_ABORT = linear(
     rb"MPI_ABORT was invoked on rank (\d+) in communicator[^\n]{0,200}\n(?:[^\n]{0,200}Proc:[^\n]{0,200}\n)?\s*(?:with errorcode|Errorcode:) (-?\d+)"
 )
@@ -162,9 +162,9 @@ def read_reports(data: bytes) -> Iterator[Reported]:
         if data.find(words) < 0:
             continue
         for match in _numbers(pattern, data):
-            # With 0 it ends all processes too, with a code that it does not name.
+            # With 0 it ends all processes too, with a code that it does not name. A negative one is no signal.
             if (row := _reported("exit", match, rank=rank, code=code)).code:
-                yield row
+                yield row if row.code > 0 else msgspec.structs.replace(row, code=row.code % 256 or 255)
     yield from _of_mpi(data)
     if data.find(b"exitcode") >= 0:
         for match in _numbers(_FAILED, data):
@@ -187,7 +187,7 @@ def _of_mpi(data: bytes) -> Iterator[Reported]:
         (b"that process rank", _MPI_SIGNAL),
         (b" RUNNING AT ", _HYDRA),
         (b"MPI process (rank: ", _MPISPAWN),
-        (b"exit status of rank ", _MPD),
+        (b"xit status of rank ", _MPD),
     ):
         if data.find(words) < 0:
             continue

@@ -14,13 +14,12 @@ from typing import Any, Final
 
 import msgspec
 
-from rankfall.evidence.readers.frames import LONGEST, Frames, TracebackText, exception_of
+from rankfall.evidence.readers.frames import FILE, HEAD, LONGEST, Frames, TracebackText, cut_above, exception_of
 from rankfall.evidence.readers.prefixes import MAX_LEARNED, Prefix, fold, learn, parse_prefix
 from rankfall.evidence.readers.text import decode, repeats, traceback_within, unescape
 from rankfall.model.numbers import whole
 from rankfall.model.patterns import bounded
 
-HEAD: Final = b"Traceback (most recent call last):"
 # Maximum lines of a traceback.
 MAX_LINES: Final = 2000
 MAX_MESSAGE: Final = LONGEST - 1024
@@ -36,10 +35,10 @@ MAX_TEXT: Final = 8 << 20
 _MAX_TYPE: Final = 512
 # Bytes between the tags of a prefix and a head that are no part of a prefix: the bars of an exception group.
 _BARS: Final = b" \t|+-"
-# First lines of a stream in which a frame without head begins a traceback: the text was cut above it.
-_CUT_LINES: Final = 3
+# Line that begins and ends a notice of mpirun, and the maximum lines between.
+_RULE: Final = 60 * b"-"
+_MAX_NOTICE: Final = 40
 
-_FILE = bounded(rb'\A\s*(?:\|\s*)*File "([^"\n]{0,1024})", line (\d+)(?:, in (.{1,256}))?', limit=LONGEST)
 _CHAIN: Final = frozenset(
     {
         b"During handling of the above exception, another exception occurred:",
@@ -78,6 +77,7 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
         margin: Number of spaces between tags and head; those of its other lines are no indentation.
         cut: The text begins inside it; then only an exception that is named as one proves it.
         continues: The final line ends with a colon: the next one belongs to the message, whatever it contains.
+        notice: Number of lines left of a notice of mpirun that interrupts it.
         held: Caller's data that waits for ``real``.
     """
 
@@ -104,6 +104,7 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
     margin: int = 0
     cut: bool = False
     continues: bool = False
+    notice: int = 0
     held: list[Any] = msgspec.field(default_factory=list)
 
 
@@ -163,7 +164,7 @@ class TracebackReader:
         ``at`` and ``line``: its first byte and line in the stream. ``final``: an unfinished traceback counts.
         """
         spans: list[tuple[int, int, OpenTraceback]] = []
-        cut, number = (-1, line) if at else _cut_above(data)
+        cut, number = (-1, line) if at else cut_above(data)
         position, size = max(0, cut), len(data)
         while position < size:
             if not self._open and position != cut:
@@ -220,6 +221,10 @@ class TracebackReader:
             if begins and not owner.chain and owner.type is None:
                 self._restart(owner, start, number, ignored=self._announcement(data, position)[0])
                 return owner, True
+            if owner.expect and not owner.key and (owner.notice or line.startswith(_RULE)):
+                ends = owner.notice and line.startswith(_RULE)
+                owner.notice = 0 if ends else owner.notice - 1 if owner.notice else _MAX_NOTICE
+                return None, False
             again = self._take(owner, body[:LONGEST].rstrip(b"\r"), line, start, number)
             if again is not None:
                 owner.seen, owner.lines = number, owner.lines + 1
@@ -291,7 +296,7 @@ class TracebackReader:
         if owner is None and self._newest is not None:
             owner, self._newest = self._newest, None
             known = own.raw == owner.tags if owner.learned else not own.raw
-            if owner.lines > 1 or not known or _FILE.match(body[:LONGEST]) is None:
+            if owner.lines > 1 or not known or FILE.match(body[:LONGEST]) is None:
                 return None, body
             # A logger printed its words before the head alone.
             self._forget(owner)
@@ -359,7 +364,7 @@ class TracebackReader:
             state.expect, state.end = True, stop
             return True
         if state.expect:
-            match = _FILE.match(body)
+            match = FILE.match(body)
             if match:
                 state.frames.add(match[1], match[2], (match[3] or b"").strip(), flat=body.startswith(b"File"))
                 state.end = stop
@@ -446,15 +451,3 @@ class TracebackReader:
         match = _ANNOUNCED.search(data[begin : min(start, begin + _ANNOUNCED.limit)])
         ranks = {name: whole(text) or 0 for name, text in match.groupdict().items() if text} if match else {}
         return any(data.find(words, begin, start) >= 0 for words in _IGNORED), ranks
-
-
-def _cut_above(data: bytes) -> tuple[int, int]:
-    """Offset and number of the frame with which a text begins that was cut inside a traceback; (-1, 0) without one."""
-    position = 0
-    for number, line in enumerate(data[: _CUT_LINES * LONGEST].split(b"\n")[:_CUT_LINES]):
-        if HEAD in line:
-            break
-        if _FILE.match(line[parse_prefix(line).length :]) is not None:
-            return position, number
-        position += len(line) + 1
-    return -1, 0

@@ -151,7 +151,7 @@ LACKS_OF_LINE: Final = MappingProxyType(
 DELETED_POD: Final = "external_signal:deleted pod"
 
 # A launcher's report of an ordinary exit code, or that a rank ended all others.
-BARE_ENDS: Final = frozenset({"user_exit.exit", "user_exit.mpi", ABORTED_ALL, "unknown.child_failed"})
+BARE_ENDS: Final = frozenset({"user_exit.exit", "user_exit.mpi", *OWN_ABORTS, "unknown.child_failed"})
 
 # Exceptions of the job's own code that no signature recognizes, or of common types without a traceback: only
 # suspected, but a retry seldom helps.
@@ -296,7 +296,9 @@ TERMINAL_WINDOW_S: Final = 30.0
 
 def reports_code(piece: Evidence) -> bool:
     """True for a line that reports nothing but an exit code that a process chose."""
-    return piece.source == "log" and not piece.whole and piece.exit_code is not None and 0 < piece.exit_code < SIGNALLED
+    code = piece.exit_code
+    chosen = code is not None and (0 < code < SIGNALLED or code > SIGNALLED + 64)
+    return piece.source == "log" and not piece.whole and chosen
 
 
 def called_abort(pieces: Iterable[Evidence]) -> bool:

@@ -30,13 +30,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     called_abort,
     reports_code,
 )
-from rankfall.verdict.diagnose.subjects import (
-    Subject,
-    Subjects,
-    of_own_code,
-    own_failure,
-    repeats,
-)
+from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, own_failure, repeats
 
 # Lines of one message, and from one to the next.
 _MAX_MESSAGE_LINES: Final = 4
@@ -269,15 +263,16 @@ def _gave_no_reason(candidate: Candidate) -> bool:
 
 def last_error(subjects: Subjects, chosen: Candidate) -> Evidence | None:
     """Last error of a text in which a launcher reports nothing but an exit code, or of a rank that gave no reason."""
-    best = chosen.best
-    aborted = chosen.slug == "user_exit" and called_abort(chosen.subject.evidence)
+    best, facts = chosen.best, chosen.subject.rank
+    in_text = best is None and facts is not None and facts.stream is not None
+    aborted = chosen.slug == "user_exit" and (in_text or called_abort(chosen.subject.evidence))
     only_a_code = aborted or (best is not None and reports_code(best) and chosen.slug != OWN_CODE)
     if ended_without_message(chosen) or only_a_code:
         nearest = nearest_line(subjects)
         return nearest if nearest is not None and nearest.fingerprint == LAST_ERROR else None
-    words = [e for e in chosen.subject.evidence if e.fingerprint == LAST_ERROR]
-    if chosen.subject.rank is None or not _gave_no_reason(chosen):
+    if facts is None or not _gave_no_reason(chosen):
         return None
+    words = [e for e in chosen.subject.evidence if e.fingerprint == LAST_ERROR]
     # Programs print their reasons on stderr.
     return max(words, key=lambda e: (".err" in (e.stream or ""), e.at or 0, e.id), default=None)
 

@@ -69,7 +69,7 @@ def decisive_of(chosen: Candidate, subjects: Subjects) -> Decisive | None:
     lines = [e for e in chosen.subject.evidence if e.source == "log" and e.slug == chosen.slug]
     lines = [e for e in lines if e.exit_code == code] or lines
     if lines:
-        return _decisive(max(lines, key=text_place))
+        return _decisive(max(lines, key=lambda e: (e.specificity, *text_place(e))))
     return Decisive(source="exit", where=facts.where, line=chosen.because) if facts else None
 
 
