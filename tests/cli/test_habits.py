@@ -397,6 +397,8 @@ def test_ids_of_runs_are_completed(home: Path, rankfall: Runner, shell: str) -> 
     script = rankfall("config", "completion", shell)
     assert script.returncode == 0
     assert f"_RANKFALL_COMPLETE={shell}_complete" in script.stdout
+    assert rankfall("config", "completion", SHELL=f"/usr/bin/{shell}").stdout == script.stdout
+    assert rankfall("config", "completion", SHELL="/bin/dash").returncode == 2
     for verb in ("logs", "cancel", "rm", "retry", "status"):
         words = {"COMP_WORDS": f"rankfall {verb} ni", "COMP_CWORD": "2" if shell != "fish" else "ni"}
         done = rankfall(**words, _RANKFALL_COMPLETE=f"{shell}_complete")

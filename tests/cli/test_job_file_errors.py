@@ -43,7 +43,8 @@ CASES = [
         "$.policies.budgets.app: Expected `int`",
         "without quotes",
     ),
-    ("command: [a]\nname: A B\n", 2, "$.name: 'A B' is not a valid name", ""),
+    ("command: [a]\nname: A B\n", 2, "$.name: 'A B' is not a valid name", "as: a-b"),
+    ("command: [a]\nnotify: [http://h/x]\n", 2, "$.notify: Expected `object`", "as: notify: {FIELD: VALUE}"),
     ("command: [nosuch.py]\n", 1, "$.command: script 'nosuch.py' does not exist", "give the path"),
     ("command: [a]\nenv:\n  a.b: x\n  a.b.c: 1\n", 4, "$.env.a.b.c: Expected `str`", "in quotes"),
 ]
@@ -59,6 +60,13 @@ def test_the_place_of_an_error_is_named(  # noqa: PLR0917
     err = capsys.readouterr().err
     assert err.startswith(f"rankfall: job.yaml:{line}: {message}")
     assert hint in err
+
+
+def test_a_list_without_its_end_names_the_line_where_it_begins(folder: Path, capsys: Any) -> None:
+    path = folder / "job.yaml"
+    path.write_text("name: x\ncommand: [train.py\nenv: {A: b}\n")
+    assert main(["run", "-f", str(path)]) == 2
+    assert "while parsing a flow sequence that begins in line 2" in capsys.readouterr().err
 
 
 def test_a_flag_is_not_the_files_fault(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

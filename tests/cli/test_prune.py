@@ -49,8 +49,9 @@ def test_a_terminal_is_asked(home: Path, rankfall: Runner, folder: Path) -> None
         while b"[y/N]" not in shown:
             shown += os.read(leader, 4096)
         os.write(leader, answer)
-        started.wait(scaled(50))
+        code = started.wait(scaled(50))
         os.close(leader)
+        assert code == (130 if left else 0)
         assert b"Delete 1 run " in shown
         assert len(list_runs(home)) == left
 
@@ -67,6 +68,7 @@ def test_a_live_run_and_a_folder_of_the_user_stay(home: Path, folder: Path, rank
     assert rankfall("rm", "-y", old, live).returncode == 2
     assert rankfall("rm", "-y", "mine").returncode == 2
     assert rankfall("prune", "-y").returncode == 2
+    assert "next: rankfall prune --keep 0 --yes\n" in rankfall("prune", "--keep", "0").stderr
     tried = rankfall("prune", "--keep", "0", "--dry-run")
     assert tried.stdout.startswith(f"{old} ")
     assert "1 of 3 runs" in tried.stderr

@@ -15,7 +15,9 @@ import pytest
 from rankfall.evidence.files.log_files import case_of_files
 from rankfall.evidence.readers.torchrun import error_file_evidence
 from rankfall.explain import explain_files, explain_stream
-from rankfall.model import NotFound
+from rankfall.model import NotFound, UsageError
+from rankfall.model.run_status import ReportDocument
+from rankfall.render.report import render_html, render_markdown
 from rankfall.rundir.streams.writer import compress
 from rankfall.verdict.diagnose import diagnose
 from rankfall.verdict.signatures.catalogue import default_catalogue
@@ -44,6 +46,18 @@ def test_one_file_a_node(pile):
     assert (verdict.rank, verdict.cause.slug, verdict.run, verdict.attempt) == (3, "user_code_exception", None, None)
     assert sorted(c.rank for c in verdict.consequences) == [0, 1, 2]
     assert verdict.decisive.where.endswith("b.log:9")
+
+
+def test_a_report_beside_logs_is_no_log(pile):
+    verdict = explain_files([pile]).verdict
+    document = ReportDocument(made="2026-11-29T00:00:00Z", version="1", source="run-1")
+    (pile / "report.html").write_text(render_html(document) + VALUE_ERROR.format(r=0))
+    (pile / "report.md").write_text(render_markdown(document) + VALUE_ERROR.format(r=0))
+    (pile / "why.json").write_text('{\n  "schema": "rankfall.verdict/1",\n  "x": 1\n}\n' + VALUE_ERROR.format(r=0))
+    (pile / "run-1.tar.gz").write_bytes(gzip.compress(VALUE_ERROR.format(r=0).encode()))
+    assert explain_files([pile]).verdict == verdict
+    with pytest.raises(UsageError, match=r"report\.html is a report of Rankfall, not a log"):
+        explain_files([pile / "report.html"])
 
 
 def test_compressed_files_are_read_once_each(pile):

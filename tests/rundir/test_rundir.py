@@ -137,6 +137,10 @@ def test_a_run_is_opened_by_a_unique_beginning(tmp_path: Path) -> None:
         RunDir.open(tmp_path, "train")
     with pytest.raises(NotFound, match="near it: train-aaaaaa"):
         RunDir.open(tmp_path, "trian-aaaaaa")
+    (tmp_path / "runs" / "eval-big-dddddd").mkdir()
+    assert RunDir.open(tmp_path, "eval").id == "eval-cccccc"
+    with pytest.raises(UsageError, match="several runs begin with eva"):
+        RunDir.open(tmp_path, "eva")
     for wrong in ("", "..", "../runs/eval-cccccc", "x" * 5000, "nothing\n"):
         with pytest.raises(NotFound):
             RunDir.open(tmp_path, wrong)

@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from rankfall.cli import console
 from rankfall.cli.console import Output
 from rankfall.cli.target import Where, read_home
 from rankfall.cli.values import parse_size
@@ -22,6 +23,8 @@ from rankfall.rundir import list_runs
 F = TypeVar("F", bound=Callable[..., Any])
 
 _RANKS = "0,8-15|first|last|failed"
+# As after Ctrl-C at the question.
+_DECLINED: Final = 130
 
 
 def output_option(text: str = "Format.") -> Callable[[F], F]:
@@ -98,7 +101,8 @@ def confirm(question: str, *, hint: str) -> None:
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise click.Abort
+        console.say("rankfall: not confirmed: nothing has changed")
+        raise click.exceptions.Exit(_DECLINED)
 
 
 def target_argument(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -241,4 +241,6 @@ def yaml_problem(error: Exception) -> str:
     """Describes a fault in YAML."""
     mark = getattr(error, "problem_mark", None)
     where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
-    return (getattr(error, "problem", None) or str(error).partition("\n")[0])[:200] + where
+    begun = getattr(error, "context_mark", None)
+    context = f", {getattr(error, 'context', '')} that begins in line {begun.line + 1}" if begun is not None else ""
+    return (getattr(error, "problem", None) or str(error).partition("\n")[0])[:200] + where + context

@@ -214,7 +214,7 @@ class RunDir(RunPaths):
 
     @classmethod
     def open(cls, home: Path, run: str) -> RunDir:
-        """Returns the run with this ID, or the only run whose ID begins with it.
+        """Returns the run with this ID, else the only run with this name, else the only one whose ID begins with it.
 
         Raises:
             NotFound: No run matches; the hint names similar IDs.
@@ -223,7 +223,8 @@ class RunDir(RunPaths):
         ids = _ids(home)
         if run in ids:
             return cls(home / "runs" / run)
-        found = sorted(one for one in ids if run and one.startswith(run))
+        named = [one for one in ids if one.rpartition("-")[0] == run]
+        found = named if len(named) == 1 else sorted(one for one in ids if run and one.startswith(run))
         if len(found) == 1:
             return cls(home / "runs" / found[0])
         if found:

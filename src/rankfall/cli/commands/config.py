@@ -29,6 +29,7 @@ _SCHEMAS: Final = sorted(
     if file.name.endswith(".json")
 )
 
+_SHELLS: Final = ("bash", "zsh", "fish")
 _ESCAPES: Final = str.maketrans({"*": "\\*", "<": "&lt;"})
 
 
@@ -136,10 +137,10 @@ def notify(*, file: Path | None, test: bool) -> None:
         section, of = read_notify(config_path(), VERBS), str(config_path())
     found = check_notify_section(section, of=of)
     if not found.targets:
-        example = "[notify] targets = [{webhook = 'https://HOST/PATH'}]"
+        example = "write its first line as: notify.targets = [{webhook = 'https://HOST/PATH'}]"
         if file is not None:
-            example = "notify: {targets: [{webhook: https://HOST/PATH}]}"
-        raise UsageError(f"{of}: notify has no targets", hint=f"as: {example}")
+            example = "as: notify: {targets: [{webhook: https://HOST/PATH}]}"
+        raise UsageError(f"{of}: notify has no targets", hint=example)
     from rankfall.notify import label_of  # noqa: PLC0415
 
     problems = _sent(found) if test else None
@@ -171,13 +172,23 @@ def _sent(found: Notify) -> list[str | None]:
         ) from None
 
 
+def _own_shell() -> str | None:
+    """Shell of this user; None if its completion is unknown."""
+    name = Path(os.environ.get("SHELL", "")).name
+    return name if name in _SHELLS else None
+
+
 @config.command("completion")
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(*, shell: str) -> None:
+@click.argument("shell", type=click.Choice(_SHELLS), default=_own_shell)
+def completion(*, shell: str | None) -> None:
     """Print the script that completes commands, flags and runs.
 
-    In ~/.bashrc or ~/.zshrc: `eval "$(rankfall config completion bash)"`; for fish in ~/.config/fish/completions.
+    Default: for $SHELL. In ~/.bashrc or ~/.zshrc: `eval "$(rankfall config completion bash)"`; for fish in ~/.config/fish/completions.
     """
+    if shell is None:
+        raise UsageError(
+            "no shell is named, and $SHELL names none that can complete", hint=f"name one: {', '.join(_SHELLS)}"
+        )
     from click.shell_completion import get_completion_class  # noqa: PLC0415
 
     found = get_completion_class(shell)

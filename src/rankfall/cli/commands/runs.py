@@ -174,7 +174,8 @@ def prune(*, older_than: str | None, keep: int | None, max_size: str | None, dry
             console.out(f"{one.run.id} {size(size_of(one.run.path))}")
         console.say(f"rankfall: {len(old)} of {len(found) + len(staying)} runs would be deleted")
         return
-    _remove(old, yes=yes, hint="rankfall prune --yes", remains=remove_remains(home))
+    words = "".join(f" --{key} {value}" for key, value in given.items() if value is not None)
+    _remove(old, yes=yes, hint=f"rankfall prune{words} --yes", remains=remove_remains(home))
 
 
 class Staying(NamedTuple):

@@ -361,6 +361,7 @@ def report(
             raise StoreError(f"cannot write {path}: {error.strerror}", hint="choose another file with -o") from error
     console.say(f"rankfall: wrote {path} ({max(1, size // 1000):,} kB)")
     if bundle:
+        console.say(f"rankfall: open it anywhere with: rankfall why {path.name}")
         console.say("rankfall: the archive holds all lines as they are; report -o FILE.html --redact masks secrets")
 
 

@@ -305,8 +305,13 @@ _NO_TEXT: Final = {
     b"\x89PNG\r\n": "an image",
     b"\xff\xd8\xff": "an image",
     b"\x93NUMPY": "an array",
+    # Their lines are those of logs that may lie beside them.
+    b"<!doctype html><!-- Rankfall report -->": "a report of Rankfall",
+    b"# Rankfall report of ": "a report of Rankfall",
+    b'{\n  "schema": "rankfall.': "a document of Rankfall",
 }
-HEAD: Final = max(map(len, (*_PACKED, *_NO_TEXT)))
+# A multiple of 8: files of /proc as pagemap refuse other sizes.
+HEAD: Final = -(-max(map(len, (*_PACKED, *_NO_TEXT))) // 8) * 8
 
 
 def packing(head: bytes, path: Path) -> str | None:

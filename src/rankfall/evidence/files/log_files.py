@@ -250,7 +250,11 @@ def _unreadable(name: str, error: OSError) -> str:
 def _no_log(name: str, neighbours: set[str]) -> bool:
     """True for a file to skip; of raw and compressed forms the raw one is read."""
     path = Path(name)
-    return path.suffix in _NO_LOGS or (path.suffix in SUFFIXES and path.stem in neighbours)
+    return (
+        path.suffix in _NO_LOGS
+        or path.name.endswith((".tar.gz", ".tgz"))
+        or (path.suffix in SUFFIXES and path.stem in neighbours)
+    )
 
 
 def _is_error_file(file: Listed) -> bool:

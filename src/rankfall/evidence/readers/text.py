@@ -238,9 +238,7 @@ def best_error_line(
         return begin, line, "cut_off"
     likely = (one for one in error_lines(text, since=since) if one[0] not in known and not is_low(one[1]))
     errors = list(islice(likely, _MAX_ERRORS))
-    if errors and (states_reason(errors[0][1]) or _TYPE.search(errors[0][1]) is not None):
-        return (*_first_alike(errors[0], errors), "error")
-    if ended and errors:
+    if errors and (ended or states_reason(errors[0][1]) or _TYPE.search(errors[0][1]) is not None):
         return (*_first_alike(errors[0], errors), "error")
     hints = [one for one in islice(_lines(_HINT, text, since), _MAX_ERRORS) if one[0] not in known]
     frames = [one for one in hints if _is_code(one[1])]

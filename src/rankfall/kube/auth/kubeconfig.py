@@ -260,7 +260,7 @@ def _no_context(merged: Merged, paths: tuple[str, ...]) -> KubeConfigError:
     where = ", ".join(paths) or "$KUBECONFIG"
     return NoKubeConfig(
         f"no cluster to work with: no kubeconfig at {where}, and this is not a pod with a service account",
-        hint="set $KUBECONFIG, or kubernetes.kubeconfig in the job file; --backend local needs no cluster",
+        hint="set $KUBECONFIG, give --kubeconfig FILE, or kubernetes.kubeconfig in the job file; --backend local needs no cluster",
     )
 
 

@@ -290,6 +290,8 @@ def _remedy(where: str, message: str, value: Any) -> str | None:
         return f'write it in quotes, as: {name}"..."'
     if ("Expected `int" in message or "Expected `float" in message) and isinstance(value, str):
         return f"write a number without quotes, as: {name}2"
+    if "Expected `object" in message:
+        return f"write its fields, as: {name}{{FIELD: VALUE}}; rankfall config schema job lists them"
     return None
 
 
@@ -303,6 +305,7 @@ def _check_names(spec: JobSpec) -> None:
         raise SpecError(
             "$.name",
             f"{spec.name!r} is not a valid name: 1-40 lower-case letters, digits and dashes, no dash at the ends",
+            hint=f"as: {re.sub('[^a-z0-9]+', '-', spec.name.lower())[:40].strip('-') or 'train'}",
         )
     if not ROLE_NAME.fullmatch(spec.role):
         raise SpecError("$.role", f"{spec.role!r} is not a valid role: {ROLE_RULE}")
