@@ -48,6 +48,12 @@ def wall(argv: Sequence[str], **options: object) -> float:
     return time.perf_counter() - begin
 
 
+def cpu_seconds(pid: int) -> float:
+    """Seconds of CPU that a process used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def peak_mib() -> float:
     """Peak resident memory of this process, MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.common import Row
+from bench.common import Row, cpu_seconds
 from bench.verdict import fall, scale
 from rankfall.rundir import RunDir
 
@@ -29,7 +29,6 @@ LIMIT_S, LIMIT_MIB, LIMIT_SIZE_MB, LIMIT_SHARE = 5.0, 300.0, 2.0, 2.0
 _WATCHED_S, _START_S = 15.0, 5.0
 _ROWS, _COLUMNS = 24, 80
 _LIMIT_S = 300.0
-_CORE_S = os.sysconf("SC_CLK_TCK")
 
 
 def rows() -> list[Row]:
@@ -88,7 +87,7 @@ def _running(home: Path) -> RunDir:
 
     run = RunDir.create(msgspec.structs.replace(fall.spec(), name="alive"), home=home)
     run.records_dir.mkdir(parents=True, exist_ok=True)
-    scale.begin(run)
+    scale.start(run)
     observer = AttemptObserver(run, spec=run.spec, attempt=1, launcher="torchrun")
     while observer.poll(time.time_ns()).changed:
         pass
@@ -123,9 +122,11 @@ def _share(home: Path, run: RunDir) -> float:
         env = os.environ | {"RANKFALL_HOME": str(home), "TERM": "xterm"}
         with subprocess.Popen(argv, env=env, stdin=end, stdout=end, stderr=end) as process:
             time.sleep(_START_S)
-            before = _used(process.pid)
+            before = cpu_seconds(process.pid)
             time.sleep(_WATCHED_S)
-            used = _used(process.pid) - before
+            used = cpu_seconds(process.pid) - before
+            if process.poll() is not None:
+                raise SystemExit("status --watch ended by itself")
             process.send_signal(signal.SIGINT)
     return 100 * used / _WATCHED_S
 
@@ -149,11 +150,3 @@ def _terminal() -> Iterator[int]:
         os.close(follower)
         reader.join(_START_S)
         os.close(leader)
-
-
-def _used(pid: int) -> float:
-    """CPU seconds of a process; raises if it has ended."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    if fields[0] in "ZX":
-        raise SystemExit("status --watch ended by itself")
-    return (int(fields[11]) + int(fields[12])) / _CORE_S

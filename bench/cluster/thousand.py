@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from bench.cluster.place import Place, job
-from bench.common import Row
+from bench.common import Row, cpu_seconds
 from rankfall.collect.pods.cluster_context import MAX_NODE_WATCHES
 from testbed.ondemand import kwok
 
@@ -135,14 +135,9 @@ def _talking(fleet: Any) -> Iterator[None]:
 
 def _share(pid: int, seconds: float) -> float:
     """CPU that a process takes, as a share of one core."""
-    begin, cpu = time.perf_counter(), _cpu(pid)
+    begin, cpu = time.perf_counter(), cpu_seconds(pid)
     time.sleep(seconds)
-    return (_cpu(pid) - cpu) / (time.perf_counter() - begin)
-
-
-def _cpu(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return (cpu_seconds(pid) - cpu) / (time.perf_counter() - begin)
 
 
 def _peak_mib(pid: int) -> float:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common import Row
+from bench.common import Row, cpu_seconds
 from bench.health.controlling import Controlling, controlling
 from bench.health.figures import Load, load_rows
-from bench.health.processes import cpu, memory
+from bench.health.processes import memory
 from bench.health.soak_cluster import await_initialised, booted
 from bench.health.watching import Watching
 from testbed.bed import Bed
@@ -91,10 +91,10 @@ async def _quiet(watch: Watching, controller: Controlling) -> None:
 async def _load(kube: Any, controller: Controlling, names: Sequence[str]) -> Load:
     beats = asyncio.create_task(_heartbeats(kube, names))
     requests = (await asyncio.to_thread(controller.numbers))[REQUESTS]
-    used, at = cpu(controller.pid), time.monotonic()
+    used, at = cpu_seconds(controller.pid), time.monotonic()
     await asyncio.sleep(WINDOW_S)
     took = time.monotonic() - at
-    used = cpu(controller.pid) - used
+    used = cpu_seconds(controller.pid) - used
     requests = (await asyncio.to_thread(controller.numbers))[REQUESTS] - requests
     counted = await asyncio.to_thread(controller.nodes)
     if beats.done():

@@ -20,13 +20,6 @@ RATE: Final = 10_000
 _LONGEST_S: Final = 900
 #: Told by each part itself, never taken over from whoever starts the bench.
 _OWN: Final = frozenset({"KUBECONFIG", "NODE_NAME", "LOG_ENDPOINT", "RANKFALL_LOKI_URL", "RANKFALL_HEALTH_CONFIG"})
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
-
-
-def cpu(pid: int) -> float:
-    """Seconds of CPU that a process used so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def memory(pid: int) -> float:

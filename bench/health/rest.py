@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from bench.common import Row
-from bench.health.processes import cpu, memory, unheard
+from bench.common import Row, cpu_seconds
+from bench.health.processes import memory, unheard
 from bench.health.told import agent_words
 
 REST_S = 60.0
@@ -18,10 +18,10 @@ def at_rest(account: Path, folder: Path) -> list[Row]:
     words = agent_words(account, "--state", str(folder / "quiet"))
     with unheard(*words) as agent, unheard("-m", "bench.health.tail", "/dev/kmsg") as tail:
         time.sleep(_BEGIN_S)
-        before, at = {each.pid: cpu(each.pid) for each in (agent, tail)}, time.monotonic()
+        before, at = {each.pid: cpu_seconds(each.pid) for each in (agent, tail)}, time.monotonic()
         time.sleep(REST_S)
         took = time.monotonic() - at
-        used = {pid: (cpu(pid) - was) / took for pid, was in before.items()}
+        used = {pid: (cpu_seconds(pid) - was) / took for pid, was in before.items()}
         return [
             Row("agent at rest: CPU", f"{used[agent.pid]:.2%} of a core", "0.5%", used[agent.pid] < 0.005, f"over {took:.0f} s on /dev/kmsg"),
             Row("agent at rest: peak memory", f"{memory(agent.pid):.0f} MiB", "50 MiB", memory(agent.pid) < 50, "VmHWM since its start, TLS connection open"),

@@ -6,9 +6,9 @@ import asyncio
 import time
 from pathlib import Path
 
-from bench.common import Row
+from bench.common import Row, cpu_seconds
 from bench.health.figures import Noise, waits_row
-from bench.health.processes import RATE, cpu, lines, memory, noise, unheard
+from bench.health.processes import RATE, lines, memory, noise, unheard
 from bench.health.watching import Watching
 
 NODE = "n1"
@@ -37,9 +37,9 @@ async def told(admin: Path, account: Path, folder: Path) -> list[Row]:
             with unheard(*words) as agent:
                 reading = asyncio.create_task(asyncio.to_thread(lines, source, "end"))
                 await asyncio.sleep(_BEGIN_S)
-                before, at = cpu(agent.pid), time.monotonic()
+                before, at = cpu_seconds(agent.pid), time.monotonic()
                 await asyncio.sleep(SECONDS - _BEGIN_S - 2)
-                used = (cpu(agent.pid) - before) / (time.monotonic() - at)
+                used = (cpu_seconds(agent.pid) - before) / (time.monotonic() - at)
                 found = await asyncio.wait_for(reading, 120)
                 await asyncio.sleep(3)  # what was given last is shown by then, or is missed
                 peak = memory(agent.pid)
@@ -67,9 +67,9 @@ def plain(folder: Path) -> list[Row]:
         unheard("-m", "bench.health.tail", str(path)) as tail,
     ):
         time.sleep(3)
-        before, at = cpu(tail.pid), time.monotonic()
+        before, at = cpu_seconds(tail.pid), time.monotonic()
         time.sleep(TAIL_S - _BEGIN_S)
-        used = (cpu(tail.pid) - before) / (time.monotonic() - at)
+        used = (cpu_seconds(tail.pid) - before) / (time.monotonic() - at)
         peak = memory(tail.pid)
     how = "twelve expressions on each line, nothing kept, nothing published"
     return [Row("plain tail at that rate: CPU, peak memory", f"{used:.1%} of a core, {peak:.0f} MiB", "-", None, how)]

@@ -13,12 +13,16 @@ import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from bench.common import ROOT, Row, in_fresh_process, peak_mib
 from bench.verdict import fall
 from rankfall.rundir import RunDir
+
+if TYPE_CHECKING:
+    from rankfall.rundir.cluster.journal import JournalWriter
 
 VERDICT_S, VERDICT_MIB = 2.0, 300.0
 _LIMIT_S = 300.0
@@ -64,36 +68,46 @@ def rows() -> list[Row]:
 
 def happen(run: RunDir) -> float:
     """The job starts, and falls; when the last evidence was there, seconds since the epoch."""
-    begin(run)
-    at = time.time_ns()
-    order = [slot for slot in range(fall.NODES) if slot != fall.CULPRIT // fall.PER_NODE]
-    # Whose fault it was is told last.
-    for slot in (*order, fall.CULPRIT // fall.PER_NODE):
-        for record in fall.fall(run.id, slot, at=at):
-            fall.write(run.records_dir, record)
-        _show_pod(run, slot, ended=True)
+    with _journal(run) as journal:
+        _begin(run, journal)
+        at = time.time_ns()
+        order = [slot for slot in range(fall.NODES) if slot != fall.CULPRIT // fall.PER_NODE]
+        # Whose fault it was is told last.
+        for slot in (*order, fall.CULPRIT // fall.PER_NODE):
+            for record in fall.fall(run.id, slot, at=at):
+                fall.write(run.records_dir, record)
+            _show_pod(journal, slot, ended=True)
     return time.time()
 
 
-def begin(run: RunDir) -> None:
+def start(run: RunDir) -> None:
     """The job starts."""
+    with _journal(run) as journal:
+        _begin(run, journal)
+
+
+def _begin(run: RunDir, journal: JournalWriter) -> None:
     for slot in range(fall.NODES):
-        _show_pod(run, slot, ended=False)
+        _show_pod(journal, slot, ended=False)
         for record in fall.begin(run.id, slot, at=time.time_ns()):
             fall.write(run.records_dir, record)
 
 
-def _show_pod(run: RunDir, slot: int, *, ended: bool) -> None:
+def _journal(run: RunDir) -> contextlib.closing[JournalWriter]:
     from rankfall.rundir.cluster.journal import JournalWriter, journal_path
+
+    return contextlib.closing(JournalWriter(journal_path(run.path, 1)))
+
+
+def _show_pod(journal: JournalWriter, slot: int, *, ended: bool) -> None:
     from rankfall.rundir.cluster.pod_facts import pod_fact
     from rankfall.rundir.cluster.pod_source import PodSource
 
     source = PodSource(context="", namespace="bench", selector="", container="main", token="", bases={"worker": 0})
     stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     fact = pod_fact(fall.pod_object(slot, ended=ended, at=stamp), source=source, seen_ns=time.time_ns())
-    with contextlib.closing(JournalWriter(journal_path(run.path, 1))) as journal:
-        # The log of each that has ended is stored to its end.
-        journal.add(msgspec.structs.replace(fact, log="complete") if ended else fact)
+    # The log of each that has ended is stored to its end.
+    journal.add(msgspec.structs.replace(fact, log="complete") if ended else fact)
 
 
 def live(home: str, name: str) -> None:

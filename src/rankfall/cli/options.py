@@ -17,14 +17,13 @@ from rankfall.cli.console import Output
 from rankfall.cli.target import Where, read_home
 from rankfall.cli.values import parse_size
 from rankfall.model import RankfallError, SpecError, UsageError, spec_from
+from rankfall.model.exit_codes import CANCELLED
 from rankfall.model.jobspec.policies import Notify
 from rankfall.rundir import list_runs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _RANKS = "0,8-15|first|last|failed"
-# As after Ctrl-C at the question.
-_DECLINED: Final = 130
 
 
 def output_option(text: str = "Format.") -> Callable[[F], F]:
@@ -102,7 +101,7 @@ def confirm(question: str, *, hint: str) -> None:
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         console.say("rankfall: not confirmed: nothing has changed")
-        raise click.exceptions.Exit(_DECLINED)
+        raise click.exceptions.Exit(CANCELLED)
 
 
 def target_argument(function: Callable[..., Any]) -> Callable[..., Any]:

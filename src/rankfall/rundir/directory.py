@@ -181,7 +181,8 @@ class RunDir(RunPaths):
             if trouble is not None:
                 raise StoreError(f"no run can start: {trouble}", hint=MAKE_ROOM)
             if request_token is not None:
-                stack.enter_context(_one_request(home))
+                # Other requests with a token name no run meanwhile.
+                stack.enter_context(leases.locked_folder(home / "runs", fcntl.LOCK_EX))
             for number in range(_MAX_NUMBERS):
                 if request_token is not None and (earlier := _requested(home, request_token, spec)) is not None:
                     return earlier
@@ -313,18 +314,6 @@ def _suffix(token: str | None, number: int) -> str:
     if token is None:
         return os.urandom(3).hex()
     return hashlib.sha256(f"{number}:{token}".encode()).hexdigest()[:6]
-
-
-@contextlib.contextmanager
-def _one_request(home: Path) -> Iterator[None]:
-    """Excludes other requests with a token from naming a run; without effect where a folder cannot be locked."""
-    folder = os.open(home / "runs", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
 
 
 def _requested(home: Path, token: str, spec: JobSpec) -> RunDir | None:

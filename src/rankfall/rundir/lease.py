@@ -95,6 +95,25 @@ def make_folder(path: Path, *, new: bool = False) -> None:
             raise
 
 
+@contextlib.contextmanager
+def locked_folder(path: Path, kind: int) -> Iterator[None]:
+    """Holds a flock of a folder; without effect where the folder cannot be opened or locked. ``kind``: as of flock.
+
+    Raises:
+        BlockingIOError: Another process holds it, with ``LOCK_NB``.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, folder)
+            fcntl.flock(folder, kind)
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass
+        yield
+
+
 def file_system(path: Path, *, mountinfo: Path = Path("/proc/self/mountinfo")) -> FileSystem:
     """File system of an existing path; unknown ones count as local."""
     name = _name(path, mountinfo)

@@ -63,9 +63,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 def in_use(run: RunDir) -> Iterator[None]:
     """Prevents the removal of a run while this process prints its output and end; any number of processes may."""
     with contextlib.ExitStack() as stack:
-        # Some file systems lock no folder; a removal there has no other protection.
-        with contextlib.suppress(OSError):
-            _lock(run, fcntl.LOCK_SH, stack)
+        with contextlib.suppress(BlockingIOError):
+            stack.enter_context(leases.locked_folder(run.path, fcntl.LOCK_SH | fcntl.LOCK_NB))
         yield
 
 
@@ -73,19 +72,11 @@ def in_use(run: RunDir) -> Iterator[None]:
 def _unused(run: RunDir) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
-            _lock(run, fcntl.LOCK_EX, stack)
+            stack.enter_context(leases.locked_folder(run.path, fcntl.LOCK_EX | fcntl.LOCK_NB))
         except BlockingIOError:
             hint = "end its rankfall run, attach or wait, or let it print the end"
             raise Kept(f"another process still prints the output of {run.id}", hint=hint) from None
-        except OSError:
-            pass
         yield
-
-
-def _lock(run: RunDir, kind: int, stack: contextlib.ExitStack) -> None:
-    folder = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    stack.callback(os.close, folder)
-    fcntl.flock(folder, kind | fcntl.LOCK_NB)
 
 
 def ended(run: RunDir) -> Ended:

@@ -18,6 +18,7 @@ from rankfall.cli.target import one_run, read_home, several_runs
 from rankfall.cli.values import Ranks, parse_ranks, parse_span
 from rankfall.cli.viewer import Viewer
 from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, Outcome, RankfallError, UsageError
+from rankfall.model.exit_codes import CANCELLED
 from rankfall.render.escape import one_line
 from rankfall.render.formatting import count
 from rankfall.rundir import RunDir, list_runs
@@ -37,7 +38,6 @@ _OWN_S: Final = 3600.0
 # Longest time without supervisor in wait, above a hand-over's; seconds.
 _ALONE_S: Final = 10.0
 _TIMED_OUT: Final = 124
-_CANCELLED: Final = 130
 _MAX_NOTES: Final = 8
 _TEXT: Final = 400
 
@@ -182,7 +182,7 @@ def _cancel(directory: RunDir, reason: str, output: Output) -> int:
     viewer = Viewer(directory, ranks=Ranks(), quiet=True, history=False, show_outcome=False)
     outcome = Session(directory, viewer, own=False).stay()
     if outcome is None:
-        return _CANCELLED
+        return CANCELLED
     with directory.reader() as reader:
         stored = reader.run().state
     if stored not in FINAL_STATES:
@@ -219,7 +219,7 @@ def _cancel_unattended(directory: RunDir, reason: str, output: Output) -> int:
         )
     outcome = session.stay()
     if outcome is None:
-        return _CANCELLED
+        return CANCELLED
     _tell(outcome, output)
     return 0
 

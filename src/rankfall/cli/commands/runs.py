@@ -153,8 +153,9 @@ def prune(*, older_than: str | None, keep: int | None, max_size: str | None, dry
 
     Live runs, foreign jobs that are watched, and other folders stay.
     """
-    given = {"older-than": older_than, "keep": keep, "max-size": max_size}
-    rules = rules_of({key: value for key, value in given.items() if value is not None})
+    flags = {"older-than": older_than, "keep": keep, "max-size": max_size}
+    given = {key: value for key, value in flags.items() if value is not None}
+    rules = rules_of(given)
     if rules.empty:
         from rankfall.cli.app import VERBS, config_path  # noqa: PLC0415
         from rankfall.cli.options import read_config  # noqa: PLC0415
@@ -174,7 +175,7 @@ def prune(*, older_than: str | None, keep: int | None, max_size: str | None, dry
             console.out(f"{one.run.id} {size(size_of(one.run.path))}")
         console.say(f"rankfall: {len(old)} of {len(found) + len(staying)} runs would be deleted")
         return
-    words = "".join(f" --{key} {value}" for key, value in given.items() if value is not None)
+    words = "".join(f" --{key} {value}" for key, value in given.items())
     _remove(old, yes=yes, hint=f"rankfall prune{words} --yes", remains=remove_remains(home))
 
 

@@ -80,6 +80,8 @@ _EXTERNAL = frozenset(
 # The words of a name.
 _HUMPS: Final = bounded(r"(?<=[a-z])[A-Z]", limit=128)
 _MAX_NAME: Final = 120
+# Cause of a missing file by the origin of its exception.
+_NO_DATA: Final = {"command": "command_not_found", "removal": "file_race", "output": "user_code_exception"}
 
 
 class Meaning(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,16 +225,11 @@ def of_missing_file(meaning: Meaning, origins: Collection[str]) -> Meaning:
 
     The start of a command raised it, another process removed the file first, or the code creates it in a missing folder.
     """
-    if meaning.slug != "dataset_missing":
+    origin = next((one for one in _NO_DATA if one in origins), None)
+    exact = origin != "command" or meaning.signature == "dataset_missing.errno"
+    if meaning.slug != "dataset_missing" or origin is None or not exact:
         return meaning
-    if "command" in origins:
-        return (
-            msgspec.structs.replace(meaning, slug="command_not_found")
-            if meaning.signature == "dataset_missing.errno"
-            else meaning
-        )
-    slug = "file_race" if "removal" in origins else "user_code_exception" if "output" in origins else meaning.slug
-    return msgspec.structs.replace(meaning, slug=slug)
+    return msgspec.structs.replace(meaning, slug=_NO_DATA[origin])
 
 
 def meaning_of_hit(hit: Hit, *, text: str, fingerprint: str) -> Meaning:

@@ -49,6 +49,8 @@ _OUTPUT: Final = bounded(
     rb"\bopen\([^\n]{1,300}, *(?:mode *= *)?[\"'][wax][bt+]{0,2}[\"']|\bFileHandler\(|\bos\.mkdir\(|\bsavefig\(",
     limit=512,
 )
+# Origins that the last statement shows.
+_STATEMENTS: Final = {"removal": _REMOVAL, "output": _OUTPUT}
 # Functions of data loaders and error files.
 _LOADER: Final = frozenset({b"_get_data", b"_get_batch", b"_try_get_data", b"_try_get_batch"})
 _REPORT: Final = frozenset({b"__post_init__", b"_get_error_data"})
@@ -128,7 +130,7 @@ class Frames(msgspec.Struct):
         communicates = COMM_FILE.search(file) is not None
         if communicates and self.collective is None and COLLECTIVES.match(name):
             self.collective = name
-        self.origins -= {"removal", "output"}
+        self.origins -= _STATEMENTS.keys()
         if communicates or _PACKAGE.search(path) is not None:
             self.origins.add("library")
         elif _STANDARD.search(path) is None:
@@ -148,15 +150,12 @@ class Frames(msgspec.Struct):
     def statement(self, text: bytes) -> None:
         """Adds the statement of the last frame."""
         self._flat = False
-        if _REMOVAL.search(text) is not None:
-            self.origins.add("removal")
-        if _OUTPUT.search(text) is not None:
-            self.origins.add("output")
+        self.origins.update(origin for origin, pattern in _STATEMENTS.items() if pattern.search(text) is not None)
 
     def chain(self) -> None:
         """Begins the next exception of a chain: places are those of the last one."""
         self._innermost, self._user, self.collective = None, [], None
-        self.origins -= {"removal", "output", "library"}
+        self.origins -= {*_STATEMENTS, "library"}
 
     def clear(self) -> None:
         """Removes everything."""
