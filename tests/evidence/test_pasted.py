@@ -308,3 +308,41 @@ def test_a_users_folder_that_is_named_after_a_library_holds_own_code(answer):
     text = HEAD + '  File "/home/u/horovod/test/test.py", line 11, in <module>\n    f()\nRuntimeError: no\n'
     assert answer(text)[0] == "user_code_exception"
     assert answer(text.replace("horovod/test", "horovod/torch"))[0] == "unknown"
+
+
+def _of_worker(kind: str, message: str, *, speaker: str = "") -> str:
+    """The text of an exception that torch raises for a data worker, and lines of another rank if the speaker is named."""
+    lines = (
+        f'{HEAD}  File "/w/t.py", line 3, in f\n    for batch in loader:\n'
+        f'  File "/usr/lib/python3/torch/_utils.py", line 543, in reraise\n    raise exception\n'
+        f"{kind}: Caught {kind} in DataLoader worker process 0.\n"
+        f'Original {HEAD}  File "/usr/lib/python3/torch/utils/data/_utils/fetch.py", line 58, in fetch\n'
+        '    data = [self.dataset[i] for i in batch]\n  File "/w/data.py", line 8, in __getitem__\n    raise bad\n'
+        f"{kind}: {message}\n"
+    )
+    other = "[rank5]: step 7 loss 2.1\n" if speaker else ""
+    return other.join(f"{speaker}{line}\n" for line in lines.splitlines())
+
+
+@pytest.mark.parametrize("speaker", ["", "[rank2]: "])
+def test_the_message_of_a_data_workers_exception_is_shown(why, speaker):
+    verdict = why(_of_worker("ValueError", "no other utterance", speaker=speaker))
+    assert verdict.cause.slug == "user_code_exception"
+    assert verdict.rank == (2 if speaker else None)
+    assert verdict.decisive.line.splitlines()[-1].endswith("ValueError: no other utterance")
+    assert "Caught ValueError in DataLoader worker process 0." in verdict.decisive.line
+    # The worker's own exception gives the cause.
+    assert why(_of_worker("OSError", "[Errno 28] No space left on device")).cause.slug == "disk_full"
+
+
+def test_a_message_whose_lines_end_with_colons_is_shown_to_its_end(why):
+    text = (
+        f'{HEAD}  File "/w/t.py", line 3, in f\n    pipe.run()\nRuntimeError: Critical error in pipeline:\n'
+        "Error when executing operator Crop encountered:\nError in thread 4: no such crop\nStacktrace (7 entries):\n"
+    )
+    line = why(text).decisive.line
+    assert line.splitlines() == [
+        "RuntimeError: Critical error in pipeline:",
+        "Error when executing operator Crop encountered:",
+        "Error in thread 4: no such crop",
+    ]

@@ -16,10 +16,10 @@ from rankfall.cli import console
 from rankfall.cli.console import Output
 from rankfall.cli.target import Where, read_home
 from rankfall.cli.values import parse_size
-from rankfall.model import RankfallError, SpecError, UsageError, spec_from
+from rankfall.model import FINAL_STATES, RankfallError, SpecError, UsageError, spec_from
 from rankfall.model.exit_codes import CANCELLED
 from rankfall.model.jobspec.policies import Notify
-from rankfall.rundir import list_runs
+from rankfall.rundir import RunDir, list_runs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,12 +65,23 @@ def _as_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:  
 _JSON: Final = "rankfall.json"
 
 
+# Whether these verbs need a run that has ended.
+_NEEDS_END: Final = {"rm": True, "cancel": False}
+
+
 def _run_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's signature
-    """Completes ids, newest first."""
+    """Completes ids of runs that the verb can take, newest first."""
+    needed = _NEEDS_END.get(ctx.info_name or "")
     try:
-        return [CompletionItem(run.id) for run in list_runs(read_home()) if run.id.startswith(incomplete)]
+        runs = [run for run in list_runs(read_home()) if run.id.startswith(incomplete)]
+        return [CompletionItem(run.id) for run in runs if needed is None or needed is _has_ended(run)]
     except RankfallError:
         return []
+
+
+def _has_ended(run: RunDir) -> bool:
+    with run.reader() as reader:
+        return reader.summary().state in FINAL_STATES
 
 
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's signature

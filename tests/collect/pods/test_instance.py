@@ -88,7 +88,10 @@ def logs(draw: st.DrawFn, *, back_s: int) -> list[tuple[int, bytes]]:
     at = top = START * NS
     found = []
     for text in draw(st.lists(line, max_size=40)):
-        at = max(at + draw(steps), top - back_s * NS)
+        before, at = at, max(at + draw(steps), top - back_s * NS)
+        while at < before and (at, text) in found:
+            # A clock that is set back meets no earlier line's nanosecond.
+            at += 1
         top = max(top, at)
         found.append((at, text))
     return found
@@ -154,6 +157,46 @@ def test_every_line_once_through_cuts_and_kills(way, data, tmp_path_factory):
         log.close()
     assert {name: text for name, text in stored(folder).items() if text} == expected(lines)
     assert (log.cursor.lines, log.cursor.gaps) == (len(lines), 0)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    gaps=st.lists(st.integers(0, NS), min_size=3, max_size=60),
+    again=st.integers(0, 50),
+    sizes=st.lists(st.integers(1, 400), min_size=1, max_size=9),
+    kill=st.booleans(),
+)
+def test_i19_a_file_that_a_kubelet_reads_twice_is_kept_once(way, tmp_path_factory, *, gaps, again, sizes, kill):
+    """A whole file was left out; the next one comes twice, in pieces of any size, and goes on. Two troubles: with a kill after it."""
+    at, lines = START * NS, []
+    for number, gap in enumerate(gaps):
+        at += gap
+        lines.append((at, b"[rank %d] number %d" % (number % 2, number)))
+    begin = again % len(lines)
+    server = Server(lines)
+    read = len(lines) - 1 if len(lines) > begin + 1 else len(lines)
+    body = server.body(None, upto=read)
+    # It is no second reading where the clock cannot show it.
+    twice = lines[begin][0] < lines[read - 1][0] - NS // 10
+    if twice and (way == MARGIN_S or lines[begin][0] // NS > lines[read - 1][0] // NS - LITTLE_S):
+        body += Server(lines[begin:read]).body(None)
+    body += Server(lines[read:]).body(None)
+    folder = tmp_path_factory.mktemp("twice")
+    log = opened(folder)
+    log.opened(followed=True)
+    place = turn = 0
+    while place < len(body):
+        size = sizes[turn % len(sizes)]
+        log.push(body[place : place + size])
+        place, turn = place + size, turn + 1
+    if kill:
+        log.close()
+        log = opened(folder)
+        log.opened(followed=True)
+        log.push(server.body(log.cursor.since))
+    log.finish()
+    log.close()
+    assert stored(folder) == expected(lines)
 
 
 @pytest.mark.parametrize("back_s", [0.5, 1.0, LITTLE_S])

@@ -38,8 +38,8 @@ _MAX_LISTED = 20
 _WATCH_S = 1.0
 # For requests to a cluster.
 _CLUSTER_S = 5.0
-# Reading the state may cost one part in 50 of the time.
-_SHARE = 50
+# Reading and drawing the state may cost one part in 60 of the time.
+_SHARE = 60
 
 
 @click.command("ps")
@@ -77,8 +77,8 @@ def status(*, run: str | None, where: Where, watch: bool, redact: Redactor | Non
     directory = resolve_refreshed(run, where=where)
     printed = None
     screen = watch and output is Output.TABLE and sys.stdout.isatty()
+    before = time.thread_time()
     while True:
-        before = time.thread_time()
         with directory.reader() as reader:
             document = reader.status(time.time_ns())
         if redact is not None:
@@ -97,6 +97,7 @@ def status(*, run: str | None, where: Where, watch: bool, redact: Redactor | Non
         sys.stdout.flush()
         pause = _CLUSTER_S if directory.spec.unattended else _WATCH_S
         time.sleep(max(pause, min(_CLUSTER_S, _SHARE * (time.thread_time() - before))))
+        before = time.thread_time()
         as_it_is(directory)
 
 

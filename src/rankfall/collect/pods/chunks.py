@@ -101,7 +101,8 @@ class Splitter:
             first = self._stamps.split(data[at : at + head])[0]
             newest = data.rfind(b"\n", at, end - 1) + 1 or at
             last = self._stamps.split(data[newest : newest + head])[0]
-            if first is None or last is None or len(marks) >= _MOST_TENTHS:
+            if first is None or last is None or len(marks) >= _MOST_TENTHS or (marks and first < marks[-1][3]):
+                # Also where a clock was set back, or a file is read twice.
                 return None
             marks.append((at - line * head, line, first, last))
             at, line = end, line + lines

@@ -63,6 +63,8 @@ class StreamFiles:
 # Bytes of a part of an unfinished line, which bound memory.
 MAX_PART: Final = 1 << 20
 _NS: Final = 1_000_000_000
+# Timestamps of two writers of one log, or within a chunk's tenth of a second, may decrease by less.
+_BACK_NS: Final = 100_000_000
 
 
 class Standing(NamedTuple):
@@ -249,7 +251,17 @@ class InstanceLog:
 
     def _plain(self, data: bytes) -> bool:
         whole = len(data) >= LEAST and self._part is None and not self.cursor.expecting
-        return whole and (not self._foreign or self.routes.alike(data))
+        return whole and (not self._foreign or self.routes.alike(data)) and not self._returns(data, self.cursor.last)
+
+    def _returns(self, data: bytes, last: int | None) -> bool:
+        """True if the open log repeats known lines from this one on.
+
+        A kubelet that left out a whole file reads the next one from its beginning again.
+        """
+        stamp = self._stamps.split(data)[0] if last is not None else None
+        if stamp is None or last is None or stamp >= last - _BACK_NS:
+            return False
+        return self.cursor.returned(data.partition(b"\n")[0], stamp // _NS)
 
     def _chunk(self, data: bytes, taken: SplitChunk) -> None:
         self._fresh = False
@@ -269,15 +281,18 @@ class InstanceLog:
         cursor.commit(sizes)
 
     def _lines(self, lines: list[bytes], *, whole: bool = True) -> None:
+        while lines:
+            lines = self._rising(lines, whole=whole)
+
+    def _rising(self, lines: list[bytes], *, whole: bool) -> list[bytes]:
+        """Stores lines up to one that is earlier than the line before it; returns the rest."""
         pieces: dict[str, tuple[list[bytes], list[int]]] = {}
         split, cursor = self._stamps.split, self.cursor
         after = newest = cursor.last
         # Known lines before new ones prove that none is missing, or that is recorded.
         sent = self._followed and not cursor.expecting
         taken: list[tuple[int, int]] = []
-        begin = 0
-        gap = False
-        name = last = None
+        begin, name, last = 0, None, None
         if self._part is not None:
             part, self._part, begin = self._part, None, 1
             name = part.stream
@@ -288,16 +303,20 @@ class InstanceLog:
         if self._starts_mid_line(lines):
             begin = 1
             cursor.repeated += 1
-        for line in lines[begin:]:
-            name = None
-            if cursor.expecting:
+        back: list[bytes] = []
+        for number, line in enumerate(lines[begin:], begin):
+            name, lost = None, False
+            if cursor.expecting or (not taken and self._returns(line, newest)):
                 if cursor.repeats(line):
                     continue
-                gap = cursor.lost_track
+                lost = cursor.lost_track
             stamp, start = split(line)
-            if gap:
-                gap = False
+            if lost:
                 self._gap(newest, stamp)
+            if taken and stamp is not None and newest is not None and stamp < newest - _BACK_NS:
+                # A repetition is recognized by the stored lines before it.
+                lines, back = lines[:number], lines[number:]
+                break
             if stamp is not None:
                 newest = stamp
             cursor.lines += 1
@@ -315,13 +334,21 @@ class InstanceLog:
         self._measure(newest)
         moments = (stamp for _, stamps in pieces.values() for stamp in stamps if stamp)
         self.pauses.take(sum(map(len, lines)), after=after, newest=newest, moments=moments, sent=sent)
-        sizes: dict[str, int] = {}
-        for stream, (texts, stamps) in pieces.items():
-            end = [] if stream == name and not whole else [b""]
-            sizes |= self._files.append(stream, b"\n".join(texts + end), marks_of(texts, stamps, after))
+        sizes = self._append(pieces, after, unfinished=name if not whole and not back else None)
         cursor.last = newest
         cursor.take(taken)
         cursor.commit(sizes)
+        return back
+
+    def _append(
+        self, pieces: dict[str, tuple[list[bytes], list[int]]], after: int | None, *, unfinished: str | None
+    ) -> dict[str, int]:
+        """Appends lines with their timestamps to their streams, the last one of a stream without its end; the new sizes."""
+        sizes: dict[str, int] = {}
+        for stream, (texts, stamps) in pieces.items():
+            end = [] if stream == unfinished else [b""]
+            sizes |= self._files.append(stream, b"\n".join(texts + end), marks_of(texts, stamps, after))
+        return sizes
 
     def _starts_mid_line(self, lines: list[bytes]) -> bool:
         """True if a log begins inside a known line: the API cuts at a second."""

@@ -97,6 +97,15 @@ class Cursor:
         self._fruitless, self._before = self._stuck, self.lines
         self._expected, self._at = self._overlap.since(since) if newest is None else newest, 0
 
+    def returned(self, line: bytes, second: int) -> bool:
+        """Prepares for known lines that the open log repeats from this line on; False if it is no known line."""
+        expected = self._overlap.since(second)
+        if zlib.crc32(line) not in expected:
+            return False
+        self.lost_track = False
+        self._expected, self._at = expected, 0
+        return True
+
     @property
     def expecting(self) -> bool:
         """True if known lines may still arrive again."""

@@ -165,7 +165,7 @@ def exception_meaning(
     # A wrapper or group gives way to the first exception that is none.
     displayed = repeats.index(False) if repeats[:1] == [True] and False in repeats else 0
     for place, hit in enumerate(hits):
-        if hit is None or hit.signature.specificity <= GENERIC:
+        if hit is None or hit.signature.specificity <= GENERIC or _is_wrapper(hit):
             continue
         better = found is None or hit.signature.specificity > found.signature.specificity
         # A raised exception of the job's own code yields only to the lost peer that it handled.

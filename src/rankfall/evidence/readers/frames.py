@@ -171,7 +171,7 @@ class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
         start, end: Bytes from the first line to the last's end.
         chain: ``(type, message)`` of each exception, the raised one first.
         frame, places, collective: Those of its ``Frames``; of a chain those of the raised exception.
-        final_start, final_end: Bytes of the raised exception's line; ``final_line`` is its number.
+        final_start, final_end: Bytes of the raised exception's line, with those that its colon announces; ``final_line`` is its number.
         origins: Those of its ``Frames``.
         ignored: Python continued ("Exception ignored in ..."): never a cause.
     """

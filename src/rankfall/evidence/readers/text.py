@@ -176,7 +176,7 @@ _SEVERE: Final = bounded(
 # The end of a job that succeeded.
 _DONE: Final = linear(rb"(?i)\b(?:finished|completed|done|success\w*|succeeded)\b[^\n]*\n?(?:[^\n]*\n?){0,3}\z")
 _CODE: Final = bounded(
-    rb"\A\s*(?:\^|File \"|Traceback|During handling|The above exception)|\bframe #\d|File \"[^\"]+\", line \d",
+    rb"\A\s*(?:\^|File \"|Traceback|During handling|The above exception)|\bframe #\d|File \"[^\"]+(?:\", line \d|\Z)",
     limit=MAX_ERROR_LINE,
 )
 # A type of an exception, before its message.
@@ -236,7 +236,11 @@ def best_error_line(
     """
     for begin, line in _lines(_RAISING, text, since, group=1):
         return begin, line, "cut_off"
-    likely = (one for one in error_lines(text, since=since) if one[0] not in known and not is_low(one[1]))
+    likely = (
+        one
+        for one in error_lines(text, since=since)
+        if one[0] not in known and not is_low(one[1]) and not _is_code(one[1])
+    )
     errors = list(islice(likely, _MAX_ERRORS))
     if errors and (ended or states_reason(errors[0][1]) or _TYPE.search(errors[0][1]) is not None):
         return (*_first_alike(errors[0], errors), "error")

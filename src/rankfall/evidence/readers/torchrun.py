@@ -49,7 +49,7 @@ _MPI_EXIT = linear(
 )
 # Intel MPI's box, and MVAPICH's and MPD's launchers; the words of a signal are before its number.
 _HYDRA = linear(
-    rb"RANK (\d+) PID (\d+) RUNNING AT ([\w.-]{1,253})[ \t\r]*\n=[ \t]+(?:(KILLED BY SIGNAL): |EXIT (?:STATUS|CODE): )(\d+)"
+    rb"RANK (\d+) PID (\d+) RUNNING AT ([\w.-]{1,253}),?[ \t\r]*\n=?[ \t]+(?:(KILLED BY SIGNAL): |EXIT (?:STATUS|CODE): )(\d+)"
 )
 _MPISPAWN = linear(rb"MPI process \(rank: (\d+), pid: (\d+)\) (?:(terminated with signal)|exited with status) (\d+)")
 _MPD = linear(rb"xit status of rank (\d+): (?:(killed by signal)|return code) (\d+)")

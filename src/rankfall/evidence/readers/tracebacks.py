@@ -45,11 +45,9 @@ _CHAIN: Final = frozenset(
         b"The above exception was the direct cause of the following exception:",
     }
 )
-_IGNORED: Final = (
-    b"Exception ignored ",
-    b"Error in atexit._run_exitfuncs",
-    b"--- Logging error ---",
-)
+# In the message of an exception that torch raises for a worker.
+_QUOTED: Final = b"Original " + HEAD
+_IGNORED: Final = (b"Exception ignored ", b"Error in atexit._run_exitfuncs", b"--- Logging error ---")
 _CONTINUATIONS: Final = (
     b"details = ", b"status = StatusCode.", b"Exception raised from", b"Last error:", b"Missing key", b"Parameter", b"Socket ",
     b"Unexpected key", b"frame #", b"nccl", b"size mismatch",
@@ -76,8 +74,9 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
         tags: Tags of the line of its head.
         margin: Number of spaces between tags and head; those of its other lines are no indentation.
         cut: The text begins inside it; then only an exception that is named as one proves it.
-        continues: The final line ends with a colon: the next one belongs to the message, whatever it contains.
+        continues: The message ends with a colon so far: the next line belongs to it, whatever it contains.
         notice: Number of lines left of a notice of mpirun that interrupts it.
+        quotes: Its message quotes the traceback of a worker, whose lines follow.
         held: Caller's data that waits for ``real``.
     """
 
@@ -105,6 +104,7 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
     cut: bool = False
     continues: bool = False
     notice: int = 0
+    quotes: bool = False
     held: list[Any] = msgspec.field(default_factory=list)
 
 
@@ -358,9 +358,11 @@ class TracebackReader:
         text, stop = body.strip(), at + len(line)
         if not state.expect and text.startswith(HEAD):
             return None  # a separate exception
-        if text in _CHAIN or text.startswith(HEAD):
+        quotes = text == _QUOTED and b"".join(state.message).startswith(b"Caught ")
+        if text in _CHAIN or text.startswith(HEAD) or quotes:
             self._finish(state)
             state.frames.chain()
+            state.quotes = state.quotes or quotes
             state.expect, state.end = True, stop
             return True
         if state.expect:
@@ -380,7 +382,9 @@ class TracebackReader:
             state.type, state.size = raised[0][:_MAX_TYPE], len(message)
             state.continues = text.endswith(b":")
             state.message = [] if state.continues and not message else [message]
-            state.final, state.line = (at, stop, number + 1), decode(line)
+            head = f"{state.line.partition(chr(10))[0]}\n" if state.quotes else ""
+            state.final = (state.final[0], stop, state.final[2]) if state.quotes else (at, stop, number + 1)
+            state.line = head + decode(body if head else line)
             state.end, state.expect = stop, False
             self._grow(state, len(state.type) + len(message))
             return False
@@ -388,9 +392,12 @@ class TracebackReader:
             return True  # before a chained exception, or the traceback's end
         if state.continues and state.type is not None and not text.startswith((b"--", b"==", b"**")):
             state.line += "\n" + decode(body)
+            state.final = (state.final[0], stop, state.final[2])
+            state.continues = text.endswith(b":") and state.size < MAX_MESSAGE
         elif state.type is None or state.size >= MAX_MESSAGE or not text.startswith(_CONTINUATIONS):
             return None
-        state.continues = False
+        else:
+            state.continues = False
         # A C++ stack of torch, details of an argument error; log lines do not continue a message.
         state.message.append(text[:MAX_MESSAGE])
         state.size += len(text)
@@ -403,15 +410,15 @@ class TracebackReader:
             state.type = None
             return
         message = b"\n".join(state.message)[:MAX_MESSAGE]
-        state.chain.append((state.type.decode("utf-8", "replace"), message.decode("utf-8", "replace")))
+        place = len(state.chain) - state.quotes
+        state.chain.insert(place, (state.type.decode("utf-8", "replace"), message.decode("utf-8", "replace")))
         state.type, state.message, state.size = None, [], 0
         if len(state.chain) > MAX_CHAIN:
             left_out = state.chain.pop(MAX_CHAIN // 2)
             self._grow(state, -sum(map(len, left_out)))
 
     def _grow(self, state: OpenTraceback, size: int) -> None:
-        state.text += size
-        self._text += size
+        state.text, self._text = state.text + size, self._text + size
 
     def _close(self, state: OpenTraceback, at: int) -> None:
         self._forget(state)

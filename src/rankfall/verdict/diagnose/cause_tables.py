@@ -122,13 +122,15 @@ NAMES_A_RANK: Final = frozenset(
         "unknown.mpich_abort",
     }
 )
-# Causes in lines of an error stack without a rank, each with the signature of the stack's head, which names the rank:
-# of MPICH, and of Ascend's CANN.
+# Causes in lines of an error stack without a rank, each with the signature of the stack's head. The head names the rank.
+# Of MPICH and Open MPI, and of Ascend's CANN.
 HEADS_OF_STACKS: Final = MappingProxyType(
     {
         "host_alloc_failed.mpich": "unknown.mpich_abort",
         "nccl_ib_error.ofi": "unknown.mpich_abort",
         "collective_mismatch.mpi": "unknown.mpich_abort",
+        "command_not_found.mpi": "unknown.mpich_abort",
+        "native_abort.assert": "unknown.mpich_abort",
         "user_code_exception.mpi_usage": "unknown.mpich_abort",
         "unknown.mpich_provider": "unknown.mpich_abort",
         "bad_arguments.hccl": "nccl_system_error.hccl",

@@ -223,13 +223,15 @@ def _named(root: Root, chosen: Candidate, subject: Subject, because: str) -> Roo
 
 
 def _in_order(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts simultaneous candidates: a doubtful fault of a node last, of equal causes a launcher's first one first."""
+    """Sorts simultaneous candidates: a doubtful fault of a node last, of equal causes a launcher's first one first, in one text by place."""
     alike = len({c.slug for c in candidates}) == 1
+    places = _places(candidates)
 
     def key(c: Candidate) -> tuple[object, ...]:
         # The platform notices a loss late, and keeps away from the node by itself.
         doubtful = c.tier == PLATFORM and (c.confidence == "suspected" or c.slug == "node_lost")
-        return (doubtful, not (alike and c.reported_first), -c.specificity, -c.support, c.order)
+        place = places[id(c)] if alike else ("", 0)
+        return (doubtful, not (alike and c.reported_first), -c.specificity, place, -c.support, c.order)
 
     return sorted(candidates, key=key)
 
@@ -249,6 +251,7 @@ def _weaker(chosen: Candidate, other: Candidate) -> str:
 
 _NAME_FIRST: Final = FIRST_ENDS | {ABORTED_ALL}
 _OF_A_RANK: Final = frozenset({"user", "data", "memory", "gpu", "unknown"})
+_CRASHES: Final = frozenset({"segfault", "native_abort"})
 # Each rank may have its own.
 _OF_ONE_RANK: Final = frozenset({OWN_CODE, "user_exit", "killed_unknown"})
 
@@ -290,20 +293,17 @@ def _merge(candidates: list[Candidate]) -> list[Candidate]:
         key = candidate.fingerprint if mergeable else f"{candidate.fingerprint}\0{candidate.subject.key}"
         groups[key].append(candidate)
     merged = []
-    for group in groups.values():
-        if len(group) > 1:
-            _put_in_order(group)
-        head = group[first_of([c.moment for c in group]) or 0]
-        head.same = [c.subject for c in group if c is not head]
+    for ordered in map(_in_order, groups.values()):
+        head = ordered[first_of([c.moment for c in ordered]) or 0]
+        head.same = [c.subject for c in ordered if c is not head]
         merged.append(head)
     return merged
 
 
-def _put_in_order(group: list[Candidate]) -> None:
-    """Sorts equal faults: the one that a launcher named first, in one text by place, else by rank."""
+def _places(group: list[Candidate]) -> dict[int, tuple[str, int]]:
+    """Places of candidates by their id(), if they are in one text."""
     places = {id(c): _place_in_text(c) for c in group}
-    one_text = len({stream for stream, _ in places.values()}) == 1
-    group.sort(key=lambda c: (not c.reported_first, places[id(c)] if one_text else ("", 0), c.order))
+    return places if len({stream for stream, _ in places.values()}) == 1 else dict.fromkeys(places, ("", 0))
 
 
 def _place_in_text(candidate: Candidate) -> tuple[str, int]:
@@ -327,8 +327,8 @@ def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:
             return False
         numbers = [s.rank_number for s in (chosen.subject, *chosen.same) if s.rank_number is not None]
         most_unseen = len(numbers) == len(struck) and max(numbers) + 1 > 2 * len(numbers)
-        if most_unseen and cause_info(chosen.slug).family != "user":
-            # A fault of a place; one of the code is everywhere.
+        if most_unseen and (cause_info(chosen.slug).family != "user" or chosen.slug in _CRASHES):
+            # A fault of a place, or of one rank's memory; an exception of the code is everywhere.
             return False
         # A launcher's lines about ends are no complaint of another rank.
         return not any(

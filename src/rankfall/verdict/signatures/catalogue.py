@@ -8,7 +8,7 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 import msgspec
 
@@ -96,7 +96,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def parse(text: str, *, origin: str, check: bool = True) -> tuple[Signature, ...]:
     """Reads a TOML file of signatures; ``check`` also tries patterns on the examples.
 
-    ``unless`` above the signatures applies to those without their own.
+    ``unless`` above the signatures applies to each of them, beside its own.
 
     Raises:
         SpecError: Names file, signature and field.
@@ -118,7 +118,7 @@ def parse(text: str, *, origin: str, check: bool = True) -> tuple[Signature, ...
         name = row["id"] if isinstance(row.get("id"), str) else f"number {number}"
         place = f"{origin}: signature {name[:120]!r}"
         try:
-            signature = decoding.convert({"unless": data.get("unless"), **row}, Signature)
+            signature = decoding.convert({**row, "unless": _either(data.get("unless"), row.get("unless"))}, Signature)
         except msgspec.ValidationError as error:
             raise SpecError(place, str(error)) from None
         if signature.id in found:
@@ -129,6 +129,12 @@ def parse(text: str, *, origin: str, check: bool = True) -> tuple[Signature, ...
     if len(found) > MAX_SIGNATURES:
         raise SpecError(origin, f"more than {MAX_SIGNATURES} signatures")
     return tuple(found.values())
+
+
+def _either(shared: Any, own: Any) -> Any:
+    """Pattern that matches where one of two does; another value than text stays for the check."""
+    both = isinstance(shared, str) and isinstance(own, str)
+    return f"(?:{shared})|(?:{own})" if both else shared if own is None else own
 
 
 def load_user(text: str, origin: str) -> tuple[Signature, ...]:
