@@ -72,7 +72,7 @@ def happen(run: RunDir) -> float:
         _begin(run, journal)
         at = time.time_ns()
         order = [slot for slot in range(fall.NODES) if slot != fall.CULPRIT // fall.PER_NODE]
-        # Whose fault it was is told last.
+        # The culprit's node is last.
         for slot in (*order, fall.CULPRIT // fall.PER_NODE):
             for record in fall.fall(run.id, slot, at=at):
                 fall.write(run.records_dir, record)

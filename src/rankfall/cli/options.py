@@ -81,7 +81,7 @@ def _run_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 def _has_ended(run: RunDir) -> bool:
     with run.reader() as reader:
-        return reader.summary().state in FINAL_STATES
+        return reader.run().state in FINAL_STATES
 
 
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's signature

@@ -163,11 +163,12 @@ def test_every_line_once_through_cuts_and_kills(way, data, tmp_path_factory):
 @given(
     gaps=st.lists(st.integers(0, NS), min_size=3, max_size=60),
     again=st.integers(0, 50),
+    times=st.integers(1, 3),
     sizes=st.lists(st.integers(1, 400), min_size=1, max_size=9),
     kill=st.booleans(),
 )
-def test_i19_a_file_that_a_kubelet_reads_twice_is_kept_once(way, tmp_path_factory, *, gaps, again, sizes, kill):
-    """A whole file was left out; the next one comes twice, in pieces of any size, and goes on. Two troubles: with a kill after it."""
+def test_i19_a_file_that_a_kubelet_reads_twice_is_kept_once(way, tmp_path_factory, *, gaps, again, times, sizes, kill):
+    """Whole files were left out; the next one comes again for each, in pieces of any size, and goes on. Two troubles: with a kill after it."""
     at, lines = START * NS, []
     for number, gap in enumerate(gaps):
         at += gap
@@ -179,7 +180,7 @@ def test_i19_a_file_that_a_kubelet_reads_twice_is_kept_once(way, tmp_path_factor
     # It is no second reading where the clock cannot show it.
     twice = lines[begin][0] < lines[read - 1][0] - NS // 10
     if twice and (way == MARGIN_S or lines[begin][0] // NS > lines[read - 1][0] // NS - LITTLE_S):
-        body += Server(lines[begin:read]).body(None)
+        body += Server(lines[begin:read]).body(None) * times
     body += Server(lines[read:]).body(None)
     folder = tmp_path_factory.mktemp("twice")
     log = opened(folder)

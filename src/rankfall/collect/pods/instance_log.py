@@ -174,6 +174,7 @@ class InstanceLog:
         """
         found = self.complaint()
         if found is None and (self._rest or self._part is not None):
+            self._note_step_back(self._rest)
             self._lines([self._rest], whole=False)
             self._rest = b""
         return found
@@ -243,6 +244,7 @@ class InstanceLog:
         self._take_alike(data)
 
     def _take_alike(self, data: bytes) -> None:
+        self._note_step_back(data)
         taken = self._splitter.split(data) if self._plain(data) else None
         if taken is not None:
             self._chunk(data, taken)
@@ -251,17 +253,19 @@ class InstanceLog:
 
     def _plain(self, data: bytes) -> bool:
         whole = len(data) >= LEAST and self._part is None and not self.cursor.expecting
-        return whole and (not self._foreign or self.routes.alike(data)) and not self._returns(data, self.cursor.last)
+        return whole and (not self._foreign or self.routes.alike(data))
 
-    def _returns(self, data: bytes, last: int | None) -> bool:
-        """True if the open log repeats known lines from this one on.
+    def _note_step_back(self, data: bytes) -> None:
+        """Prepares for known lines if the time goes back.
 
         A kubelet that left out a whole file reads the next one from its beginning again.
         """
-        stamp = self._stamps.split(data)[0] if last is not None else None
-        if stamp is None or last is None or stamp >= last - _BACK_NS:
-            return False
-        return self.cursor.returned(data.partition(b"\n")[0], stamp // _NS)
+        cursor = self.cursor
+        if cursor.last is None or cursor.expecting or self._part is not None:
+            return
+        stamp = self._stamps.split(data)[0]
+        if stamp is not None and stamp < cursor.last - _BACK_NS:
+            cursor.expect_repetition(data.partition(b"\n")[0], stamp // _NS)
 
     def _chunk(self, data: bytes, taken: SplitChunk) -> None:
         self._fresh = False
@@ -281,8 +285,8 @@ class InstanceLog:
         cursor.commit(sizes)
 
     def _lines(self, lines: list[bytes], *, whole: bool = True) -> None:
-        while lines:
-            lines = self._rising(lines, whole=whole)
+        while lines := self._rising(lines, whole=whole):
+            self._note_step_back(lines[0])
 
     def _rising(self, lines: list[bytes], *, whole: bool) -> list[bytes]:
         """Stores lines up to one that is earlier than the line before it; returns the rest."""
@@ -306,14 +310,14 @@ class InstanceLog:
         back: list[bytes] = []
         for number, line in enumerate(lines[begin:], begin):
             name, lost = None, False
-            if cursor.expecting or (not taken and self._returns(line, newest)):
+            if cursor.expecting:
                 if cursor.repeats(line):
                     continue
                 lost = cursor.lost_track
             stamp, start = split(line)
             if lost:
                 self._gap(newest, stamp)
-            if taken and stamp is not None and newest is not None and stamp < newest - _BACK_NS:
+            if (taken or number > begin) and stamp is not None and newest is not None and stamp < newest - _BACK_NS:
                 # A repetition is recognized by the stored lines before it.
                 lines, back = lines[:number], lines[number:]
                 break

@@ -92,19 +92,19 @@ class Cursor:
 
     def expect_overlap(self, newest: array[int] | None = None) -> None:
         """Prepares for a reopened log, which begins with one of ``newest``, or at ``since``."""
-        self.lost_track = False
         since = self.since or 0
         self._fruitless, self._before = self._stuck, self.lines
-        self._expected, self._at = self._overlap.since(since) if newest is None else newest, 0
+        self._expect(self._overlap.since(since) if newest is None else newest)
 
-    def returned(self, line: bytes, second: int) -> bool:
-        """Prepares for known lines that the open log repeats from this line on; False if it is no known line."""
-        expected = self._overlap.since(second)
-        if zlib.crc32(line) not in expected:
-            return False
+    def expect_repetition(self, line: bytes, second: int) -> None:
+        """Prepares for known lines that the open log repeats from this one on, if it is one."""
+        known = self._overlap.since(second)
+        if zlib.crc32(line) in known:
+            self._expect(known)
+
+    def _expect(self, lines: array[int]) -> None:
         self.lost_track = False
-        self._expected, self._at = expected, 0
-        return True
+        self._expected, self._at = lines, 0
 
     @property
     def expecting(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from rankfall.evidence.readers.frames import QUOTED_HEAD
 from rankfall.evidence.readers.text import normalise
 from rankfall.model import EvidenceRole, numbers
 from rankfall.model.causes import Retry
@@ -73,7 +74,7 @@ _OF_A_MACHINE: Final = frozenset(
 # An exception that only repeats another one, with its traceback in the message.
 _WRAPPERS = frozenset({"user_code_exception.dataloader"})
 _RAISED: Final = bounded(r"\A([A-Za-z_][\w.]{0,200})(?:: (.*))?\Z", limit=_MOST)
-_QUOTED = "\nOriginal Traceback (most recent call last):\n"
+_QUOTED = f"\n{QUOTED_HEAD.decode()}\n"
 _EXTERNAL = frozenset(
     {"KeyboardInterrupt", "torch.distributed.elastic.multiprocessing.api.SignalException", "SignalException"}
 )

@@ -1,8 +1,8 @@
-"""Frames and last line of one exception: place in the user's code, called collective, origin, type and message."""
+"""Parts of one traceback: frames with place, collective and origin, and the last line with type and message."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -11,6 +11,8 @@ from rankfall.evidence.readers.text import decode
 from rankfall.model.patterns import bounded
 
 HEAD: Final = b"Traceback (most recent call last):"
+# In the message of an exception that torch raises for a worker.
+QUOTED_HEAD: Final = b"Original " + HEAD
 # Places that are stored.
 MAX_PLACES: Final = 3
 
@@ -190,6 +192,60 @@ class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
     line: str
     origins: frozenset[str] = frozenset()
     ignored: bool = False
+
+
+class OpenTraceback(msgspec.Struct, kw_only=True):
+    """A traceback that is being read.
+
+    Attributes:
+        start, end: Offsets in the stream, in bytes.
+        seen: Number of the last line read, from 0.
+        expect: True if frames or the final line come next.
+        size, text: Bytes of the message and of all stored text.
+        real: None while open; False = no traceback.
+        closed_at: Offset where ``real`` became known.
+        key: Bytes that begin each line of its speaker: tags, or a learned prefix with folded times.
+        learned: Number of bytes of a learned prefix; 0 = tags only.
+        tags: Tags of the line of its head.
+        margin: Number of spaces between tags and head; those of its other lines are no indentation.
+        cut: The text begins inside it; then only an exception that is named as one proves it.
+        continues: The message ends with a colon so far: the next line belongs to it, whatever it contains.
+        notice: Number of lines left of a notice of mpirun that interrupts it.
+        quotes: Its message quotes the traceback of a worker, whose lines follow.
+        held: Caller's data that waits for ``real``.
+    """
+
+    prefix: Prefix
+    start: int
+    end: int
+    seen: int
+    ignored: bool
+    lines: int = 1
+    chain: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    type: bytes | None = None
+    message: list[bytes] = msgspec.field(default_factory=list)
+    size: int = 0
+    text: int = 0
+    frames: Frames = msgspec.field(default_factory=Frames)
+    final: tuple[int, int, int] = (0, 0, 0)
+    line: str = ""
+    expect: bool = True
+    real: bool | None = None
+    closed_at: int = 0
+    key: bytes = b""
+    learned: int = 0
+    tags: bytes = b""
+    margin: int = 0
+    cut: bool = False
+    continues: bool = False
+    notice: int = 0
+    quotes: bool = False
+    held: list[Any] = msgspec.field(default_factory=list)
+
+    def extend(self, body: bytes, stop: int) -> None:
+        """Adds a line that ends at ``stop`` to the displayed ones."""
+        self.line += "\n" + decode(body)
+        self.final = (self.final[0], stop, self.final[2])
 
 
 def exception_of(line: bytes) -> tuple[bytes, bytes] | None:

@@ -17,12 +17,12 @@ import msgspec
 
 from rankfall.evidence.readers.classify import Meaning, exception_meaning, of_missing_file, ran_training
 from rankfall.evidence.readers.findings import Finding, LineMeaning, line_meanings
-from rankfall.evidence.readers.frames import TracebackText
+from rankfall.evidence.readers.frames import OpenTraceback, TracebackText
 from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.survival import Survival
 from rankfall.evidence.readers.text import repeats
 from rankfall.evidence.readers.torchrun import Reported, ReportReader
-from rankfall.evidence.readers.tracebacks import OpenTraceback, TracebackReader
+from rankfall.evidence.readers.tracebacks import TracebackReader
 from rankfall.verdict.diagnose.cause_tables import OF_LIBRARY, OF_OWN, OWN_CODE, WAITS_FOR_FIRST
 from rankfall.verdict.signatures.catalogue import Catalogue
 

@@ -10,11 +10,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from rankfall.evidence.readers.frames import FILE, HEAD, LONGEST, Frames, TracebackText, cut_above, exception_of
+from rankfall.evidence.readers.frames import (
+    FILE,
+    HEAD,
+    LONGEST,
+    QUOTED_HEAD,
+    OpenTraceback,
+    TracebackText,
+    cut_above,
+    exception_of,
+)
 from rankfall.evidence.readers.prefixes import MAX_LEARNED, Prefix, fold, learn, parse_prefix
 from rankfall.evidence.readers.text import decode, repeats, traceback_within, unescape
 from rankfall.model.numbers import whole
@@ -45,9 +54,11 @@ _CHAIN: Final = frozenset(
         b"The above exception was the direct cause of the following exception:",
     }
 )
-# In the message of an exception that torch raises for a worker.
-_QUOTED: Final = b"Original " + HEAD
-_IGNORED: Final = (b"Exception ignored ", b"Error in atexit._run_exitfuncs", b"--- Logging error ---")
+_IGNORED: Final = (
+    b"Exception ignored ",
+    b"Error in atexit._run_exitfuncs",
+    b"--- Logging error ---",
+)
 _CONTINUATIONS: Final = (
     b"details = ", b"status = StatusCode.", b"Exception raised from", b"Last error:", b"Missing key", b"Parameter", b"Socket ",
     b"Unexpected key", b"frame #", b"nccl", b"size mismatch",
@@ -57,55 +68,6 @@ _ANNOUNCED: Final = bounded(
     rb"-- Process (?P<local_rank>\d{1,6}) terminated with the following error:|\[Rank (?P<rank>\d{1,6}) Error Snippet\]:",
     limit=256,
 )
-
-
-class OpenTraceback(msgspec.Struct, kw_only=True):
-    """A traceback that is being read.
-
-    Attributes:
-        start, end: Offsets in the stream, in bytes.
-        seen: Number of the last line read, from 0.
-        expect: True if frames or the final line come next.
-        size, text: Bytes of the message and of all stored text.
-        real: None while open; False = no traceback.
-        closed_at: Offset where ``real`` became known.
-        key: Bytes that begin each line of its speaker: tags, or a learned prefix with folded times.
-        learned: Number of bytes of a learned prefix; 0 = tags only.
-        tags: Tags of the line of its head.
-        margin: Number of spaces between tags and head; those of its other lines are no indentation.
-        cut: The text begins inside it; then only an exception that is named as one proves it.
-        continues: The message ends with a colon so far: the next line belongs to it, whatever it contains.
-        notice: Number of lines left of a notice of mpirun that interrupts it.
-        quotes: Its message quotes the traceback of a worker, whose lines follow.
-        held: Caller's data that waits for ``real``.
-    """
-
-    prefix: Prefix
-    start: int
-    end: int
-    seen: int
-    ignored: bool
-    lines: int = 1
-    chain: list[tuple[str, str]] = msgspec.field(default_factory=list)
-    type: bytes | None = None
-    message: list[bytes] = msgspec.field(default_factory=list)
-    size: int = 0
-    text: int = 0
-    frames: Frames = msgspec.field(default_factory=Frames)
-    final: tuple[int, int, int] = (0, 0, 0)
-    line: str = ""
-    expect: bool = True
-    real: bool | None = None
-    closed_at: int = 0
-    key: bytes = b""
-    learned: int = 0
-    tags: bytes = b""
-    margin: int = 0
-    cut: bool = False
-    continues: bool = False
-    notice: int = 0
-    quotes: bool = False
-    held: list[Any] = msgspec.field(default_factory=list)
 
 
 class Closed(msgspec.Struct, frozen=True):
@@ -358,7 +320,7 @@ class TracebackReader:
         text, stop = body.strip(), at + len(line)
         if not state.expect and text.startswith(HEAD):
             return None  # a separate exception
-        quotes = text == _QUOTED and b"".join(state.message).startswith(b"Caught ")
+        quotes = text == QUOTED_HEAD and b"".join(state.message).startswith(b"Caught ")
         if text in _CHAIN or text.startswith(HEAD) or quotes:
             self._finish(state)
             state.frames.chain()
@@ -382,17 +344,18 @@ class TracebackReader:
             state.type, state.size = raised[0][:_MAX_TYPE], len(message)
             state.continues = text.endswith(b":")
             state.message = [] if state.continues and not message else [message]
-            head = f"{state.line.partition(chr(10))[0]}\n" if state.quotes else ""
-            state.final = (state.final[0], stop, state.final[2]) if state.quotes else (at, stop, number + 1)
-            state.line = head + decode(body if head else line)
+            if state.quotes:
+                state.line = state.line.partition("\n")[0]
+                state.extend(body, stop)
+            else:
+                state.final, state.line = (at, stop, number + 1), decode(line)
             state.end, state.expect = stop, False
             self._grow(state, len(state.type) + len(message))
             return False
         if not text:
             return True  # before a chained exception, or the traceback's end
         if state.continues and state.type is not None and not text.startswith((b"--", b"==", b"**")):
-            state.line += "\n" + decode(body)
-            state.final = (state.final[0], stop, state.final[2])
+            state.extend(body, stop)
             state.continues = text.endswith(b":") and state.size < MAX_MESSAGE
         elif state.type is None or state.size >= MAX_MESSAGE or not text.startswith(_CONTINUATIONS):
             return None
@@ -418,7 +381,8 @@ class TracebackReader:
             self._grow(state, -sum(map(len, left_out)))
 
     def _grow(self, state: OpenTraceback, size: int) -> None:
-        state.text, self._text = state.text + size, self._text + size
+        state.text += size
+        self._text += size
 
     def _close(self, state: OpenTraceback, at: int) -> None:
         self._forget(state)

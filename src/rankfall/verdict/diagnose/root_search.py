@@ -225,12 +225,12 @@ def _named(root: Root, chosen: Candidate, subject: Subject, because: str) -> Roo
 def _in_order(candidates: list[Candidate]) -> list[Candidate]:
     """Sorts simultaneous candidates: a doubtful fault of a node last, of equal causes a launcher's first one first, in one text by place."""
     alike = len({c.slug for c in candidates}) == 1
-    places = _places(candidates)
+    places = _places(candidates) if alike and len(candidates) > 1 else {}
 
     def key(c: Candidate) -> tuple[object, ...]:
         # The platform notices a loss late, and keeps away from the node by itself.
         doubtful = c.tier == PLATFORM and (c.confidence == "suspected" or c.slug == "node_lost")
-        place = places[id(c)] if alike else ("", 0)
+        place = places.get(id(c), ("", 0))
         return (doubtful, not (alike and c.reported_first), -c.specificity, place, -c.support, c.order)
 
     return sorted(candidates, key=key)
@@ -301,9 +301,9 @@ def _merge(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _places(group: list[Candidate]) -> dict[int, tuple[str, int]]:
-    """Places of candidates by their id(), if they are in one text."""
+    """Places of candidates by their id(); none if they are in several texts."""
     places = {id(c): _place_in_text(c) for c in group}
-    return places if len({stream for stream, _ in places.values()}) == 1 else dict.fromkeys(places, ("", 0))
+    return places if len({stream for stream, _ in places.values()}) == 1 else {}
 
 
 def _place_in_text(candidate: Candidate) -> tuple[str, int]:
