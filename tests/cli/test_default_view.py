@@ -52,12 +52,12 @@ def test_lines_of_a_rank_that_is_known_late_come_from_the_first_before_live_ones
     found.write(b"step 1\nstep 2\n", at=SECOND)
     screen = Screen(run_dir)
     assert screen.look() == []
-    found.write(b"OSError: bad\n", at=2 * SECOND)
+    found.write(b"OSError: bad\n", at=4 * SECOND)
     assert screen.look() == [(None, b"OSError: bad", False)]
     tell(run_dir, found, 0)
-    found.write(b"step 3\n", at=3 * SECOND)
+    found.write(b"step 3\n", at=5 * SECOND)
     assert screen.look() == [(0, b"step 1", True), (0, b"step 2", True), (0, b"step 3", False)]
-    found.write(b"step 4\n", at=4 * SECOND)
+    found.write(b"step 4\n", at=6 * SECOND)
     assert screen.look() == [(0, b"step 4", False)]
 
 
@@ -67,7 +67,7 @@ def test_they_come_also_when_the_rank_prints_nothing_more(run_dir: RunDir) -> No
     screen = Screen(run_dir)
     assert screen.look() == []
     tell(run_dir, found, 0)
-    assert screen.look() + screen.look() == [(0, b"step 1", True)]
+    assert screen.look() + screen.look() == [(0, b"step 1", False)]
     assert screen.look() == []
 
 
@@ -77,7 +77,7 @@ def test_lines_from_before_the_rank_began_stay_of_no_rank(run_dir: RunDir) -> No
     screen = Screen(run_dir)
     assert screen.look() == []
     tell(run_dir, found, 1, first=len(b"launcher\n"))
-    assert screen.look() + screen.look() == [(1, b"step 1", True)]
+    assert screen.look() + screen.look() == [(1, b"step 1", False)]
 
 
 def test_a_rank_that_is_not_shown_brings_nothing_back(run_dir: RunDir) -> None:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 HOLD_S: Final = 0.2
 # Seconds that an unfiltered view waits for a stream's rank.
 PATIENCE_S: Final = 5.0
+# Less is the usual interval between ranks that print the same, on a busy machine too.
+TOLERANCE_S: Final = 2.0
 # Longest interval between table reads: a change within one file system clock tick is invisible.
 _REREAD_S: Final = 1.0
 _SETTLED_S: Final = 3.0
@@ -49,7 +51,7 @@ _MAX_PROBLEMS: Final = 100
 
 
 class Piece(NamedTuple):
-    """Adjacent lines of one timestamp; ``late``: newer lines were yielded before."""
+    """Adjacent lines of one timestamp; ``late``: lines newer by more than the tolerance were yielded before."""
 
     view: View
     span: Span
@@ -60,8 +62,9 @@ class LineTail:
     """One viewer of one run.
 
     ``hold``: seconds that a line waits for earlier ones. ``patience``: seconds that a stream waits for its rank; None =
-    until its attempt ends. ``starts``: offsets, by stream, at which to begin. ``whole``: long lines in pieces, for
-    :meth:`pieces` alone. ``problems``: messages about unreadable data.
+    until its attempt ends. ``tolerance``: seconds by which a line may be out of order without the mark late. ``starts``:
+    offsets, by stream, at which to begin. ``whole``: long lines in pieces, for :meth:`pieces` alone. ``problems``:
+    messages about unreadable data.
 
     Raises:
         UsageError: The query is invalid.
@@ -75,6 +78,7 @@ class LineTail:
         clock: Callable[[], int] = time.time_ns,
         hold: float = HOLD_S,
         patience: float | None = PATIENCE_S,
+        tolerance: float = TOLERANCE_S,
         starts: Mapping[str, int] | None = None,
         whole: bool = False,
     ) -> None:
@@ -85,6 +89,7 @@ class LineTail:
         self._clock = clock
         self._hold = int(hold * _NS)
         self._patience = None if patience is None else int(patience * _NS)
+        self._tolerance = int(tolerance * _NS)
         self._starts = starts or {}
         self._whole = whole
         self._ended: set[int] = set()
@@ -167,14 +172,14 @@ class LineTail:
         return self._ranges.get(stream, Ranges())
 
     def again(self, stream: str, *, first: int, last: int) -> Iterator[Line]:
-        """Yields lines that were yielded before, now with the known ranks; each is marked late.
+        """Yields lines that were yielded before, now with the known ranks.
 
         ``first`` and ``last`` are the offsets of the first and last line.
         """
         view = next(view for view in self._views if view.name.stream == stream)
         cursor = Forward(view.name.path, start=first, block=_BLOCK)
         while spans := cursor.take(final=True):
-            for line in chain.from_iterable(view.lines(span, late=True) for span in spans):
+            for line in chain.from_iterable(view.lines(span, late=self._is_late(span.at)) for span in spans):
                 if line.offset > last:
                     return
                 yield line
@@ -193,11 +198,14 @@ class LineTail:
         while self._heap and (bound is None or self._heap[0][0] <= bound):
             due, _, number = heapq.heappop(self._heap)
             span = self._feeds[number].spans.popleft()
-            late = due < self._given
+            late = self._is_late(due)
             self._given = max(self._given, due)
             self._idle.add(number)
             self._fill(number, now, final=final)
             yield Piece(self._views[number], span, late)
+
+    def _is_late(self, at: int | None) -> bool:
+        return at is None or at < self._given - self._tolerance
 
     def _fill(self, number: int, now: int, *, final: bool) -> None:
         source = self._feeds[number]

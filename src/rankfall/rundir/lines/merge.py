@@ -56,7 +56,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         out: True for stdout, False for stderr.
         data: Without LF; truncated lines end with ``CUT_MARK``.
         truncated: True if ``data`` is only its beginning.
-        late: Yielded after a later line.
+        late: Yielded after a line that is over two seconds newer.
     """
 
     at: int | None
