@@ -17,9 +17,8 @@ from rankfall.evidence.attempt.observer import AttemptObserver
 from rankfall.evidence.readers import stream_reader, tracebacks
 from rankfall.evidence.readers.stream_reader import StreamTail
 from rankfall.model import JobSpec
-from rankfall.rundir import RunDir, reader_guard, reading_time, records
-from rankfall.rundir.reader_guard import ReaderGuard
-from rankfall.rundir.reading_time import LIVE, Budget, ReadingTime
+from rankfall.rundir import RunDir, reader_guard, records
+from rankfall.rundir.reader_guard import LIVE, Budget, ReaderGuard, ReadingTime
 from rankfall.rundir.records import RecordFolder
 from rankfall.verdict.signatures.catalogue import default_catalogue
 from rankfall.verdict.signatures.matcher import Matcher
@@ -101,7 +100,7 @@ def test_i18_a_stream_that_ends_in_what_a_reader_fails_on_is_finished(tmp_path: 
 
 
 def test_i18_a_reader_over_its_budget_is_set_aside_and_its_end_is_read(tmp_path: Path) -> None:
-    middle = ERROR * (reading_time.TAIL // len(ERROR) * 3)
+    middle = ERROR * (reader_guard.TAIL // len(ERROR) * 3)
     guard = ReaderGuard(tmp_path)
     tail = tail_of(tmp_path, middle + b"KeyError: 'x'\n" + ERROR, guard=guard)
     tail.time.used = 1e9
@@ -112,18 +111,18 @@ def test_i18_a_reader_over_its_budget_is_set_aside_and_its_end_is_read(tmp_path:
             break
     size = tail.path.stat().st_size
     assert found[-1] == (size - len(ERROR), middle.count(b"\n") + 2)
-    assert found[0][0] >= size - reading_time.TAIL
+    assert found[0][0] >= size - reader_guard.TAIL
     # No part of a line counts as a line.
     assert found[0][0] % len(ERROR) == 0
     (problem,) = guard.problems
-    assert f"0.out.log: bytes 0 to {size - reading_time.TAIL} were stored but not classified" in problem
+    assert f"0.out.log: bytes 0 to {size - reader_guard.TAIL} were stored but not classified" in problem
     (entry,) = (tmp_path / "problems").iterdir()
     saved = json.loads(entry.read_bytes())
-    assert (saved["from_byte"], saved["to_byte"]) == (0, size - reading_time.TAIL)
+    assert (saved["from_byte"], saved["to_byte"]) == (0, size - reader_guard.TAIL)
 
 
 def test_i18_a_reader_comes_back_when_it_has_time_again(tmp_path: Path) -> None:
-    block = PLAIN * (2 * reading_time.TAIL // len(PLAIN))
+    block = PLAIN * (2 * reader_guard.TAIL // len(PLAIN))
     guard = ReaderGuard(tmp_path)
     tail = tail_of(tmp_path, block, guard=guard)
     tail.time.used = 1e9
@@ -197,10 +196,10 @@ def test_i18_an_explanation_reads_whole_what_a_supervisor_sets_aside(
         yield
         self.used += 0.5
 
-    monkeypatch.setattr(stream_reader, "CHUNK", reading_time.TAIL)
+    monkeypatch.setattr(stream_reader, "CHUNK", reader_guard.TAIL)
     monkeypatch.setattr(ReadingTime, "measured", dear)
     attempt = Attempt(tmp_path, ranks=1)
-    attempt.write("0.out.log", PLAIN * (8 * reading_time.TAIL // len(PLAIN)))
+    attempt.write("0.out.log", PLAIN * (8 * reader_guard.TAIL // len(PLAIN)))
     if explained:
         attempt.observer.take_time()
     for _ in attempt.polls():
@@ -275,7 +274,7 @@ def test_i18_at_the_end_reading_has_a_bound_and_names_what_it_left(
     monkeypatch.setattr(slot_streams, "END_S", -1000.0)
     monkeypatch.setattr(slot_streams, "TAILS_S", 2000.0)
     attempt.observer.poll(time.time_ns())
-    attempt.write("0.out.log", PLAIN * (reading_time.TAIL // len(PLAIN)) * 8 + ERROR)
+    attempt.write("0.out.log", PLAIN * (reader_guard.TAIL // len(PLAIN)) * 8 + ERROR)
     attempt.observer.shorten_grace()
     seen = list(attempt.polls())
     assert any(where for _, where in seen)

@@ -17,8 +17,7 @@ import msgspec
 
 from rankfall.model import Record, decoding
 from rankfall.model.record import SCHEMA
-from rankfall.rundir.reader_guard import MAX_COPY, ReaderGuard
-from rankfall.rundir.reading_time import Budget
+from rankfall.rundir.reader_guard import MAX_COPY, Budget, ReaderGuard
 from rankfall.rundir.streams.content import open_regular
 
 

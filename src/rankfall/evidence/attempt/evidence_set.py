@@ -24,8 +24,7 @@ from rankfall.model import Evidence, RankFacts, Record
 from rankfall.model.patterns import bounded
 from rankfall.rundir import RunDir
 from rankfall.rundir.cluster.marks import StopMark
-from rankfall.rundir.reader_guard import ReaderGuard
-from rankfall.rundir.reading_time import Budget
+from rankfall.rundir.reader_guard import Budget, ReaderGuard
 from rankfall.rundir.records import Found, read_untrusted_file
 from rankfall.verdict.diagnose.cause_tables import CHILD_DEATHS
 from rankfall.verdict.diagnose.subjects import own_failure

@@ -23,8 +23,7 @@ from rankfall.model.evidence import SlotLauncher
 from rankfall.rundir import RunDir, StreamRow
 from rankfall.rundir.cluster.marks import StopMark
 from rankfall.rundir.incomplete import lost_lines, sentences
-from rankfall.rundir.reader_guard import ReaderGuard
-from rankfall.rundir.reading_time import POLL_BYTES, POLL_S, Budget
+from rankfall.rundir.reader_guard import POLL_BYTES, POLL_S, Budget, ReaderGuard
 from rankfall.rundir.records import Found, read_end
 from rankfall.rundir.streams.content import lock_is_free
 from rankfall.rundir.user_signatures import tolerant_catalogue

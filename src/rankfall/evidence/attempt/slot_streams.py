@@ -24,8 +24,7 @@ from rankfall.model.patterns import bounded
 from rankfall.rundir import NO_RANK, RunDir, StreamRow
 from rankfall.rundir.cluster.marks import NAME as TOLD
 from rankfall.rundir.cluster.marks import RankMap, read_rank_map
-from rankfall.rundir.reader_guard import ReaderGuard
-from rankfall.rundir.reading_time import AFTERWARDS, END_S, LIVE, POLL_BYTES, POLL_S, TAILS_S, Budget
+from rankfall.rundir.reader_guard import AFTERWARDS, END_S, LIVE, POLL_BYTES, POLL_S, TAILS_S, Budget, ReaderGuard
 from rankfall.rundir.streams.content import PACKED_SUFFIX
 from rankfall.rundir.streams.files import Standing
 from rankfall.verdict.diagnose.cause_tables import TERMINAL_WINDOW_S

@@ -20,8 +20,7 @@ from rankfall.evidence.readers.tracebacks import find_tracebacks
 from rankfall.model import Evidence, RankFacts, SlotFacts
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import bounded, linear
-from rankfall.rundir.reader_guard import ReaderGuard
-from rankfall.rundir.reading_time import Budget
+from rankfall.rundir.reader_guard import Budget, ReaderGuard
 from rankfall.rundir.records import read_untrusted_file
 from rankfall.verdict.signatures.catalogue import Catalogue
 

@@ -26,8 +26,7 @@ from rankfall.model import RankfallError
 from rankfall.model.numbers import whole
 from rankfall.model.patterns import bounded
 from rankfall.rundir.cluster.marks import newest_of_log
-from rankfall.rundir.reader_guard import ReaderGuard
-from rankfall.rundir.reading_time import LIVE, TAIL, Allowance, ReadingTime
+from rankfall.rundir.reader_guard import LIVE, TAIL, Allowance, ReaderGuard, ReadingTime
 from rankfall.rundir.streams.content import Packed, Raw, content_size, open_content
 from rankfall.rundir.streams.files import MOST_APART_NS
 from rankfall.rundir.streams.writer import STAMP_RUNTIME
