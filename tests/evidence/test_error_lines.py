@@ -185,7 +185,8 @@ def test_hosts_in_prefixes_are_several_nodes_whose_local_ranks_are_no_ranks(why:
     ("text", "rank"),
     [
         # Rank 0 alone logs in many programs.
-        ("[rank5] lattice: fatal: no shard 7\nbye\n", None),
+        ("[rank5] lattice: fatal: no shard 7\nbye\n", 5),
+        ("[rank4] step 3\n[rank5] lattice: fatal: no shard 7\nbye\n", 5),
         ("RuntimeError: gate of rank 2 failed on rank 3\n", 3),
         ("RuntimeError: the peer expects a tensor on rank 3\n", None),
         ("RuntimeError: Rank 2 crashed while it opened gate 7\n", 2),

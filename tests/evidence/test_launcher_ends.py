@@ -6,6 +6,7 @@ import pytest
 
 from rankfall.evidence.readers.torchrun import ReportReader
 from rankfall.explain import explain_files
+from rankfall.render.summary import summary
 
 HEAD = "Traceback (most recent call last):\n"
 AGENT = """step 10 loss 1.0
@@ -191,7 +192,7 @@ def test_i23_p2_a_programs_own_child_with_an_ordinary_code_is_an_error_of_the_pr
 
 def test_i23_p4_without_a_cause_the_last_error_is_shown(why):
     verdict = why("step 1\n[rank1] MyLib: fatal: no shard 7\nbye\n")
-    assert (verdict.cause.slug, verdict.cause.confidence, verdict.rank) == ("unknown", "unknown", None)
+    assert (verdict.cause.slug, verdict.cause.confidence, verdict.rank) == ("unknown", "unknown", 1)
     assert (verdict.decisive.line, verdict.decisive.where.rpartition(":")[2]) == (
         "[rank1] MyLib: fatal: no shard 7",
         "2",
@@ -443,7 +444,7 @@ def test_the_head_of_an_error_of_cann_names_the_rank(answer):
     )
     line = "EJ0001: 2024-05-22-08:17:12.167.645 Failed to initialize the HCCP process. Reason: Maybe the last training process is running.\n"
     assert answer(head.format(3) + line) == ("gpu_busy", 3)
-    assert answer(head.format(3) + line + head.format(4) + line) == ("gpu_busy", None)
+    assert answer(head.format(3) + line + head.format(4) + line) == ("gpu_busy", 3)
 
 
 RAISED = (
@@ -646,6 +647,96 @@ def test_a_report_with_blank_lines_between_its_rows_is_read(located):
 )
 def test_i23_p2_other_programs_name_the_rank_in_their_own_form(located, text, answer):
     assert located(text)[:2] == answer
+
+
+ROOT = """------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2023-05-12_16:20:33
+  host      : node3
+  rank      : 5 (local_rank: 5)
+"""
+
+
+def test_a_report_of_torchrun_that_ends_before_its_code_names_the_rank(why):
+    verdict = why(ROOT)
+    assert (verdict.cause.slug, verdict.rank, verdict.node) == ("unknown", 5, "node3")
+    assert "Rank 5 on node3 failed for an unknown reason" in summary(verdict)
+    assert why(f"RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n{ROOT}").rank == 5
+
+
+def test_the_code_of_a_row_that_comes_with_the_next_chunk_is_read():
+    text = f"{ROOT}  exitcode  : -9 (pid: 4711)\n".encode()
+    reader = ReportReader()
+    found = [*reader.push(text[: len(ROOT)], speaks=True), *reader.push(text[len(ROOT) :], speaks=True)]
+    assert [(one.rank, one.first, one.code) for one in found][-1] == (5, True, -9)
+
+
+def test_words_about_a_signal_belong_to_the_only_end_by_it(located):
+    box = "BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES,\nRANK {} PID 4816 RUNNING AT node9,\nKILLED BY SIGNAL: 9 (Killed).\n"
+    assert located(box.format(7))[:2] == ("killed_unknown", 7)
+    assert located(box.format(7) + box.format(3))[:2] == ("killed_unknown", None)
+
+
+def test_an_exception_without_a_rank_is_that_of_the_rank_whose_end_torchrun_saw_first(why):
+    rows = "".join(
+        f"[{n}]:\n  time      : 2025-06-24_02:14:37\n  host      : node1\n  rank      : {n} (local_rank: {n})\n  exitcode  : 1 (pid: {900 + n})\n"
+        for n in (1, 2, 3)
+    )
+    root = ROOT.replace("rank      : 5 (local_rank: 5)", "rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: 900)")
+    error = f'{HEAD}  File "/w/t.py", line 7, in main\n    f()\nTypeError: f() missing 1 required positional argument\n'
+    verdict = why(f"{error}train.py FAILED\nFailures:\n{rows}{root}")
+    assert (verdict.cause.slug, verdict.rank, verdict.node) == ("user_code_exception", 0, "node3")
+    # The others may have raised it too.
+    assert verdict.consequences == ()
+    other = why(f"{error}{HEAD}  File \"/w/t.py\", line 9, in main\n    g()\nKeyError: 'x'\n{rows}{root}")
+    assert other.rank is None
+
+
+ABORT = "MPI_ABORT was invoked on rank 80 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n"
+CRASH = "[1,73]<stderr>:[node4:10467:0:10467] Caught signal 11 (Segmentation fault: address not mapped to object at address (nil))\n"
+
+
+def test_a_crash_after_another_ranks_abort_followed_it(located):
+    assert located(ABORT + CRASH)[:2] == ("user_exit", 80)
+    assert located(CRASH + ABORT)[:2] == ("segfault", 73)
+    assert located(ABORT.replace("rank 80", "rank 73") + CRASH)[:2] == ("segfault", 73)
+
+
+def test_what_a_launcher_kills_after_a_rank_had_ended_is_no_cause(located):
+    killed = "/tmp/run.sh: line 1:  2614 Killed                  python train.py\n"
+    assert located(LIGHTNING.format(code=4) + killed)[:2] == ("user_exit", 1)
+    assert located(LIGHTNING.format(code=-9) + killed)[:2] == ("killed_unknown", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("can't open file reading /data/LCDM.1004\n{end}", ("dataset_missing", 0)),
+        ("## error at pdsyevx function. info=2\n{end}", ("unknown", 0)),
+        ("Non-coherent number of processes 4 no equal to 4 X 2 X 2\n" + ABORT, ("bad_parallel_config", 80)),
+        ("all is well\n{end}", ("unknown", 0)),
+    ],
+)
+def test_the_error_before_a_launchers_report_is_shown_with_the_rank_that_it_names(why, text, answer):
+    end = "mpirun has exited due to process rank 0 with PID 0 on\nnode n1 exiting improperly. There are three reasons this could occur:\n"
+    verdict = why(text.format(end=end))
+    assert (verdict.cause.slug, verdict.rank) == answer
+    assert verdict.decisive.line.startswith(text.partition("\n")[0] if "well" not in text else "mpirun has exited")
+
+
+def test_the_only_rank_that_speaks_is_named_with_its_error_of_unknown_cause(located):
+    error = "[1,290]<stderr>:!!!! kernel execution error.\n"
+    assert located(error)[:2] == ("unknown", 290)
+    assert located(f"[1,3]<stderr>:!!!! worker error.\n{error}")[1] in {3, 290, None}
+
+
+def test_an_error_that_mpich_prints_again_without_its_rank_is_that_of_the_rank(located):
+    error = "Fatal error in PMPI_Allgatherv: Invalid datatype, error stack:\nPMPI_Allgatherv(421): Datatype for argument sendtype is a null datatype\n"
+    head = (
+        "MPICH ERROR [Rank 1] [job id 37.5] [Fri Jul  8 04:16:52 2022] [nid2] - Abort(873010691) (rank 1 in comm 0): "
+    )
+    assert located(f"{head}{error}\naborting job:\n{error}")[:2] == ("user_code_exception", 1)
 
 
 def test_the_line_that_openfoams_head_announces_is_shown_with_it(why):

@@ -141,6 +141,11 @@ def test_a_collectors_rank_goes_with_the_line_and_two_layers_are_removed():
     assert b"[rank5]: KeyError: 'labels'\n" in unwrapped(text.encode())
 
 
+def test_the_lines_of_a_recorder_of_events_are_their_data():
+    inner = [json.dumps({"event": "line", "data": f"{line}\n", "pipe": "stderr"}) for line in TRACE]
+    assert unwrapped(("\n".join(inner) + "\n").encode()) == ("\n".join(TRACE) + "\n").encode()
+
+
 def test_a_message_of_several_lines_stays_one_line():
     rows = [json.dumps({"message": "one\ntwo"}), json.dumps({"message": "three"}), json.dumps({"message": "four"})]
     text = ("\n".join(rows) + "\n").encode()

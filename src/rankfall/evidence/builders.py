@@ -180,31 +180,37 @@ def _raising(text: bytes) -> tuple[bytes, bytes] | None:
 
 
 def of_last_error(
-    begin: int,
-    line: bytes,
-    kind: ErrorKind,
+    found: tuple[int, bytes, ErrorKind] | None,
     others: Iterable[tuple[int, bytes]] = (),
     *,
     stream: str,
     first: int,
     where: Callable[[int], str],
     catalogue: Catalogue,
-) -> Evidence:
+) -> Evidence | None:
     """Returns the evidence of the best error line of a text without other evidence.
 
     A line in the form of an exception without its traceback is classified as one; any other is context. Where it has no
-    words of a cause, the line among ``others`` that has them is better. ``first``: byte of the text in its stream.
+    words of a cause, the line among ``others`` that has them is better. Without an error line (``found`` None) only one
+    with sure words counts, else None. ``first``: byte of the text in its stream.
     """
-    tail = _like_an_error(line, stream=stream, byte=first + begin, where=where(begin))
-    piece = _of_error_line(tail, line, kind, catalogue)
-    worded = None if piece.slug != "unknown" else _best_words(others, catalogue=catalogue)
+    piece: Evidence | None = None
+    if found is not None:
+        begin, line, kind = found
+        piece = _of_error_line(
+            _like_an_error(line, stream=stream, byte=first + begin, where=where(begin)), line, kind, catalogue
+        )
+    worded = _best_words(others, catalogue=catalogue) if piece is None or piece.slug == "unknown" else None
     if worded is None:
         return piece
     begin, line, hit = worded
+    sure = hit.signature.specificity >= _SUREST
+    if piece is None and not sure:
+        return None
     prefix = parse_prefix(line)
     tail = _like_an_error(line, stream=stream, byte=first + begin, where=where(begin))
     tail = msgspec.structs.replace(tail, rank=prefix.rank, local_rank=prefix.local_rank)
-    return tail if hit.signature.specificity < _SUREST else _suggested(tail, hit, line[prefix.length :].strip())
+    return _suggested(tail, hit, line[prefix.length :].strip()) if sure else tail
 
 
 def _of_error_line(tail: Evidence, line: bytes, kind: ErrorKind, catalogue: Catalogue) -> Evidence:

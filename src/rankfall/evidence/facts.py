@@ -148,7 +148,7 @@ class Facts:
         key = (slot, reported.pid)
         if reported.kind == "stopped":
             self._agent_stopped.add(key)
-        elif reported.kind == "exit":
+        elif reported.kind == "exit" and reported.code is not None:
             self._reported[key] = (reported, where)
             if reported.rank is not None:
                 self._reported_ranks[reported.rank] = (reported, slot, where)

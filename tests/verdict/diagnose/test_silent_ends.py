@@ -429,3 +429,14 @@ def test_the_ends_of_many_ranks_are_not_compared_each_with_each_anew(monkeypatch
     evidence += [raised("peer_lost", n, seconds=1.1) for n in range(raising)]
     diagnose(case(ends, evidence, slots=slots(75)))
     assert made < 100 * 600
+
+
+def test_a_printed_abort_of_another_rank_hides_no_crash_that_the_wrapper_saw():
+    """Text of a job may claim anything; the wait status is a fact."""
+    crashed = died(2, 11, per_node=4, seconds=1.0)
+    abort = piece("user_exit", 1, seconds=0.1, source="log", slot=0, signature="user_exit.mpi_abort")
+    end = of_rank_end(crashed, attempt=1)
+    assert end is not None
+    ranks = [rank(0), left(1, 1, per_node=4, seconds=2.0), crashed]
+    verdict = diagnose(case(ranks, [abort, end], slots=slots(1))).verdict
+    assert named(verdict)[:2] == (2, "segfault")

@@ -374,11 +374,15 @@ class TextReader:
         found = texts.best_error_line(self._tail, since=cut, known=known, ended=bool(ends))
         traced = any(piece.whole and piece.role != "context" for piece in pieces)
         if found is None or (found[2] != "error" and ends) or (traced and not texts.states_reason(found[1])):
-            return  # A launcher's report of an end, or its exception, is better.
+            if traced or not ends:
+                return  # A launcher's exception is better.
+            found = None
         others = (each for each in texts.candidate_lines(self._tail, since=cut) if each[0] not in known)
         piece = make.of_last_error(
-            *found, others, stream=self._source.group, first=first, where=self._where_in_tail, catalogue=self._catalogue
+            found, others, stream=self._source.group, first=first, where=self._where_in_tail, catalogue=self._catalogue
         )
+        if piece is None:
+            return  # A launcher's report of an end is better.
         behind = self._tail[(piece.order or 0) - first :]
         line, _, behind = behind.partition(b"\n")
         if (detail := texts.detail_behind(line, behind)) is not None:

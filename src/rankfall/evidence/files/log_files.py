@@ -46,11 +46,11 @@ from rankfall.evidence.readers.flyte_errors import container_error_evidence, is_
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.stacks import MAX_JSON, Standing, compare_stacks, stand, text_of_json
 from rankfall.evidence.readers.text import decode
-from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Case, Evidence, RankFacts, RankfallError, UsageError, numbers
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import bounded
 from rankfall.rundir.reader_guard import ReaderGuard
+from rankfall.verdict.diagnose.cause_tables import signal_slug
 from rankfall.verdict.signatures.catalogue import Catalogue, default_catalogue
 from rankfall.verdict.signatures.matcher import SLURM
 
@@ -339,12 +339,13 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
                 named = _rank_in(piece)
                 rank = source.rank_of_worker(piece) if named is None else named
             found.append(msgspec.structs.replace(piece, rank=rank, local_rank=local, attempt=None))
-        for sheet in _reported_facts(source, firsts):
+        for sheet in torchrun.facts_of_reports(source.reported.values(), firsts=firsts, stream=source.group):
             facts[sheet.rank] = sheet
         if source.stacks and owner is not None and (where := stand(owner, source.stacks)) is not None:
             standings[owner] = where, source.name
     if len(sources) == 1 and not facts:
         found = _on_one_node(sources[0], found)
+    found = _of_only_end(found, [sheet for sheet in facts.values() if sheet.killed_by != "agent"])
     places = {id_: place for source in sources for id_, place in source.places.items()}
     # After the local ranks: a name of one node does not show that there are others.
     found = [_placed(e, places[e.id]) if e.id in places else e for e in found]
@@ -375,6 +376,16 @@ def _rank_in(piece: Evidence) -> int | None:
     patterns = (_SAYS_ITS_RANK, _ABOUT_A_RANK)
     found = {numbers.matched(next(filter(None, m.groups()))) for each in patterns for m in each.finditer(text)}
     return found.pop() if len(found) == 1 else None
+
+
+def _of_only_end(found: list[Evidence], ends: list[RankFacts]) -> list[Evidence]:
+    """Gives the words about a signal the rank of the only end that a launcher reports, if it is by that signal."""
+    if len(ends) != 1 or any(e.rank is not None for e in found):
+        return found
+    slug = signal_slug(ends[0].signal) if ends[0].signal is not None else None
+    return [
+        msgspec.structs.replace(e, rank=ends[0].rank) if e.slug == slug and e.local_rank is None else e for e in found
+    ]
 
 
 def _on_one_node(source: Source, found: list[Evidence]) -> list[Evidence]:
@@ -425,29 +436,4 @@ def _stack_evidence(standings: dict[int, tuple[Standing, str]]) -> Iterator[Evid
             line=line[:2000],
             specificity=60,
             fingerprint=f"{slug}:{where.place or where.top}",
-        )
-
-
-def _reported_facts(source: Source, firsts: set[int]) -> Iterator[RankFacts]:
-    """Yields facts from torchrun's report: ends, and processes it stopped. ``firsts``: ranks that may have failed first."""
-    stopped = {r.pid for r, _ in source.reported.values() if r.kind == "stopped"}
-    rows: dict[int, tuple[Reported, str]] = {
-        r.rank: (r, where) for r, where in source.reported.values() if r.kind == "exit" and r.rank is not None
-    }
-    own_fault = any(r.code not in {None, 0, -15} and r.pid not in stopped for r, _ in rows.values())
-    for rank, (row, where) in rows.items():
-        code = row.code or 0
-        by_agent = code < 0 and (row.pid in stopped or (code == -15 and own_fault))  # noqa: PLR2004 - SIGTERM
-        yield RankFacts(
-            rank=rank,
-            local_rank=row.local_rank,
-            node=row.host,
-            pid=row.pid,
-            state="ended",
-            exit_code=code if code >= 0 else None,
-            signal=-code if code < 0 else None,
-            killed_by="agent" if by_agent else "foreign" if code < 0 else None,
-            stream=source.group,
-            where=where,
-            reported_first=row.first and rank in firsts,
         )

@@ -56,7 +56,7 @@ _DATE: Final = anchored(
 _LEAST_DATES: Final = 4
 _FRAME: Final = anchored(rb'[ \t]*File "', limit=96)
 # Keys of the text of an object of a log collector, and of its rank.
-_TEXT_KEYS: Final = ("log", "message", "msg", "textPayload", "@message", "MESSAGE", "body", "line", "text")
+_TEXT_KEYS: Final = ("log", "message", "msg", "textPayload", "@message", "MESSAGE", "body", "line", "text", "data")
 _RANK_KEYS: Final = ("rank", "global_rank")
 
 # A terminal's right edge: columns, broken lines that show it, and joined lines of a text.

@@ -126,7 +126,7 @@ MAX_ERROR_LINE: Final = 4096
 # Lines among which an error is searched.
 _MAX_ERRORS: Final = 32
 _ERROR: Final = linear(
-    rb"(?im)^[^\n]*(?:error|exception|fatal|panic|failed|failure|aborted|cannot|could not|unable to|denied|no such|not found|NCCL WARN|timed out|crashed|killed|evicted|\w*BackOff)\b[^\n]*$"
+    rb"(?im)^[^\n]*(?:error|exception|fatal|panic|failed|failure|aborted|cannot|can't|could not|couldn't|unable to|denied|no such|not found|NCCL WARN|timed out|crashed|killed|evicted|\w*BackOff)\b[^\n]*$"
 )
 # Prefix of a glog line: level, time, thread and place in a source file.
 _PLACE: Final = bounded(rb"\A(?:[EWIF]\d{4}|[A-Z]{4,8}) [\d:. -]{8,32}(?:\d+ )?\S{1,256}:\d+\] ?", limit=MAX_ERROR_LINE)
@@ -139,7 +139,7 @@ _NO_ERROR: Final = bounded(
 _ADVICE: Final = bounded(
     rb"(?i)\A(?:[\s|>#*=-]|\[[^\]\n]{1,64}\]:?|\d{1,2}[.)] )*(?:(?:This|It|That|There|Which) (?:may|might|could|can|usually|often|is likely|probably)\b|You (?:may|might|can|should|must|need)\b"
     rb"|(?:Please|Try|Check|Make sure|Make sure that|Consider|See also|Refer to|Rectify|Hint|Note|Tip)\b|Possible (?:reasons?|causes?)\b|There are \w+ reasons|If (?:you|this|the|it)\b"
-    rb"|terminated by signals sent by|(?:a )?non-zero exit code\.|Primary job +terminated normally|Per user-direction|error message you will receive is this one|Exception in thread\b|Where: +This error was|Terminating remaining workers\b|Reason: +(?:Error|Completed)\s*\Z)"
+    rb"|terminated by signals sent by|(?:a )?non-zero exit code\.|Primary job +terminated normally|Per user-direction|error message you will receive is this one|orte_create_session_dirs is set|detect that the abort call|exiting or it will be considered|Exception in thread\b|Where: +This error was|Terminating remaining workers\b|Reason: +(?:Error|Completed)\s*\Z)"
     rb"|\bhas no info as to the process\b|YOU CAN IGNORE THE BELOW|\bSet MCA parameter \"|\bmore process(?:es)? ha(?:s|ve) sent help message|\bwrite_line (?:error|failure)\b"
     rb"|\bPETSC ERROR: (?:or |[Tt]ry |[Tt]o get |[Ss]ee |[Cc]onfigure |Run with )|\bEpoll (?:ADD|MOD|DEL)\(\d\) on fd \d",
     limit=MAX_ERROR_LINE,

@@ -3,7 +3,7 @@
 The wrapper's wait status has precedence. A missing or zero time is unknown, never earliest. No error file older
 than its slot counts.
 
-Cost: thirteen RE2 patterns over chunks with their fixed words. At most ``_MAX`` statements of a chunk are read and of a
+Cost: fourteen RE2 patterns over chunks with their fixed words. At most ``_MAX`` statements of a chunk are read and of a
 stream stored. Of an error file: at most ``MAX_FILE`` bytes; memory at most thirty times that.
 """
 
@@ -35,6 +35,11 @@ _FAILED = linear(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\
 _ROW = linear(
     rb"rank +: (\d+) \(local_rank: (\d+)\)[ \t\r]*\n(?:[ \t\r]{0,8}\n)?[^\n]{0,400}?exitcode +: (-?\d+) \(pid: (\d+)\)"
 )
+# The root's row of a report that is cut off, or that a person typed: its code may be missing.
+_CUT_ROW = linear(
+    rb"Root Cause \(first observed failure\):[^=]{0,1000}?\srank *: (\d+) \(local_rank: (\d+)\b(?:[^=]{0,200}?\sexitcode *: (-?\d+))?"
+)
+_ROOT: Final = b"Root Cause (first observed failure)"
 # A page may put a whole report on one line.
 _FLAT_ROW = linear(rb"rank +: (\d+) \(local_rank: (\d+)\) +exitcode +: (-?\d+) \(pid: (\d+)\)")
 # The words before a row's rank, behind the prefix of a launcher.
@@ -49,7 +54,7 @@ _MPI_EXIT = linear(
 )
 # Intel MPI's box, and MVAPICH's and MPD's launchers; the words of a signal are before its number.
 _HYDRA = linear(
-    rb"RANK (\d+) PID (\d+) RUNNING AT ([\w.-]{1,253}),?[ \t\r]*\n=?[ \t]+(?:(KILLED BY SIGNAL): |EXIT (?:STATUS|CODE): )(\d+)"
+    rb"RANK (\d+) PID (\d+) RUNNING AT ([\w.-]{1,253}),?[ \t\r]*\n=?[ \t]*(?:(KILLED BY SIGNAL): |EXIT (?:STATUS|CODE): )(\d+)"
 )
 _MPISPAWN = linear(rb"MPI process \(rank: (\d+), pid: (\d+)\) (?:(terminated with signal)|exited with status) (\d+)")
 _MPD = linear(rb"xit status of rank (\d+): (?:(killed by signal)|return code) (\d+)")
@@ -60,6 +65,7 @@ _MPICH_ABORT = linear(rb"application called MPI_Abort\([^\n,]{1,80}, (-?\d+)\) -
 _MPI_SIGNAL = linear(rb"process rank (\d+) with PID (\d+) on node ([\w.-]{1,253})\s+(exited\s+on\s+signal)\s+(\d+)")
 _SIGNALLED = linear(rb"Received (\d+) death signal, shutting down workers")
 # Signals that a shell or a container reports as exit codes.
+_SIGTERM: Final = 15
 _SHELL_SIGNALS: Final = frozenset({4, 6, 7, 8, 9, 11})
 _MAX: Final = 4096
 # A report repeats a statement two or three times.
@@ -86,7 +92,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: ``stopped`` (by torchrun's signal), ``exit``, ``signalled`` (torchrun received a signal).
-        code: Exit code; negative for a signal.
+        code: Exit code; negative for a signal; None where the report ends before it.
         at: Offset in the chunk; negative in the previous one.
         first: The launcher observed it before all others.
         time: Seconds of the row's clock, without a time zone.
@@ -135,8 +141,10 @@ def _unfinished(text: bytes) -> bytes:
     if at < 0 or text.count(b"\n", at) >= _ROW_LINES:
         return b""
     begin = text.rfind(b"\n", 0, at)
-    row = text[max(near, text.rfind(b"\n", 0, max(0, begin)) + 1) :]
-    return row if next(read_reports(row), None) is None else b""
+    # The title shows that it is the first failure.
+    title = text.rfind(_ROOT, near, at)
+    row = text[max(near, title if title >= 0 else text.rfind(b"\n", 0, max(0, begin)) + 1) :]
+    return row if all(report.code is None for report in read_reports(row)) else b""
 
 
 def read_reports(data: bytes) -> Iterator[Reported]:
@@ -166,19 +174,32 @@ def read_reports(data: bytes) -> Iterator[Reported]:
             if (row := _reported("exit", match, rank=rank, code=code)).code:
                 yield row if row.code > 0 else msgspec.structs.replace(row, code=row.code % 256 or 255)
     yield from _of_mpi(data)
+    yield from _of_torchrun(data)
+
+
+def _of_torchrun(data: bytes) -> Iterator[Reported]:
+    """Yields the ends that torchrun reports."""
+    whole_roots: set[int | None] = set()
     if data.find(b"exitcode") >= 0:
         for match in _numbers(_FAILED, data):
             yield _reported("exit", match, code=1, local_rank=2, pid=3)
-        for match in _numbers(_ROW, data):
-            row = _reported("exit", match, rank=1, local_rank=2, code=3, pid=4)
-            first = _is_root(data, row.at)
-            time = _time(data, row.at) if first else None
-            yield msgspec.structs.replace(row, host=_host(data, row.at), first=first, time=time)
-        for match in _numbers(_FLAT_ROW, data):
-            # The part of a report that a page shows may begin behind the root.
-            if _is_root(data, match[0]):
+        for pattern in (_ROW, _FLAT_ROW):
+            for match in _numbers(pattern, data):
                 row = _reported("exit", match, rank=1, local_rank=2, code=3, pid=4)
-                yield msgspec.structs.replace(row, host=_host(data, row.at), first=True)
+                first = _is_root(data, row.at)
+                # The part of a report that a page shows may begin behind the root.
+                if first or pattern is _ROW:
+                    whole_roots.update({row.rank} if first else ())
+                    time = _time(data, row.at) if first else None
+                    yield msgspec.structs.replace(row, host=_host(data, row.at), first=first, time=time)
+    if data.find(_ROOT) >= 0:
+        for cut in islice(_CUT_ROW.finditer(data), _MAX):
+            rank, local_rank, code = (None if text is None else whole(text, digits=10) for text in cut.groups())
+            if rank is not None and rank not in whole_roots:
+                at = data.rfind(b"rank", 0, cut.start(1))
+                yield Reported(
+                    kind="exit", at=at, rank=rank, local_rank=local_rank, code=code, host=_host(data, at), first=True
+                )
 
 
 def _of_mpi(data: bytes) -> Iterator[Reported]:
@@ -208,7 +229,7 @@ def _of_mpi(data: bytes) -> Iterator[Reported]:
 
 def _is_root(data: bytes, at: int) -> bool:
     """True if a row follows the title of the first observed failure."""
-    title = data.rfind(b"Root Cause (first observed failure)", max(0, at - _MAX_FIRST), at)
+    title = data.rfind(_ROOT, max(0, at - _MAX_FIRST), at)
     return title >= 0 and data.find(b"exitcode", title, at) < 0
 
 
@@ -249,6 +270,34 @@ def first_ranks(reports: Iterable[Reported]) -> set[int]:
     comparable = len(nodes) == len(times) == len(rows) > 1
     latest = min(times) + _BETWEEN_NODES_S if comparable else math.inf
     return {r.rank for r in rows if r.rank is not None and (r.time or 0) <= latest}
+
+
+def facts_of_reports(
+    reported: Collection[tuple[Reported, str]], *, firsts: set[int], stream: str
+) -> Iterator[RankFacts]:
+    """Yields facts from a text's reports with their places: ends, and processes that torchrun stopped.
+
+    ``firsts``: ranks that may have failed first.
+    """
+    stopped = {r.pid for r, _ in reported if r.kind == "stopped"}
+    rows = {r.rank: (r, where) for r, where in reported if r.kind == "exit" and r.rank is not None}
+    own_fault = any(r.code not in {None, 0, -15} and r.pid not in stopped for r, _ in rows.values())
+    for rank, (row, where) in rows.items():
+        signal = -row.code if row.code is not None and row.code < 0 else None
+        by_agent = signal is not None and (row.pid in stopped or (signal == _SIGTERM and own_fault))
+        yield RankFacts(
+            rank=rank,
+            local_rank=row.local_rank,
+            node=row.host,
+            pid=row.pid,
+            state="ended",
+            exit_code=row.code if signal is None else None,
+            signal=signal,
+            killed_by="agent" if by_agent else "foreign" if signal is not None else None,
+            stream=stream,
+            where=where,
+            reported_first=row.first and rank in firsts,
+        )
 
 
 def _numbers(pattern: Linear[bytes], data: bytes) -> Iterator[tuple[int, list[int | None]]]:

@@ -27,6 +27,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     DEATHS,
     DELETED_POD,
     ENDS_OF_THE_REST,
+    ENDS_OTHERS,
     KERNEL_SIGNATURE_IDS,
     LOST_PEER_SLUGS,
     NEVER_CAUSE,
@@ -47,7 +48,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     exit_slug,
     signal_slug,
 )
-from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, without_outlived
+from rankfall.verdict.diagnose.subjects import Subject, of_own_code, without_outlived
 
 PLATFORM: Final = 5
 CONFIRMED: Final = 4
@@ -74,7 +75,7 @@ class Candidate(msgspec.Struct, kw_only=True):
         at: Begin of the failure in nanoseconds by the clock ``stamped``, with ``uncertainty`` seconds.
         support: Number of pieces with the same cause.
         same: Subjects with the same fingerprint, merged here.
-        unordered: True if a strategy chose it without regard to time.
+        unordered: True if a strategy chose it without regard to time, or nothing shows that other ends followed it.
     """
 
     subject: Subject
@@ -166,30 +167,11 @@ def candidate_of(subject: Subject) -> Candidate | None:
         return silent
     if _killed_by_ours(subject) and best.source == "log" and best.slug in WEAK_PRIMARIES:
         return None
-    found = _from_piece(subject, best, pieces)
+    found = from_piece(subject, best, pieces)
     if len(pieces) < len(stood) and found.confidence == "proven" and best.source == "record":
         # That the rank waits for the ended thread is an inference.
         found.confidence = "likely"
     return found
-
-
-def outlived_traceback(subjects: Subjects) -> Candidate | None:
-    """Last whole traceback after which its process continued, as ``suspected``; None if there is none.
-
-    For text without another sign of an end.
-    """
-    found = [
-        (e.at or 0, e.stream or "", e.order or 0, e.id, s, e)
-        for s in subjects.all.values()
-        for e in s.evidence
-        if e.outlived and e.whole and e.slug not in NEVER_CAUSE and cause_info(e.slug).role == "primary"
-    ]
-    if not found:
-        return None
-    *_, subject, piece = max(found, key=lambda row: row[:4])
-    chosen = _from_piece(subject, piece, [piece])
-    chosen.confidence = "suspected"
-    return chosen
 
 
 def _repeats_the_kernel(subject: Subject, piece: Evidence) -> bool:
@@ -212,10 +194,12 @@ def _without_later_faults(subject: Subject, pieces: list[Evidence]) -> list[Evid
 
 
 def _without_ends_after_exception(pieces: list[Evidence]) -> list[Evidence]:
-    """Removes a user's or batch system's end of the job after a failure in the same stream."""
+    """Removes an end by a user, batch system or launcher after a failure in the same stream."""
 
     def follows(end: Evidence) -> bool:
         last = end.slug in ENDS_OF_THE_REST
+        if end.slug == "killed_unknown":
+            return any(ENDS_OTHERS in e.line and surely_after(end, e) for e in pieces)
         return (last or end.signature in STEP_ENDS) and any(
             surely_after(end, e) for e in pieces if of_own_code(e) or (last and e.slug not in ENDS_OF_THE_REST)
         )
@@ -271,7 +255,8 @@ def _without_bare_ends(subject: Subject, pieces: list[Evidence]) -> list[Evidenc
     ]
 
 
-def _from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Candidate:
+def from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Candidate:
+    """Candidate with ``best`` as its line; ``pieces`` support it."""
     trusted = _trusted(best)
     if trusted and cause_info(best.slug).family in {"gpu", "platform", "storage", "network", "memory"}:
         tier = PLATFORM
@@ -332,6 +317,8 @@ def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
         slug = exit_slug(facts.exit_code)
         confidence: Confidence = "suspected" if called_abort(subject.evidence) else "likely"
         return of_fact(subject, slug, SILENT, confidence, f"exit code {facts.exit_code} without an error message")
+    if subject.rank is not None and subject.rank.reported_first and facts.exit_code is None and not explained:
+        return of_fact(subject, "user_exit", SILENT, "suspected", "its launcher reported its failure as the first")
     return None
 
 
@@ -401,8 +388,8 @@ def ended_without_message(candidate: Candidate) -> bool:
         return False
     if called_abort(candidate.subject.evidence):
         return False
-    if facts is not None and facts.exit_code is not None:
-        return facts.stream is not None and facts.exit_code == 1
+    if facts is not None and (facts.exit_code is not None or facts.reported_first):
+        return facts.stream is not None and facts.exit_code in {None, 1}
     return best is not None and best.slot is None and best.exit_code == 1
 
 

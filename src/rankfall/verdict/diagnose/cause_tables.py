@@ -112,6 +112,8 @@ ENDS_ABOVE: Final = frozenset({"unknown.spawn", "unknown.elastic_event"})
 FIRST_ENDS: Final = ENDS_ABOVE | {"unknown.flux_doom", "unknown.mpi_exit", "unknown.paddle_abort"}
 # Likewise, but also a cause: a rank that ended all others.
 ABORTED_ALL: Final = "user_exit.mpi_abort"
+# Of Lightning: it then kills them.
+ENDS_OTHERS: Final = "Forcefully terminating all other processes"
 # A program's own call that ends all its processes.
 OWN_ABORTS: Final = frozenset({ABORTED_ALL, "user_exit.mpich"})
 # Lines without a cause that name the rank that failed.
@@ -153,7 +155,9 @@ LACKS_OF_LINE: Final = MappingProxyType(
 DELETED_POD: Final = "external_signal:deleted pod"
 
 # A launcher's report of an ordinary exit code, or that a rank ended all others.
-BARE_ENDS: Final = frozenset({"user_exit.exit", "user_exit.mpi", *OWN_ABORTS, "unknown.child_failed"})
+BARE_ENDS: Final = frozenset(
+    {"user_exit.exit", "user_exit.mpi", *OWN_ABORTS, "unknown.child_failed", "unknown.mpi_exit"}
+)
 
 # Exceptions of the job's own code that no signature recognizes, or of common types without a traceback: only
 # suspected, but a retry seldom helps.

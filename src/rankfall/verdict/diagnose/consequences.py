@@ -8,38 +8,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-
 from rankfall.model import Evidence, cause_info
-from rankfall.model.evidence import line_place, surely_after
-from rankfall.model.patterns import anchored
+from rankfall.model.evidence import surely_after
 from rankfall.model.timestamps import Moment, order
-from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Root, ended_without_message, text_place
+from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Root
 from rankfall.verdict.diagnose.cause_tables import (
+    ABORTED_ALL,
     DELETED_POD,
     ENDS_OF_THE_REST,
-    HEADS_OF_STACKS,
-    LAST_ERROR,
-    NAMES_A_RANK,
     NEVER_CAUSE,
-    OF_LIBRARY,
     OWN_CODE,
     STEP_ENDS,
     STEP_TAKEN,
     TIMED_OUT,
-    called_abort,
-    reports_code,
 )
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, own_failure, repeats
 
-# Lines of one message, and from one to the next.
-_MAX_MESSAGE_LINES: Final = 4
-_APART: Final = 4
-# Least share of a line that the same message of another speaker begins with, and the beginning of a warning.
-_SAME: Final = 0.8
-_WARNING: Final = anchored(r"\W{0,4}(?:W\d{0,4} |WARN)", limit=64)
 # Codes of SIGABRT, by a launcher of Python and by a shell.
 _ABORTED: Final = frozenset({-6, 134})
+# Ends that a process may have when another one ends it.
+_BY_ABORT: Final = frozenset({"segfault", "native_abort", "killed_unknown"})
 # An unknown exception may be about a lost peer.
 _GENERIC_SPECIFICITY = 30
 _SIGTERM, _SIGKILL = 15, 9
@@ -180,6 +168,24 @@ def _ended_alone_before(silent: Candidate, candidate: Candidate) -> bool:
     return silent.slug == "user_exit" and not silent.same and hooked and silent.before(candidate)
 
 
+def drop_after_abort(candidates: list[Candidate], subjects: Subjects, root: Root) -> list[Candidate]:
+    """Drops crashes and kills that nothing but lines show, after those of another rank that had ended all processes."""
+    ends = [(e, s) for s in subjects.all.values() for e in s.evidence if e.signature == ABORTED_ALL]
+    kept = []
+    for candidate in candidates:
+        best = candidate.best
+        if (
+            candidate.slug in _BY_ABORT
+            and candidate.bare
+            and best is not None
+            and any(by is not candidate.subject and surely_after(best, e) for e, by in ends)
+        ):
+            root.rejected.append((candidate, "another rank had ended all processes"))
+        else:
+            kept.append(candidate)
+    return kept or candidates
+
+
 def drop_ends_of_the_rest(candidates: list[Candidate], root: Root) -> list[Candidate]:
     """Drops ends by a user or batch system that a text shows after the failure of a rank."""
     kept = []
@@ -245,84 +251,6 @@ def first_is_open(chosen: Candidate, others: list[Candidate]) -> bool:
         return any(c.only_reported for c in others)
     killed = chosen.slug == "killed_unknown" and chosen.moment.at is None
     return killed and any(c.slug == chosen.slug for c in others)
-
-
-def lacks_reason(candidate: Candidate) -> bool:
-    """True if the evidence names a failure, but no cause: a library raises for any reason, and a text may end early."""
-    best = candidate.best
-    return (best is not None and best.signature == OF_LIBRARY) or ended_without_message(candidate)
-
-
-def _gave_no_reason(candidate: Candidate) -> bool:
-    """True if nothing but a rank's exit code, by its end or by its SystemExit, states its failure."""
-    best = candidate.best
-    if candidate.tier != SILENT or best is None or best.signal is not None:
-        return False
-    return best.source == "exit" or (best.source == "record" and best.line == f"SystemExit: {best.exit_code}")
-
-
-def last_error(subjects: Subjects, chosen: Candidate) -> Evidence | None:
-    """Last error of a text in which a launcher reports nothing but an exit code, or of a rank that gave no reason."""
-    best, facts = chosen.best, chosen.subject.rank
-    in_text = best is None and facts is not None and facts.stream is not None
-    aborted = chosen.slug == "user_exit" and (in_text or called_abort(chosen.subject.evidence))
-    only_a_code = aborted or (best is not None and reports_code(best) and chosen.slug != OWN_CODE)
-    if ended_without_message(chosen) or only_a_code:
-        nearest = nearest_line(subjects)
-        return nearest if nearest is not None and nearest.fingerprint == LAST_ERROR else None
-    if facts is None or not _gave_no_reason(chosen):
-        return None
-    words = [e for e in chosen.subject.evidence if e.fingerprint == LAST_ERROR]
-    # Programs print their reasons on stderr.
-    return max(words, key=lambda e: (".err" in (e.stream or ""), e.at or 0, e.id), default=None)
-
-
-def nearest_line(subjects: Subjects) -> Evidence | None:
-    """Line to show without a cause: the last error of a text, else the last report of a launcher, else its first stop or fault of an application."""
-    lines = [e for s in subjects.all.values() for e in s.evidence if e.source == "log"]
-    found = [e for e in lines if e.slug == "unknown"]
-    stops = [e for e in lines if e.slug in {"controller_verdict", "peer_teardown", "gpu_app_xid"}]
-    first = min(stops, key=lambda e: (*text_place(e), e.id), default=None)
-    return max(found, key=lambda e: (e.role == "context", e.stream or "", e.order or 0, e.id), default=first)
-
-
-def whole_message(best: Evidence, subjects: Subjects) -> Evidence:
-    """Decisive line with the neighbouring lines about the same cause, as the head of a message before its detail."""
-    place, number = line_place(best.where)
-    if best.source != "log" or number is None or best.whole:
-        return best
-    rows = {number: best.line}
-    for piece in (e for s in subjects.all.values() for e in s.evidence if e.source == "log" and e.slug == best.slug):
-        file, other = line_place(piece.where)
-        if file == place and other is not None and piece.rank in {None, best.rank} and _adds_to(piece.line, best.line):
-            rows.setdefault(other, piece.line)
-    first = last = number
-    while (before := next((n for n in range(first - 1, first - _APART, -1) if n in rows), None)) is not None:
-        first = before
-    while (after := next((n for n in range(last + 1, last + _APART) if n in rows), None)) is not None:
-        last = after
-    block = sorted((n for n in rows if first <= n <= last), key=lambda n: (abs(n - number), n))[:_MAX_MESSAGE_LINES]
-    lines = dict.fromkeys(rows[n] for n in sorted(block))
-    kept = [one for one in lines if one == best.line or not any(one in other for other in lines if other != one)]
-    return msgspec.structs.replace(best, line="\n".join(kept))
-
-
-def _adds_to(other: str, line: str) -> bool:
-    """False for a warning, and for the same message of another time or speaker."""
-    start = round(_SAME * min(len(other), len(line)))
-    return other == line or not (_WARNING.match(other) or other[:start] == line[:start])
-
-
-def named_rank(subjects: Subjects, displayed: Evidence) -> int | None:
-    """Rank that a line without a cause names as failed; None if lines of its kind name several."""
-    signature = HEADS_OF_STACKS.get(displayed.signature or "", displayed.signature)
-    return only_named_rank(subjects, signature) if signature in NAMES_A_RANK else None
-
-
-def only_named_rank(subjects: Subjects, signature: str | None) -> int | None:
-    """The rank that lines with this signature name; None if they name several or none."""
-    named = {e.rank for s in subjects.all.values() for e in s.evidence if e.signature == signature} - {None}
-    return named.pop() if len(named) == 1 else None
 
 
 def _perhaps_stopped_by_torchrun(candidate: Candidate, silent: list[Candidate]) -> bool:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Final
 
-import msgspec
-
 from rankfall.model import Case, Evidence, RankFacts, cause_info
 from rankfall.model.evidence import same_line, surely_after
 from rankfall.model.timestamps import first_of, preceded
@@ -23,15 +21,11 @@ from rankfall.verdict.diagnose.candidates import (
     Root,
     candidate_of,
     ended_without_message,
-    outlived_traceback,
+    from_piece,
     text_place,
 )
 from rankfall.verdict.diagnose.cause_tables import (
-    ABORTED_ALL,
-    ENDS_ABOVE,
     EXIT_SLUGS,
-    FIRST_ENDS,
-    HEADS_OF_STACKS,
     LOST_PEER_SLUGS,
     NEAREST,
     NEVER_CAUSE,
@@ -43,6 +37,7 @@ from rankfall.verdict.diagnose.cause_tables import (
 )
 from rankfall.verdict.diagnose.consequences import (
     after_stop,
+    drop_after_abort,
     drop_ends_after_stop,
     drop_ends_of_the_rest,
     drop_generic_after_death,
@@ -52,7 +47,6 @@ from rankfall.verdict.diagnose.consequences import (
     drop_without_message_beside_death,
     first_is_open,
     is_without_message,
-    only_named_rank,
     without_ends_by_launcher,
     without_stopped_from_outside,
 )
@@ -138,6 +132,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
 def _failures(case: Case, subjects: Subjects, root: Root) -> list[Candidate]:
     """Candidates of ranks that failed, else ranks for which the others waited."""
     candidates = [c for s in subjects.all.values() if (c := candidate_of(s)) is not None]
+    candidates = drop_after_abort(candidates, subjects, root)
     candidates = without_ends_by_launcher(without_stopped_from_outside(candidates, subjects), subjects)
     candidates = drop_ends_after_stop(candidates, root)
     if (left := left_before_joining(candidates, case, subjects)) is not None:
@@ -164,62 +159,6 @@ def _first_of_a_launcher(chosen: Candidate) -> bool:
     """True if one launcher observed this end before the equal ones; launchers of several nodes each have their first."""
     firsts = [s for s in (chosen.subject, *chosen.same) if s.rank is not None and s.rank.reported_first]
     return firsts == [chosen.subject]
-
-
-def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:
-    """Gives a text's cause to the only rank without a complaint, if all others lost a peer after it."""
-    chosen = root.chosen
-    if chosen is None or root.everywhere or root.unnamed:
-        return root
-    best = chosen.best
-    if best is None or best.source != "log" or chosen.subject.rank is not None or best.local_rank is not None:
-        return root
-    killed = [c for c, _ in root.rejected if c.slug == "killed_unknown" and c.subject.rank is not None and c.bare]
-    if chosen.slug == "host_oom" and len(killed) == 1:
-        # One event: the launcher names the task, the batch system the reason.
-        named = msgspec.structs.replace(chosen, subject=killed[0].subject, because="the only rank that was killed")
-        rejected = [row for row in root.rejected if row[0] is not killed[0]]
-        return msgspec.structs.replace(root, chosen=named, rejected=rejected)
-    if (head := HEADS_OF_STACKS.get(best.signature or "")) is not None:
-        rank = only_named_rank(subjects, head)
-        subject = subjects.all.get(("rank", rank)) if rank is not None else None
-        return root if subject is None else _named(root, chosen, subject, "the head of its error stack names the rank")
-    if (subject := _first_to_end(root, chosen, best, subjects)) is not None:
-        return _named(root, chosen, subject, "its launcher names the rank that ended first")
-    waited = [e for s in subjects.all.values() for e in s.complaints if e.slug in LOST_PEER_SLUGS]
-    if cause_info(chosen.slug).family not in _OF_A_RANK or not all(surely_after(e, best) for e in waited):
-        return root
-    suspects = only_consequences(case, subjects).suspects if waited else ()
-    subject = subjects.all.get(("rank", suspects[0])) if len(suspects) == 1 else None
-    if subject is None or chosen.subject.slot_number not in {None, subject.slot_number}:
-        return root
-    return _named(root, chosen, subject, "its rank was found by elimination")
-
-
-def _first_to_end(root: Root, chosen: Candidate, best: Evidence, subjects: Subjects) -> Subject | None:
-    """The rank that a launcher names as the first that ended, if its text has one failure and no other rank's."""
-    if chosen.same or cause_info(chosen.slug).family not in _OF_A_RANK:
-        return None
-    ends = [(s, e) for s in subjects.all.values() for e in s.evidence if e.signature in _NAME_FIRST]
-    named = {s.key: s for s, _ in ends if s.rank_number is not None}
-    # torch prints the exception below its line about the process, others print their line at the end.
-    apart = [e for _, e in ends if not (surely_after(best, e) if e.signature in ENDS_ABOVE else surely_after(e, best))]
-    if len(named) != 1 or apart:
-        return None
-
-    def before_end(e: Evidence) -> bool:
-        follows = all(end.signature not in ENDS_ABOVE and surely_after(e, end) for _, end in ends)
-        return e.signature not in _NAME_FIRST and not follows
-
-    others = any(c.best is not None and before_end(c.best) for c, _ in root.rejected)
-    own = chosen.subject.evidence
-    more = any(e.role == "primary" and e.slug not in {chosen.slug, OWN_CODE} and before_end(e) for e in own)
-    spoke = any(s.complaints for s in subjects.all.values() if s.rank_number is not None and s.key not in named)
-    return None if others or more or spoke else next(iter(named.values()))
-
-
-def _named(root: Root, chosen: Candidate, subject: Subject, because: str) -> Root:
-    return msgspec.structs.replace(root, chosen=msgspec.structs.replace(chosen, subject=subject, because=because))
 
 
 def _in_order(candidates: list[Candidate]) -> list[Candidate]:
@@ -249,8 +188,6 @@ def _weaker(chosen: Candidate, other: Candidate) -> str:
     return "an explicit failure outweighs a silent one" if other.tier == SILENT else "weaker kind of evidence"
 
 
-_NAME_FIRST: Final = FIRST_ENDS | {ABORTED_ALL}
-_OF_A_RANK: Final = frozenset({"user", "data", "memory", "gpu", "unknown"})
 _CRASHES: Final = frozenset({"segfault", "native_abort"})
 # Each rank may have its own.
 _OF_ONE_RANK: Final = frozenset({OWN_CODE, "user_exit", "killed_unknown"})
@@ -273,10 +210,12 @@ def _without_repeated(candidates: list[Candidate]) -> list[Candidate]:
     ranked = [c for c in candidates if c.subject.rank is not None]
     own = {(c.slug, c.subject.slot_number) for c in ranked if c.tier >= CONFIRMED}
     printed = {c.slug for c in ranked} - _OF_ONE_RANK
+    lines = {c.fingerprint for c in ranked if c.slug == OWN_CODE and c.bare}
 
     def repeated(c: Candidate) -> bool:
         slot = c.subject.slot_number
-        return (c.slug, slot) in own or (slot is None and c.tier < CONFIRMED and c.slug in printed)
+        again = c.slug in printed or (c.bare and c.fingerprint in lines)
+        return (c.slug, slot) in own or (slot is None and c.tier < CONFIRMED and again)
 
     return [c for c in candidates if c.subject.rank is not None or not repeated(c)]
 
@@ -307,10 +246,10 @@ def _places(group: list[Candidate]) -> dict[int, tuple[str, int]]:
 
 
 def _place_in_text(candidate: Candidate) -> tuple[str, int]:
-    """Stream and place of a candidate's line; of a whole traceback or a fact without lines only its rank's order."""
+    """Stream and place of a candidate's line; of a record, or a fact without lines, only its rank's order."""
     best = candidate.best
     lines = [e for e in candidate.subject.evidence if e.source == "log"] if best is None else [best]
-    known = lines and (best is None or candidate.bare)
+    known = lines and (best is None or best.source == "log")
     return min(map(text_place, lines)) if known else (str(candidate.order), 0)
 
 
@@ -458,3 +397,22 @@ def only_consequences(case: Case, subjects: Subjects) -> Root:
     if not named and ends_known and subject.rank and own_failure(subject.rank) and _failed_alone(subjects, piece):
         return Root(nearest=(subject, piece), alone=True)
     return Root(nearest=(subject, piece), suspects=suspects, suspect_slots=quiet_slots)
+
+
+def outlived_traceback(subjects: Subjects) -> Candidate | None:
+    """Last whole traceback after which its process continued, as ``suspected``; None if there is none.
+
+    For text without another sign of an end.
+    """
+    found = [
+        (e.at or 0, e.stream or "", e.order or 0, e.id, s, e)
+        for s in subjects.all.values()
+        for e in s.evidence
+        if e.outlived and e.whole and e.slug not in NEVER_CAUSE and cause_info(e.slug).role == "primary"
+    ]
+    if not found:
+        return None
+    *_, subject, piece = max(found, key=lambda row: row[:4])
+    chosen = from_piece(subject, piece, [piece])
+    chosen.confidence = "suspected"
+    return chosen

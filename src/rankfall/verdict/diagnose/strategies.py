@@ -13,8 +13,9 @@ import msgspec
 
 from rankfall.model import Case, Diagnosis, Evidence
 from rankfall.verdict.diagnose.candidates import EXPLICIT, Candidate, Root
+from rankfall.verdict.diagnose.displayed_line import with_silent_rank
 from rankfall.verdict.diagnose.document import MAX_MISSING, assemble
-from rankfall.verdict.diagnose.root_search import find_root, with_silent_rank
+from rankfall.verdict.diagnose.root_search import find_root
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, state_of
 
 _MAX_WORDS: Final = 200
