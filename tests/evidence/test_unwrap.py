@@ -144,6 +144,8 @@ def test_a_collectors_rank_goes_with_the_line_and_two_layers_are_removed():
 def test_the_lines_of_a_recorder_of_events_are_their_data():
     inner = [json.dumps({"event": "line", "data": f"{line}\n", "pipe": "stderr"}) for line in TRACE]
     assert unwrapped(("\n".join(inner) + "\n").encode()) == ("\n".join(TRACE) + "\n").encode()
+    other = "".join(f"{json.dumps({'error': line, 'data': 'none'})}\n" for line in TRACE).encode()
+    assert unwrapped(other) == other
 
 
 def test_a_message_of_several_lines_stays_one_line():

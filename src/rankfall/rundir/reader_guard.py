@@ -11,7 +11,6 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -229,7 +228,7 @@ class ReadingTime:
         self._began = clock()
         self.used = 0.0
 
-    @contextmanager
+    @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
         """Counts the CPU time of the context."""
         before = self._cpu()

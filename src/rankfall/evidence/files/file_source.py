@@ -383,6 +383,8 @@ class TextReader:
         )
         if piece is None:
             return  # A launcher's report of an end is better.
+        if piece.rank is not None and texts.ranks_with_errors(self._tail, since=cut) - {piece.rank}:
+            piece = msgspec.structs.replace(piece, rank=None)
         behind = self._tail[(piece.order or 0) - first :]
         line, _, behind = behind.partition(b"\n")
         if (detail := texts.detail_behind(line, behind)) is not None:

@@ -50,7 +50,6 @@ from rankfall.model import Case, Evidence, RankFacts, RankfallError, UsageError,
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import bounded
 from rankfall.rundir.reader_guard import ReaderGuard
-from rankfall.verdict.diagnose.cause_tables import signal_slug
 from rankfall.verdict.signatures.catalogue import Catalogue, default_catalogue
 from rankfall.verdict.signatures.matcher import SLURM
 
@@ -345,7 +344,6 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
             standings[owner] = where, source.name
     if len(sources) == 1 and not facts:
         found = _on_one_node(sources[0], found)
-    found = _of_only_end(found, [sheet for sheet in facts.values() if sheet.killed_by != "agent"])
     places = {id_: place for source in sources for id_, place in source.places.items()}
     # After the local ranks: a name of one node does not show that there are others.
     found = [_placed(e, places[e.id]) if e.id in places else e for e in found]
@@ -376,16 +374,6 @@ def _rank_in(piece: Evidence) -> int | None:
     patterns = (_SAYS_ITS_RANK, _ABOUT_A_RANK)
     found = {numbers.matched(next(filter(None, m.groups()))) for each in patterns for m in each.finditer(text)}
     return found.pop() if len(found) == 1 else None
-
-
-def _of_only_end(found: list[Evidence], ends: list[RankFacts]) -> list[Evidence]:
-    """Gives the words about a signal the rank of the only end that a launcher reports, if it is by that signal."""
-    if len(ends) != 1 or any(e.rank is not None for e in found):
-        return found
-    slug = signal_slug(ends[0].signal) if ends[0].signal is not None else None
-    return [
-        msgspec.structs.replace(e, rank=ends[0].rank) if e.slug == slug and e.local_rank is None else e for e in found
-    ]
 
 
 def _on_one_node(source: Source, found: list[Evidence]) -> list[Evidence]:

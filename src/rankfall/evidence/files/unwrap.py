@@ -56,7 +56,9 @@ _DATE: Final = anchored(
 _LEAST_DATES: Final = 4
 _FRAME: Final = anchored(rb'[ \t]*File "', limit=96)
 # Keys of the text of an object of a log collector, and of its rank.
-_TEXT_KEYS: Final = ("log", "message", "msg", "textPayload", "@message", "MESSAGE", "body", "line", "text", "data")
+_TEXT_KEYS: Final = ("log", "message", "msg", "textPayload", "@message", "MESSAGE", "body", "line", "text")
+# A recorder of events calls it data, beside the pipe.
+_PIPE_KEYS: Final = (*_TEXT_KEYS, "data")
 _RANK_KEYS: Final = ("rank", "global_rank")
 
 # A terminal's right edge: columns, broken lines that show it, and joined lines of a text.
@@ -296,11 +298,10 @@ def _of_object(line: bytes) -> bytes | None:
         fields = decode(line)
     except msgspec.DecodeError:
         return None
-    text = (
-        next((text for key in _TEXT_KEYS if isinstance(text := fields.get(key), str)), None)
-        if isinstance(fields, dict)
-        else None
-    )
+    if not isinstance(fields, dict):
+        return None
+    keys = _PIPE_KEYS if "pipe" in fields else _TEXT_KEYS
+    text = next((text for key in keys if isinstance(text := fields.get(key), str)), None)
     if text is None or "\n" in (text := text.rstrip("\r\n")):
         return None
     rank = next((value for key in _RANK_KEYS if (value := fields.get(key)) is not None), None)

@@ -210,6 +210,12 @@ def error_lines(text: bytes, *, since: int = 0) -> Iterator[tuple[int, bytes]]:
             yield begin, line
 
 
+def ranks_with_errors(text: bytes, *, since: int = 0) -> set[int]:
+    """Ranks whose prefix is before one of the last lines from byte ``since`` on that resemble an error."""
+    lines = islice(error_lines(text, since=since), _MAX_ERRORS)
+    return {rank for _, line in lines if (rank := parse_prefix(line).rank) is not None}
+
+
 def _is_message(line: bytes) -> bool:
     """False for advice, and for lines of launchers about their processes."""
     return not _NO_ERROR.search(_PLACE.sub(b"", line, count=1)) and not _ADVICE.search(line)

@@ -188,8 +188,9 @@ def _of_torchrun(data: bytes) -> Iterator[Reported]:
                 row = _reported("exit", match, rank=1, local_rank=2, code=3, pid=4)
                 first = _is_root(data, row.at)
                 # The part of a report that a page shows may begin behind the root.
+                if first:
+                    whole_roots.add(row.rank)
                 if first or pattern is _ROW:
-                    whole_roots.update({row.rank} if first else ())
                     time = _time(data, row.at) if first else None
                     yield msgspec.structs.replace(row, host=_host(data, row.at), first=first, time=time)
     if data.find(_ROOT) >= 0:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 HOLD_S: Final = 0.2
 # Seconds that an unfiltered view waits for a stream's rank.
 PATIENCE_S: Final = 5.0
-# Less is the usual interval between ranks that print the same, on a busy machine too.
+# A line that is older than an earlier one by more is late. Less is usual between ranks that print the same, on a busy
+# machine too.
 TOLERANCE_S: Final = 2.0
 # Longest interval between table reads: a change within one file system clock tick is invisible.
 _REREAD_S: Final = 1.0
@@ -51,7 +52,7 @@ _MAX_PROBLEMS: Final = 100
 
 
 class Piece(NamedTuple):
-    """Adjacent lines of one timestamp; ``late``: lines newer by more than the tolerance were yielded before."""
+    """Adjacent lines of one timestamp; ``late``: lines newer by over ``TOLERANCE_S`` were yielded before."""
 
     view: View
     span: Span
@@ -62,9 +63,8 @@ class LineTail:
     """One viewer of one run.
 
     ``hold``: seconds that a line waits for earlier ones. ``patience``: seconds that a stream waits for its rank; None =
-    until its attempt ends. ``tolerance``: seconds by which a line may be out of order without the mark late. ``starts``:
-    offsets, by stream, at which to begin. ``whole``: long lines in pieces, for :meth:`pieces` alone. ``problems``:
-    messages about unreadable data.
+    until its attempt ends. ``starts``: offsets, by stream, at which to begin. ``whole``: long lines in pieces, for
+    :meth:`pieces` alone. ``problems``: messages about unreadable data.
 
     Raises:
         UsageError: The query is invalid.
@@ -78,7 +78,6 @@ class LineTail:
         clock: Callable[[], int] = time.time_ns,
         hold: float = HOLD_S,
         patience: float | None = PATIENCE_S,
-        tolerance: float = TOLERANCE_S,
         starts: Mapping[str, int] | None = None,
         whole: bool = False,
     ) -> None:
@@ -89,7 +88,6 @@ class LineTail:
         self._clock = clock
         self._hold = int(hold * _NS)
         self._patience = None if patience is None else int(patience * _NS)
-        self._tolerance = int(tolerance * _NS)
         self._starts = starts or {}
         self._whole = whole
         self._ended: set[int] = set()
@@ -205,7 +203,7 @@ class LineTail:
             yield Piece(self._views[number], span, late)
 
     def _is_late(self, at: int | None) -> bool:
-        return at is None or at < self._given - self._tolerance
+        return at is None or at < self._given - round(TOLERANCE_S * _NS)
 
     def _fill(self, number: int, now: int, *, final: bool) -> None:
         source = self._feeds[number]

@@ -24,6 +24,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     OWN_CODE,
     called_abort,
     reports_code,
+    signal_slug,
 )
 from rankfall.verdict.diagnose.root_search import only_consequences
 from rankfall.verdict.diagnose.subjects import Subject, Subjects
@@ -111,14 +112,14 @@ def _adds_to(other: str, line: str) -> bool:
 
 def named_rank(subjects: Subjects, displayed: Evidence) -> int | None:
     """Rank that a line without a cause names as failed; None if lines of its kind name several."""
-    signature = HEADS_OF_STACKS.get(displayed.signature or "", displayed.signature)
-    if displayed.fingerprint == LAST_ERROR and displayed.rank is None:
+    if displayed.fingerprint != LAST_ERROR:
+        signature = HEADS_OF_STACKS.get(displayed.signature or "", displayed.signature)
+        return only_named_rank(subjects, {signature}) if signature in NAMES_A_RANK else None
+    if displayed.rank is None:
         return only_named_rank(subjects, FIRST_ENDS)
-    if displayed.fingerprint == LAST_ERROR:
-        spoke = {e.rank for s in subjects.all.values() for e in s.evidence}
-        of_others = displayed.signature != CUT_OFF and _OF_OTHERS.search(displayed.line) is not None
-        return displayed.rank if spoke <= {displayed.rank, None} and not of_others else None
-    return only_named_rank(subjects, {signature}) if signature in NAMES_A_RANK else None
+    spoke = {e.rank for s in subjects.all.values() for e in s.evidence}
+    of_others = displayed.signature != CUT_OFF and _OF_OTHERS.search(displayed.line) is not None
+    return displayed.rank if spoke <= {displayed.rank, None} and not of_others else None
 
 
 def only_named_rank(subjects: Subjects, signatures: Collection[str | None]) -> int | None:
@@ -175,7 +176,7 @@ def _first_to_end(root: Root, chosen: Candidate, best: Evidence, subjects: Subje
     ends = [(s, e) for s in subjects.all.values() for e in s.evidence if e.signature in _NAME_FIRST]
     named = {s.key: s for s, _ in ends if s.rank_number is not None}
     if not named and len({e.fingerprint for e in chosen.subject.evidence if e.whole}) <= 1:
-        named = {s.key: s for s in subjects.all.values() if s.rank is not None and s.rank.reported_first}
+        named = {s.key: s for s in _first_reported(subjects, chosen)}
     # torch prints the exception below its line about the process, others print their line at the end.
     apart = [e for _, e in ends if not (surely_after(best, e) if e.signature in ENDS_ABOVE else surely_after(e, best))]
     if len(named) != 1 or apart:
@@ -190,6 +191,15 @@ def _first_to_end(root: Root, chosen: Candidate, best: Evidence, subjects: Subje
     more = any(e.role == "primary" and e.slug not in {chosen.slug, OWN_CODE} and before_end(e) for e in own)
     spoke = any(s.complaints for s in subjects.all.values() if s.rank_number is not None and s.key not in named)
     return None if others or more or spoke else next(iter(named.values()))
+
+
+def _first_reported(subjects: Subjects, chosen: Candidate) -> list[Subject]:
+    """The ranks whose end torchrun saw first; else the only one whose end a launcher reports, if by the cause's signal."""
+    ended = [(s, s.rank) for s in subjects.all.values() if s.rank is not None and s.rank.state == "ended"]
+    if first := [s for s, facts in ended if facts.reported_first]:
+        return first
+    own = [(s, facts.signal) for s, facts in ended if facts.killed_by != "agent"]
+    return [s for s, signal in own if len(own) == 1 and signal is not None and signal_slug(signal) == chosen.slug]
 
 
 def _named(root: Root, chosen: Candidate, subject: Subject, because: str) -> Root:
