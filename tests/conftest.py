@@ -76,20 +76,23 @@ def _text(path: Path) -> str:
     return path.read_text()
 
 
+_STRENGTHENED: set[tuple[Any, str]] = set()
+
+
 def _with_profile(item: pytest.Item) -> None:
     """Bring the profile to a test with settings of its own, and to a state machine.
 
     Settings that a test names itself win over those of the profile; what the profile must have is put on top here. Hypothesis keeps the settings of a
     test in these attributes and has no public way to change them afterwards.
     """
-    function = getattr(item, "function", None)
+    function: Any = getattr(item, "function", None)
     owner: Any = getattr(item, "cls", None)
-    if owner is not None and hasattr(owner, "settings") and isinstance(owner.settings, settings):
-        owner.settings = _strengthened(owner.settings)
-    name = "_hypothesis_internal_use_settings"
-    own = getattr(function, name, None)
-    if isinstance(own, settings):
-        setattr(function, name, _strengthened(own))
+    for holder, name in ((owner, "settings"), (function, "_hypothesis_internal_use_settings")):
+        own = getattr(holder, name, None)
+        # Items of one parametrized function share its settings.
+        if isinstance(own, settings) and (holder, name) not in _STRENGTHENED:
+            _STRENGTHENED.add((holder, name))
+            setattr(holder, name, _strengthened(own))
 
 
 @functools.cache

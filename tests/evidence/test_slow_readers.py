@@ -256,6 +256,8 @@ def test_i18_one_poll_reads_a_bounded_part_of_all_streams_in_turns(
     monkeypatch.setattr(slot_streams, "CHUNK", chunk)
     monkeypatch.setattr(stream_reader, "CHUNK", chunk)
     monkeypatch.setattr("rankfall.evidence.attempt.observer.POLL_BYTES", 2 * chunk)
+    # On a busy machine a poll would end by its time, not by its bytes.
+    monkeypatch.setattr("rankfall.evidence.attempt.observer.POLL_S", 600.0)
     attempt = Attempt(tmp_path)
     for number in range(3):
         attempt.write(f"{number}.out.log", PLAIN * (4 * chunk // len(PLAIN)))
