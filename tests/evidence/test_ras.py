@@ -220,6 +220,12 @@ def test_i32_p7_numbers_of_a_communicator_are_no_ranks_of_the_job() -> None:
     assert ras_evidence(records, ranks=same[:7] + same[:0], attempt=1) == []
 
 
+def test_i32_p7_a_row_that_does_not_state_its_blocks_property_counts_for_nothing() -> None:
+    row = "Rank 7 has launched up to operation 60 -- GPU 3 managed by process 1007 on node node1"
+    text = f"  Communicator ranks have different status\n  6 ranks have launched up to operation 6649\n  {row}"
+    assert found(text, text, world=8) == []
+
+
 LINES = sorted({line for text in (STOPPED, NAMED, LAGGING, ONE, INIT, TEARDOWN, OTHER) for line in text.split("\n")})
 
 

@@ -100,21 +100,25 @@ def read_report(text: str) -> Report:
             part, value = different[1] or different[2], None
             values[name, part] = Counts()
         elif (same := _SAME.match(line)) is not None and (name, part) in values:
-            value = _value(same[2], same[3], same[4])
-            values[name, part].all.add(value)
+            value = _value(part, same[2], same[3], same[4])
+            if value is not None:
+                values[name, part].all.add(value)
         elif (rank := _RANK.match(line)) is not None:
             member = _Member(whole(rank[1]), size, whole(rank[5]))
             if part == "missing":
                 missing.append((member, f"is missing in communicator {name}"))
             elif (name, part) in values:
-                own = _value(rank[2], rank[3], rank[4]) if rank[2] or rank[3] or rank[4] else value
+                own = _value(part, rank[2], rank[3], rank[4]) if rank[2] or rank[3] or rank[4] else value
                 if own is not None:
                     values[name, part].named[member] = own
                     values[name, part].all.add(own)
     return Report(missing, values)
 
 
-def _value(status: str | None, count: str | None, none: str | None) -> int:
+def _value(part: str, status: str | None, count: str | None, none: str | None) -> int | None:
+    """Stage or number of operations; None for a row that does not state its block's property."""
+    if (part == "status") != (status is not None):
+        return None
     if status is not None:
         return _STAGES.get(status, max(_STAGES.values()))
     return 0 if none else whole(count) or 0

@@ -124,7 +124,11 @@ class ReportReader:
         first, text = self._first, self._first + data if self._first else data
         found: list[Reported] = []
         if speaks or first:
+            # The begun row may follow whole statements on its lines.
+            given = {(one.kind, one.at, one.code) for one in read_reports(first)} if first else frozenset()
             for one in read_reports(text):
+                if (one.kind, one.at, one.code) in given:
+                    continue
                 key = (one.kind, one.pid, one.rank, one.local_rank, one.code)
                 count = self._seen.get(key, 0)
                 if count < _MAX_REPEATS and (count or len(self._seen) < _MAX):

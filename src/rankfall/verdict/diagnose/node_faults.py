@@ -125,7 +125,7 @@ def _independent(fault: Candidate, fall: _Fall, others: list[tuple[Candidate, _F
         if fall.victim and real:
             return f"what ran on {_node(fault)} failed only as a consequence of another failure"
         return f"nothing on {_node(fault)} had failed by itself" if real or (stuck and not fall.victim) else None
-    for other, its in real:
+    for other, its in sorted(real, key=lambda row: row[0].order):
         if order(its.until, fall.since) == "before":
             return f"{_who(other)} had failed before anything on {_node(fault)} did"
         if of_own_code(other.best) and order(fall.until, its.since) != "before":
