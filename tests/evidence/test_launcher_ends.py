@@ -180,6 +180,37 @@ def test_i23_p2_a_step_that_was_cancelled_first_stays_cancelled(located):
     assert located(f"step 1\n{CANCELLED}srun: error: gpu-17: task 3: Killed\n")[0] == "cancelled"
 
 
+BELOW_SRUN = f"srun: error: gpu-11: task 2: Exited with exit code 1\nsrun: Terminating StepId=77.0\n{CANCELLED}"
+
+
+def test_i23_p2_sruns_report_of_a_launcher_below_it_is_no_other_failure(located):
+    killed = "mpirun noticed that process rank 0 with PID 30211 on node node01 exited on signal 9 (Killed).\n"
+    assert located(killed + BELOW_SRUN)[:2] == ("killed_unknown", 0)
+    table = """Root Cause (first observed failure):
+[0]:
+  time      : 2025-08-01_11:36:44
+  host      : host-1
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 11311)
+  error_file: <N/A>
+"""
+    assert located(table + BELOW_SRUN) == ("unknown", 0, 0, "host-1")
+
+
+def test_i23_p2_a_task_that_exits_after_the_time_outs_of_others_is_no_cause(located):
+    watchdog = "[rank{0}]:[E1206 19:21:0{0}.1 ProcessGroupNCCL.cpp:616] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran for 600026 milliseconds before timing out.\n"
+    text = watchdog.format(0) + watchdog.format(3)
+    assert located(text + BELOW_SRUN)[:2] == ("collective_timeout", None)
+    # Before the time-outs it may be the cause.
+    first = "srun: error: gpu-11: task 2: Exited with exit code 1\n"
+    assert located(first + text)[:2] == ("unknown", 2)
+
+
+@pytest.mark.parametrize(("code", "slug"), [(9, "killed_unknown"), (11, "segfault"), (1, "unknown")])
+def test_i23_p2_hydra_shows_a_signal_as_a_code(located, code, slug):
+    assert located(f"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   EXIT CODE: {code}\n")[0] == slug
+
+
 def test_i23_p2_a_time_limit_is_neither_a_kill_nor_a_failure_of_a_task(located):
     limit = "slurmstepd: error: *** STEP 77.0 ON gpu-11 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
     assert located(f"step 1\n{limit}{OTHERS}srun: error: gpu-17: task 3: Killed\n")[0] == "walltime_or_requeue"

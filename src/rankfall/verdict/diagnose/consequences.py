@@ -220,13 +220,14 @@ def without_ends_by_launcher(candidates: list[Candidate], subjects: Subjects) ->
         if best is None or best.source != "log" or not any(s is not own for s, _ in spoke[:2]):
             return False
         # A watchdog's abort is reported after the time-outs; an abort that caused them is reported before.
-        if best.signature == "killed_unknown.srun" or (
-            best.signature == "native_abort.exit" and best.exit_code in _ABORTED
-        ):
-            return all(
-                e.slug in TIMED_OUT and surely_after(best, e) for s, words in spoke if s is not own for e in words
-            )
-        if candidate.slug != "user_exit" or best.exit_code != 1:
+        code = candidate.slug == "user_exit" and best.exit_code == 1
+        if (
+            best.signature == "killed_unknown.srun"
+            or (best.signature == "native_abort.exit" and best.exit_code in _ABORTED)
+            or (code and (own.rank is None or own.rank.state != "ended"))
+        ) and all(e.slug in TIMED_OUT and surely_after(best, e) for s, words in spoke if s is not own for e in words):
+            return True
+        if not code:
             return False
         # A complaint without a rank may be this rank's.
         return (own.rank is None and best.local_rank is None) or any(
@@ -241,8 +242,11 @@ def is_without_message(candidate: Candidate) -> bool:
 
     If several ended so, none is named: the lost peer may hang or have exited with 0.
     """
-    facts = candidate.subject.rank
-    return candidate.tier == SILENT and candidate.slug == "user_exit" and facts is not None and facts.exit_code == 1
+    facts, best = candidate.subject.rank, candidate.best
+    code = facts.exit_code if facts is not None else None
+    if best is not None and (facts is None or facts.state != "ended"):
+        code = best.exit_code
+    return candidate.tier == SILENT and candidate.slug == "user_exit" and code == 1
 
 
 def first_is_open(chosen: Candidate, others: list[Candidate]) -> bool:

@@ -330,9 +330,9 @@ def _of_srun(evidence: Sequence[Evidence]) -> Iterable[Evidence]:
 
 
 def _launcher_end(piece: Evidence) -> bool:
-    """True for a launcher's report in a file that a rank failed."""
+    """True for a launcher's report in a file that a task failed; of a launcher below srun, whose report is above, too."""
     ended = piece.exit_code is not None or piece.signal is not None
-    return ended and piece.source == "log" and piece.slot is None and piece.role == "primary"
+    return ended and piece.source == "log" and piece.slot is None and piece.role != "secondary"
 
 
 def _renamed(piece: Evidence, slug: str) -> Evidence:
