@@ -76,6 +76,7 @@ def _text(path: Path) -> str:
     return path.read_text()
 
 
+# Settings that have the profile: classes and functions, each with the name of its attribute.
 _STRENGTHENED: set[tuple[Any, str]] = set()
 
 
@@ -95,7 +96,6 @@ def _with_profile(item: pytest.Item) -> None:
             setattr(holder, name, _strengthened(own))
 
 
-@functools.cache
 def _strengthened(own: settings) -> settings:
     if EXAMPLES == "explore":
         return settings(own, max_examples=own.max_examples * EXPLORE_TIMES)

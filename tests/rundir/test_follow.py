@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rankfall.model import JobSpec
 from rankfall.rundir import RunDir, Writer
 from rankfall.rundir.lines import Line, LineQuery, LineTail, read_lines
-from rankfall.rundir.lines.follow import PATIENCE_S, TOLERANCE_S
+from rankfall.rundir.lines.follow import RANK_WAIT_S, TOLERANCE_S
 from rankfall.rundir.streams.content import Raw
 from support.helpers import wait_until
 from support.stream_files import FakeStream, row, stream
@@ -50,7 +50,7 @@ def test_each_line_comes_exactly_once_whatever_the_poll_moments(steps: list[tupl
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         run_dir = RunDir.create(JobSpec(command=("a",)), home=Path(folder))
-        follower = LineTail(run_dir, LineQuery(), clock=clock, patience=0)
+        follower = LineTail(run_dir, LineQuery(), clock=clock, rank_wait=0)
         streams: dict[int, FakeStream] = {}
         seen: list[Line] = []
         for what, number, data in steps:
@@ -184,7 +184,7 @@ def test_an_unfiltered_view_waits_a_while_for_the_rank_and_then_shows_the_line_w
     writer.put_streams([row(run_dir, known, 0)])
     clock.pass_(0.5)
     assert [line.rank for line in follower.poll()] == [0]
-    clock.pass_(PATIENCE_S)
+    clock.pass_(RANK_WAIT_S)
     (line,) = follower.poll()
     assert (line.rank, line.stream[-9:], line.late) == (None, "1.out.log", False)
 

@@ -159,7 +159,7 @@ def test_every_line_once_through_cuts_and_kills(way, data, tmp_path_factory):
     assert (log.cursor.lines, log.cursor.gaps) == (len(lines), 0)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     gaps=st.lists(st.integers(0, NS), min_size=3, max_size=60),
     again=st.integers(0, 50),

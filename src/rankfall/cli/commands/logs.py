@@ -25,7 +25,7 @@ from rankfall.model.exit_codes import LINES_LOST, SUCCESS
 from rankfall.rundir import RunDir
 from rankfall.rundir.incomplete import lost_of_run, sentences, waiting
 from rankfall.rundir.lines import LineQuery, LineTail, read_blocks
-from rankfall.rundir.lines.follow import PATIENCE_S
+from rankfall.rundir.lines.follow import RANK_WAIT_S
 
 if TYPE_CHECKING:
     from rankfall.cli.live_area import BarView
@@ -340,8 +340,8 @@ def follow_lines(
 ) -> None:
     """Writes new lines until the run (or ``over``) ends, then the remaining ones."""
     over = over or (lambda: state_of(directory) in FINAL_STATES)
-    patience = PATIENCE_S if directory.foreign is None else _FOREIGN_RANK_WAIT_S
-    tail_lines = LineTail(directory, query, patience=patience)
+    rank_wait = RANK_WAIT_S if directory.foreign is None else _FOREIGN_RANK_WAIT_S
+    tail_lines = LineTail(directory, query, rank_wait=rank_wait)
     warned = False
     while True:
         before = time.thread_time()

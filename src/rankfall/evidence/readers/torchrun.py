@@ -113,7 +113,9 @@ class ReportReader:
     """Reads the statements in one stream; its chunks come in order, split between lines."""
 
     def __init__(self) -> None:
+        # The row that a chunk cuts, and the statements before its code that were returned with it.
         self._first = b""
+        self._given: frozenset[tuple[str, int]] = frozenset()
         self._seen: dict[tuple[object, ...], int] = {}
 
     def push(self, data: bytes, *, speaks: bool) -> list[Reported]:
@@ -124,31 +126,32 @@ class ReportReader:
         first, text = self._first, self._first + data if self._first else data
         found: list[Reported] = []
         if speaks or first:
-            # The begun row may follow whole statements on its lines.
-            given = {(one.kind, one.at, one.code) for one in read_reports(first)} if first else frozenset()
             for one in read_reports(text):
-                if (one.kind, one.at, one.code) in given:
+                if one.code is None and (one.kind, one.at) in self._given:
                     continue
                 key = (one.kind, one.pid, one.rank, one.local_rank, one.code)
                 count = self._seen.get(key, 0)
                 if count < _MAX_REPEATS and (count or len(self._seen) < _MAX):
                     self._seen[key] = count + 1
                     found.append(msgspec.structs.replace(one, at=one.at - len(first)) if first else one)
-        self._first = _unfinished(text)
+        self._first, self._given = _unfinished(text)
         return found
 
 
-def _unfinished(text: bytes) -> bytes:
-    """Begun row at the end of a chunk; empty if there is none."""
+def _unfinished(text: bytes) -> tuple[bytes, frozenset[tuple[str, int]]]:
+    """Begun row at the end of a chunk, empty if there is none; kind and offset of each statement in it, all without a code."""
     near = max(0, len(text) - _MAX_FIRST)
     at = max(text.rfind(words, near) for words in _FIRST_LINES)
     if at < 0 or text.count(b"\n", at) >= _ROW_LINES:
-        return b""
+        return b"", frozenset()
     begin = text.rfind(b"\n", 0, at)
     # The title shows that it is the first failure.
     title = text.rfind(_ROOT, near, at)
     row = text[max(near, title if title >= 0 else text.rfind(b"\n", 0, max(0, begin)) + 1) :]
-    return row if all(report.code is None for report in read_reports(row)) else b""
+    reports = [*read_reports(row)]
+    if any(one.code is not None for one in reports):
+        return b"", frozenset()
+    return row, frozenset((one.kind, one.at) for one in reports)
 
 
 def read_reports(data: bytes) -> Iterator[Reported]:

@@ -341,7 +341,7 @@ class AllRanksFile:
             LineQuery(attempt="all"),
             clock=self._clock,
             hold=self._hold,
-            patience=None,
+            rank_wait=None,
             starts=self._now.offsets,
             whole=True,
         )

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 HOLD_S: Final = 0.2
 # Seconds that an unfiltered view waits for a stream's rank.
-PATIENCE_S: Final = 5.0
+RANK_WAIT_S: Final = 5.0
 # A line that is older than an earlier one by more is late. Less is usual between ranks that print the same, on a busy
 # machine too.
 TOLERANCE_S: Final = 2.0
@@ -62,7 +62,7 @@ class Piece(NamedTuple):
 class LineTail:
     """One viewer of one run.
 
-    ``hold``: seconds that a line waits for earlier ones. ``patience``: seconds that a stream waits for its rank; None =
+    ``hold``: seconds that a line waits for earlier ones. ``rank_wait``: seconds that a stream waits for its rank; None =
     until its attempt ends. ``starts``: offsets, by stream, at which to begin. ``whole``: long lines in pieces, for
     :meth:`pieces` alone. ``problems``: messages about unreadable data.
 
@@ -77,7 +77,7 @@ class LineTail:
         *,
         clock: Callable[[], int] = time.time_ns,
         hold: float = HOLD_S,
-        patience: float | None = PATIENCE_S,
+        rank_wait: float | None = RANK_WAIT_S,
         starts: Mapping[str, int] | None = None,
         whole: bool = False,
     ) -> None:
@@ -87,7 +87,7 @@ class LineTail:
         self._query = query
         self._clock = clock
         self._hold = int(hold * _NS)
-        self._patience = None if patience is None else int(patience * _NS)
+        self._rank_wait = None if rank_wait is None else int(rank_wait * _NS)
         self._starts = starts or {}
         self._whole = whole
         self._ended: set[int] = set()
@@ -285,7 +285,7 @@ class LineTail:
         return view if view.useful else None
 
     def _waits(self, name: StreamName, waited: int) -> bool:
-        return name.attempt not in self._ended if self._patience is None else waited < self._patience
+        return name.attempt not in self._ended if self._rank_wait is None else waited < self._rank_wait
 
     def _read_tables(self, now: int, *, patient: bool) -> None:
         names, attempts = self._names, self._attempts
@@ -310,7 +310,7 @@ class LineTail:
                 unknown = [name for name in names if name.attempt == number and name.stream not in self._ranges]
                 self._ranges.update(known_ranges(self._run_dir, tables, number, unknown))
                 self._wanted[number] = wanted_ranks(self._run_dir, tables, self._query, number)
-            if self._patience is None:
+            if self._rank_wait is None:
                 self._ended = {row.attempt for row in tables.attempts() if row.ended is not None}
             for problem in tables.problems:
                 self._note(problem)

@@ -220,19 +220,17 @@ def without_ends_by_launcher(candidates: list[Candidate], subjects: Subjects) ->
         if best is None or best.source != "log" or not any(s is not own for s, _ in spoke[:2]):
             return False
         # A watchdog's abort is reported after the time-outs; an abort that caused them is reported before.
+        others = [(s, e) for s, words in spoke if s is not own for e in words]
         code = candidate.slug == "user_exit" and best.exit_code == 1
-        if (
-            best.signature == "killed_unknown.srun"
-            or (best.signature == "native_abort.exit" and best.exit_code in _ABORTED)
-            or (code and (own.rank is None or own.rank.state != "ended"))
-        ) and all(e.slug in TIMED_OUT and surely_after(best, e) for s, words in spoke if s is not own for e in words):
+        aborted = best.signature == "native_abort.exit" and best.exit_code in _ABORTED
+        in_text = code and (own.rank is None or own.rank.state != "ended")
+        if (best.signature == "killed_unknown.srun" or aborted or in_text) and all(
+            e.slug in TIMED_OUT and surely_after(best, e) for _, e in others
+        ):
             return True
-        if not code:
-            return False
         # A complaint without a rank may be this rank's.
-        return (own.rank is None and best.local_rank is None) or any(
-            surely_after(best, e) for s, words in spoke if s.rank is None and s is not own for e in words
-        )
+        unnamed = own.rank is None and best.local_rank is None
+        return code and (unnamed or any(s.rank is None and surely_after(best, e) for s, e in others))
 
     return [c for c in candidates if not follows(c)]
 
@@ -242,10 +240,9 @@ def is_without_message(candidate: Candidate) -> bool:
 
     If several ended so, none is named: the lost peer may hang or have exited with 0.
     """
-    facts, best = candidate.subject.rank, candidate.best
-    code = facts.exit_code if facts is not None else None
-    if best is not None and (facts is None or facts.state != "ended"):
-        code = best.exit_code
+    facts = candidate.subject.rank
+    end = facts if facts is not None and facts.state == "ended" else candidate.best
+    code = None if end is None else end.exit_code
     return candidate.tier == SILENT and candidate.slug == "user_exit" and code == 1
 
 

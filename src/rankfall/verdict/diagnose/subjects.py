@@ -330,7 +330,7 @@ def _of_srun(evidence: Sequence[Evidence]) -> Iterable[Evidence]:
 
 
 def _launcher_end(piece: Evidence) -> bool:
-    """True for a launcher's report in a file that a task failed; of a launcher below srun, whose report is above, too."""
+    """True for a report in a file that a task failed; it is context where the task is a launcher with its own report."""
     ended = piece.exit_code is not None or piece.signal is not None
     return ended and piece.source == "log" and piece.slot is None and piece.role != "secondary"
 
