@@ -64,7 +64,7 @@ def test_help_loads_nothing_but_the_option_parser() -> None:
     modules = loaded("--help")
     ours = {name for name in modules if name.startswith("rankfall")}
     assert ours == {"rankfall", "rankfall.cli", "rankfall.cli.app", "rankfall.cli.console", "rankfall.render", "rankfall.render.formatting"}  # fmt: skip
-    loads_none(modules, {"yaml", "re2", "sqlite3", "asyncio", "torch", "hypothesis"})
+    loads_none(modules, {"msgspec", "tempfile", "yaml", "re2", "sqlite3", "asyncio", "torch", "hypothesis"})
 
 
 @pytest.mark.parametrize("verb", ["ps", "status", "logs"])

@@ -7,13 +7,13 @@ import pytest
 
 from nodes.cluster import SECOND, Cluster
 from rankfall.model.node_health.records import MANUAL_CODE, NodeHealth, OpenCause
-from rankfall.nodes.rules import manual_actions
+from rankfall.nodes import commands
 from rankfall.nodes.rules.node_objects import json_patch
 from rankfall.nodes.rules.node_state import CheckRound
 from rankfall.nodes.rules.policy import Policy
 
 
-def order(cluster: Cluster, done: manual_actions.ManualChange) -> str:
+def order(cluster: Cluster, done: commands.ManualChange) -> str:
     """Apply it as the command does."""
     if done.patch is not None:
         node = cluster.nodes[done.patch.node]
@@ -28,7 +28,7 @@ def order(cluster: Cluster, done: manual_actions.ManualChange) -> str:
 def taint(cluster: Cluster, name: str, reason: str = "smells burnt") -> str:
     return order(
         cluster,
-        manual_actions.taint(
+        commands.taint_patch(
             cluster.view(name), reason=reason, by="ann", rules=cluster.rules, policy=cluster.policy, now=cluster.now
         ),
     )
@@ -37,7 +37,7 @@ def taint(cluster: Cluster, name: str, reason: str = "smells burnt") -> str:
 def clear(cluster: Cluster, name: str, cause: str | None = None) -> str:
     return order(
         cluster,
-        manual_actions.clear(
+        commands.clear_patch(
             cluster.view(name), cause=cause, rules=cluster.rules, policy=cluster.policy, now=cluster.now
         ),
     )
@@ -136,7 +136,7 @@ def test_a_full_record_counts_what_a_persons_word_pushed_out():
     cluster = Cluster()
     causes = tuple(OpenCause(code="xid/79", device=f"gpu {n}", due_at=1, last_at=cluster.now) for n in range(16))
     view = cluster.view("n1")
-    done = manual_actions.taint(
+    done = commands.taint_patch(
         msgspec.structs.replace(view, record=NodeHealth(causes=causes)),
         reason="x",
         by="ann",

@@ -11,8 +11,8 @@ from kube.apiserver import answer, refuse, serving
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import Conflict
 from rankfall.model.node_health.records import ANNOTATION, NodeHealth, encode_health
+from rankfall.nodes import commands
 from rankfall.nodes.node_writes import write_condition, write_node
-from rankfall.nodes.rules import manual_actions
 from rankfall.nodes.rules.fault_rules import packaged
 from rankfall.nodes.rules.node_objects import OPT_OUT, read_node, status
 from rankfall.nodes.rules.policy import Policy, Taint
@@ -112,7 +112,7 @@ def test_health_s18_record_and_taint_go_in_one_request_at_the_version_that_was_r
             found = answer(200, {"metadata": {}})
             server.plays(found, refuse(409, "Conflict"), found, found)
             node = read_node({"metadata": {"name": "n1", "resourceVersion": "7"}}, policy=POLICY)
-            done = manual_actions.taint(node.view, reason="r", by="ann", rules=packaged(), policy=POLICY, now=10**18)
+            done = commands.taint_patch(node.view, reason="r", by="ann", rules=packaged(), policy=POLICY, now=10**18)
             assert done.patch is not None
             await write_node(kube, done.patch, node=node, policy=POLICY)
             with pytest.raises(Conflict):

@@ -168,10 +168,12 @@ def test_a_signal_to_a_detached_supervisor_cancels(bench: Bench, alone: list[int
     wait_until(lambda: gone(alone[0]), timeout=WAIT, what="the supervisor gone")
 
 
-def test_a_hangup_hands_the_run_to_a_detached_supervisor(bench: Bench, alone: list[int]) -> None:
+# The second name is the one by which a supervisor of the previous version hands its run over.
+@pytest.mark.parametrize("module", ["rankfall.supervisor", "rankfall.supervise"])
+def test_a_hangup_hands_the_run_to_a_detached_supervisor(bench: Bench, alone: list[int], module: str) -> None:
     leave = bench.folder / "leave"
     run = bench.run_dir(bench.spec(f"print('here', flush=True)\n{waits_for(leave)}"))
-    command = [sys.executable, "-m", "rankfall.supervisor", str(run.path)]
+    command = [sys.executable, "-m", module, str(run.path)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as first:
         until_output(run)
         first.send_signal(signal.SIGHUP)

@@ -114,9 +114,11 @@ def test_that_it_does_not_start_is_said_with_what_to_do(run, monkeypatch):
         expiry.spawn(run)
 
 
-def test_the_module_starts_it_as_a_process(tmp_path):
+# The second name is the one that a supervisor of the previous version starts.
+@pytest.mark.parametrize("module", ["rankfall.supervisor.attended.ttl", "rankfall.supervise.expiry"])
+def test_the_module_starts_it_as_a_process(tmp_path, module):
     run = made(tmp_path, state=None)
-    command = [sys.executable, "-P", "-m", "rankfall.supervisor.attended.ttl", str(run.path)]
+    command = [sys.executable, "-P", "-m", module, str(run.path)]
     subprocess.run(command, check=True, timeout=scaled(60))
     log = run.path / expiry.LOG_NAME
     wait_until(

@@ -11,10 +11,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-import shlex
 import sys
-import tempfile
-import traceback
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -121,6 +118,8 @@ def _meant(ctx: click.Context, args: list[str]) -> list[str]:
 
     if is_there(word):
         verb = "run" if word.endswith(".py") else "run -f" if word.endswith((".yaml", ".yml")) else "why"
+        import shlex  # noqa: PLC0415
+
         raise _Answer(f"there is no command {word[:60]!r}: use rankfall {verb} {shlex.quote(word)[:200]}")
     import difflib  # noqa: PLC0415
 
@@ -341,6 +340,8 @@ def _known(error: Exception) -> int | None:
     from rankfall.model.errors import JobFailed, RankfallError  # noqa: PLC0415
 
     if console.verbose and isinstance(error, RankfallError):
+        import traceback  # noqa: PLC0415
+
         traceback.print_exception(error)
     if isinstance(error, JobFailed):
         return _report(error.message, error.hint, error.code)
@@ -359,6 +360,9 @@ def _report(message: str, hint: str | None, code: int) -> int:
 
 
 def _defect(error: BaseException) -> int:
+    import tempfile  # noqa: PLC0415
+    import traceback  # noqa: PLC0415
+
     text = "".join(traceback.format_exception(error))
     if console.verbose:
         console.say(text)

@@ -12,8 +12,6 @@ import threading
 from collections.abc import Iterator
 from typing import IO, Any
 
-import msgspec
-
 from rankfall.render.formatting import wants_color
 
 # Seconds without a word.
@@ -32,6 +30,8 @@ class Output(enum.StrEnum):
 
 def document(data: Any, output: Output, *, compact: bool = False) -> str:
     """Formats a struct or builtins as JSON (``compact``: on one line) or YAML with final newline."""
+    import msgspec  # noqa: PLC0415 - a quarter of the start of --help
+
     if output is Output.YAML:
         import yaml  # noqa: PLC0415
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from rankfall.model import LockHeld, RankfallError, numbers
 from rankfall.rundir import RunDir
 from rankfall.rundir.lease import private
-from rankfall.supervisor.detach import HELD, LOG_NAME
+from rankfall.supervisor import HELD, LOG_NAME
 from rankfall.supervisor.requests import Control
 from rankfall.supervisor.run_events import Event
 from rankfall.supervisor.supervise import supervise

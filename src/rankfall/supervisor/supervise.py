@@ -252,7 +252,7 @@ def supervise(
                         compress_ended_runs(run_dir)
                     done(run_dir)
             if own.release_request == "hand_over" and not run_dir.spec.unattended and outcome.state not in FINAL_STATES:
-                from rankfall.supervisor.detach import spawn_detached  # noqa: PLC0415
+                from rankfall.supervisor import spawn_detached  # noqa: PLC0415
 
                 spawn_detached(run_dir)
             if notifier is not None and outcome.state in FINAL_STATES:

@@ -28,8 +28,7 @@ from rankfall.client import complete, create_run
 from rankfall.model import FINAL_STATES, JobSpec, RankfallError, UsageError, decoding
 from rankfall.render.escape import one_line
 from rankfall.rundir import RunDir, default_home, home
-from rankfall.supervisor import spawn_detached
-from rankfall.supervisor.detach import LOG_NAME
+from rankfall.supervisor import LOG_NAME, spawn_detached
 from rankfall.supervisor.requests import refuse_foreign
 
 # The first other word ends the flags.

@@ -20,7 +20,7 @@ from rankfall.backends.registry import backend_for
 from rankfall.model import FINAL_STATES, InfrastructureError, RankfallError
 from rankfall.rundir import RunDir
 from rankfall.rundir.lease import append_to, make_folder, private
-from rankfall.supervisor.detach import LOG_NAME
+from rankfall.supervisor import LOG_NAME
 
 _NS: Final = 1_000_000_000
 # Seconds between checks of the adjustable clock, and between retries.

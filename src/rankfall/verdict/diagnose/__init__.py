@@ -1,17 +1,35 @@
 """Derives a verdict from evidence (errors.md section 5). Pure.
 
-Evidence in any order, with duplicates, gives the same verdict. A job's strategy cannot change scope or "no
-failure".
+Evidence in any order, with duplicates, gives the same verdict. A strategy chooses the root: ``causal`` weighs evidence,
+others follow a simple rule. If one fails, ``causal`` replaces it, and the verdict reports that. A strategy cannot
+change scope or "no failure".
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Final, Literal
 
-from rankfall.model import Case, Cause, Confidence, Decision, Decisive, Diagnosis, Proof, RunState, Verdict
-from rankfall.verdict.diagnose.document import MAX_PROOF, as_proof
-from rankfall.verdict.diagnose.strategies import BUILT_IN, CAUSAL, EARLIEST, FIRST_LISTED, Pick, Strategy, ask
-from rankfall.verdict.diagnose.subjects import Subjects, state_of
+import msgspec
+
+from rankfall.model import (
+    Case,
+    Cause,
+    Confidence,
+    Decision,
+    Decisive,
+    Diagnosis,
+    Evidence,
+    Proof,
+    RunState,
+    Verdict,
+)
+from rankfall.verdict.diagnose.candidates import EXPLICIT, Candidate, Root
+from rankfall.verdict.diagnose.displayed_line import with_silent_rank
+from rankfall.verdict.diagnose.document import MAX_MISSING, MAX_PROOF, as_proof, assemble
+from rankfall.verdict.diagnose.root_search import find_root
+from rankfall.verdict.diagnose.subjects import Subject, Subjects, state_of
 
 __all__ = [
     "BUILT_IN",
@@ -24,6 +42,138 @@ __all__ = [
     "not_begun",
     "stopped_on_request",
 ]
+
+
+_MAX_WORDS: Final = 200
+
+# Maps a failed attempt to its diagnosis, or None.
+Pick = Callable[[Case], Diagnosis | None]
+
+
+class Strategy(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule with its name.
+
+    Attributes:
+        name: Value of ``strategy`` in a job spec.
+        pick: For failed attempts only; must not change the case.
+    """
+
+    name: str
+    pick: Pick
+
+
+def causal(case: Case) -> Diagnosis:
+    """Applies cause before time: clocks only break ties (errors.md section 5)."""
+    subjects = Subjects(case)
+    return assemble(case, subjects, with_silent_rank(find_root(case, subjects), case, subjects))
+
+
+def earliest(case: Case) -> Diagnosis | None:
+    """Chooses the record whose exception was raised first, never one without a time; None without records.
+
+    At most ``likely``, ``suspected`` within the clocks' error: a consequence may be raised first.
+    """
+    subjects = Subjects(case)
+    spoken = _first_record_of_each(subjects, lambda e: (e.at is None, e.at or 0, e.where, e.id))
+    timed = [c for c in spoken if c.at is not None]
+    if not timed:
+        return None
+    chosen = min(timed, key=lambda c: (c.moment.common[0], c.order))
+    root = Root(chosen=chosen, tied=any(c is not chosen and not chosen.before(c) for c in timed))
+    root.rejected = [
+        (c, "its record has no time" if c.at is None else "raised later, by the clocks of the records")
+        for c in spoken
+        if c is not chosen
+    ]
+    return assemble(case, subjects, root)
+
+
+def first_listed(case: Case) -> Diagnosis | None:
+    """Chooses the first record by name; ``suspected`` if there are several, None if there are none."""
+    subjects = Subjects(case)
+    spoken = _first_record_of_each(subjects, _place)
+    chosen = min(spoken, key=lambda c: (_place(c.best) if c.best else ("", ""), c.order), default=None)
+    if chosen is None:
+        return None
+    chosen.unordered = True
+    root = Root(chosen=chosen, tied=len(spoken) > 1)
+    root.rejected = [(c, "its record's name comes later") for c in spoken if c is not chosen]
+    return assemble(case, subjects, root)
+
+
+CAUSAL: Final = Strategy(name="causal", pick=causal)
+EARLIEST: Final = Strategy(name="earliest", pick=earliest)
+FIRST_LISTED: Final = Strategy(name="first-listed", pick=first_listed)
+BUILT_IN: Final = MappingProxyType({s.name: s for s in (CAUSAL, EARLIEST, FIRST_LISTED)})
+
+
+def ask(strategy: Strategy, case: Case) -> Diagnosis:
+    """Strategy's diagnosis; if it fails or has none, that of ``causal``, as the verdict states."""
+    if strategy is CAUSAL:
+        return causal(case)
+    try:
+        found: object = strategy.pick(case)
+    except Exception as error:  # noqa: BLE001 - third-party code; a run needs its verdict in any case
+        words = f"{type(error).__name__}: {_text(error)}"[:_MAX_WORDS]
+        return _noted(
+            causal(case),
+            f"the answer of strategy {strategy.name}: it failed with {words}; the strategy causal was used",
+        )
+    if found is None:
+        return _noted(
+            causal(case), f"a record that strategy {strategy.name} could choose; the strategy causal was used"
+        )
+    if not isinstance(found, Diagnosis):
+        words = f"a {type(found).__name__} instead of a Diagnosis"[:_MAX_WORDS]
+        return _noted(
+            causal(case), f"the answer of strategy {strategy.name}: it gave {words}; the strategy causal was used"
+        )
+    # Facts, not a matter of the strategy.
+    verdict = msgspec.structs.replace(found.verdict, run=case.run, attempt=case.attempt, state=state_of(case))
+    found = msgspec.structs.replace(found, verdict=verdict)
+    return _noted(
+        found, f"the choice of the strategy causal from all evidence: strategy {strategy.name} chose this cause"
+    )
+
+
+def _first_record_of_each(subjects: Subjects, order: Callable[[Evidence], tuple[object, ...]]) -> list[Candidate]:
+    found = []
+    for subject in subjects.all.values():
+        best = min((e for e in subject.evidence if e.source == "record"), key=order, default=None)
+        if best is not None:
+            found.append(_candidate(subject, best))
+    return found
+
+
+def _candidate(subject: Subject, best: Evidence) -> Candidate:
+    return Candidate(
+        subject=subject,
+        slug=best.slug,
+        tier=EXPLICIT,
+        confidence="likely",
+        best=best,
+        at=best.at,
+        uncertainty=best.uncertainty or 0.0,
+        stamped=best.stamped,
+        fingerprint=best.fingerprint or f"{best.slug}:{best.signature or best.source}",
+        gpu=best.gpu,
+    )
+
+
+def _place(piece: Evidence) -> tuple[str, str]:
+    return (piece.where, piece.id)
+
+
+def _noted(found: Diagnosis, note: str) -> Diagnosis:
+    missing = (note, *found.verdict.missing)[:MAX_MISSING]
+    return msgspec.structs.replace(found, verdict=msgspec.structs.replace(found.verdict, missing=missing))
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a third-party exception may fail again when it is printed
+        return "(no text)"
 
 
 def diagnose(case: Case, *, strategy: Strategy = CAUSAL) -> Diagnosis:
