@@ -26,6 +26,7 @@ class Outcome:
         text: the failure with captured output, or the reason of the skip.
         fixture: message of an error in the set-up; the same one for all tests of a shared fixture. Empty otherwise.
         crashed: the worker process ended while the test ran.
+        note: what the test measured and a person wants to read though it passed: ``record_property("note", ...)``.
     """
 
     result: str = "passed"
@@ -34,6 +35,7 @@ class Outcome:
     text: str = ""
     fixture: str = ""
     crashed: bool = False
+    note: str = ""
 
 
 @dataclass(eq=False)  # pytest keeps plugins in sets
@@ -53,6 +55,7 @@ class Outcomes:
         test = self.tests.setdefault(report.nodeid, Outcome())
         test.seconds += getattr(report, "duration", 0.0)
         test.steady = test.steady or STEADY in report.keywords
+        test.note = "; ".join(str(value) for name, value in report.user_properties if name == "note")
         if report.failed:
             test.result = "failed"
             # What pytest-xdist calls the phase of a test whose worker died.

@@ -138,6 +138,7 @@ def run(trial: Trial, *, root: Path, reports: Path, seed: int = ORDER_SEED, unst
             result.text += f"\nFAILED {name}\n{test['text']}"
             if again is not None:
                 result.text += f"\nFAILED again, alone: {name}\n{again['text']}"
+    result.text += "".join(f"   {test['note']}\n" for test in first.tests.values() if test["note"]).rstrip()
     case_of = cases(failed)
     result.passed = sum(test["result"] == "passed" for test in first.tests.values()) + len(result.unsteady)
     result.unsteady = sorted({case_of[name] for name in result.unsteady})

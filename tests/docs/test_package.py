@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Callable
 from email import message_from_string
 from pathlib import Path
 from typing import Final
@@ -92,9 +93,11 @@ def _is(place: str, version: str) -> bool:
 
 
 @pytest.mark.timeout(180)
-def test_i24_p1_the_wheel_works_in_a_clean_environment_of_each_python(built: Path, tmp_path: Path) -> None:
+def test_i24_p1_the_wheel_works_in_a_clean_environment_of_each_python(
+    built: Path, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     pythons = interpreters()
-    print(f"installed for Python {', '.join(pythons)}")
+    record_property("note", f"the wheel works with Python {', '.join(pythons)}")
     for version, place in pythons.items():
         venv = tmp_path / version
         command(UV, "venv", "--quiet", "--python", place, venv)

@@ -63,8 +63,12 @@ def test_a_broken_test_fails_the_stage_with_its_text(stage):
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2", "--dist", "loadgroup")], ids=["alone", "two workers"])
 def test_what_passes_alone_is_unsteady_and_its_first_failure_is_kept(stage, tmp_path, workers):
-    text = "@pytest.mark.xdist_group('a')\ndef test_shaky(): fails_once('a')\ndef test_good(): pass\n"
+    text = (
+        "@pytest.mark.xdist_group('a')\ndef test_shaky(): fails_once('a')\n"
+        "def test_good(record_property): record_property('note', 'works with 3.11')\n"
+    )
     result = stage(text, workers=workers)
+    assert result.text == "   works with 3.11"
     assert (result.good, result.passed, result.failed) == (True, 2, [])
     assert result.unsteady == ["test_one.py::test_shaky"]
     (kept,) = (tmp_path / "reports" / "unsteady").iterdir()
