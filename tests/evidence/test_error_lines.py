@@ -262,3 +262,25 @@ def test_a_hub_that_answered_is_told_from_one_that_cannot_be_reached(
     found = why(f"{STOPPED}{HEAD}{error}\n{AGENT.format(1)}")
     assert (found.cause.slug, found.retry) == (slug, retry)
     assert words in advice_text(found)
+
+
+ASSERTED = HEAD + '  File "/w/t.py", line 3, in f\n    assert heads % size == 0\n           ^^^^^^^^^^^^^^^^^\n'
+
+
+@pytest.mark.parametrize(
+    ("end", "line"),
+    [
+        ("AssertionError\n", "[rank2]: AssertionError\nassert heads % size == 0"),
+        ("AssertionError: odd\n", "[rank2]: AssertionError: odd"),
+        (
+            "AssertionError\n\nDuring handling of the above exception, another exception occurred:\n\n"
+            + HEAD
+            + '  File "/w/t.py", line 9, in g\n    raise Stop\nmod.Stop\n',
+            "[rank2]: mod.Stop",
+        ),
+    ],
+)
+def test_i23_p3_an_assertion_without_words_is_shown_with_its_statement(why, end, line):
+    verdict = why(prefixed("[rank2]: ", ASSERTED + end))
+    assert verdict.decisive is not None
+    assert (verdict.rank, verdict.decisive.line) == (2, line)

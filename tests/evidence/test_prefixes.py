@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankfall.evidence.readers import prefixes
 from rankfall.evidence.readers.prefixes import fold, learn, parse_prefix
 from rankfall.evidence.readers.tracebacks import TracebackReader, find_tracebacks
 from rankfall.explain import explain_files
@@ -47,6 +48,7 @@ STYLES = [
     ("[1,mpirank:3,algo-1]<stderr>:", 3, None),
     ("amrex::Abort::3::", 3, None),
     ("MPICH ERROR [Rank 3] ", 3, None),
+    ("Rank 3 [Thu Jun 10 21:32:13 2021] [c3-0c1s4n2] ", 3, None),
     ("FATAL from PE     3:  ", 3, None),
     ("job/0 [default1]:[rank3]:", 3, 1),
     ("[pod/j-worker-0/main] [default1]:[rank3]: ", 3, 1),
@@ -114,6 +116,17 @@ def test_i23_p1_ordinary_text_has_no_rank(line):
 )
 def test_i23_p2_srun_names_node_and_task(line, node, rank):
     assert (parse_prefix(line).hosts, parse_prefix(line).rank) == (node, rank)
+
+
+@pytest.mark.parametrize(
+    ("first", "pattern"),
+    [tag[1:] for tag in prefixes._TAGS],
+    ids=[f"{n}-{tag[0]}" for n, tag in enumerate(prefixes._TAGS)],
+)
+@given(data=st.data())
+def test_the_first_characters_of_a_tag_are_all_that_it_can_begin_with(first, pattern, data):
+    text = data.draw(st.from_regex(pattern.compiled))
+    assert text[0] in first or not pattern.match(text).end()
 
 
 @given(st.binary(max_size=300))

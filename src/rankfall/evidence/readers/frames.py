@@ -51,6 +51,8 @@ _OUTPUT: Final = bounded(
     rb"\bopen\([^\n]{1,300}, *(?:mode *= *)?[\"'][wax][bt+]{0,2}[\"']|\bFileHandler\(|\bos\.mkdir\(|\bsavefig\(",
     limit=512,
 )
+_ASSERTION: Final = bounded(rb"\Aassert[ (]", limit=16)
+_MAX_ASSERTION: Final = 512
 # Origins that the last statement shows.
 _STATEMENTS: Final = {"removal": _REMOVAL, "output": _OUTPUT}
 # Functions of data loaders and error files.
@@ -104,11 +106,13 @@ class Frames(msgspec.Struct):
             Further ``main_first`` (ranks wait for the first one's work) and ``library``: a package's frame is the innermost
             outside the standard library.
         collective: Outermost collective that the user's code called, or None.
+        assertion: Statement of the last frame if it is an assertion: its exception often says nothing else.
     """
 
     count: int = 0
     origins: set[str] = msgspec.field(default_factory=set)
     collective: str | None = None
+    assertion: bytes = b""
     _innermost: tuple[bytes, bytes, bytes] | None = None
     _flat: bool = False
     _user: list[tuple[bytes, bytes, bytes]] = msgspec.field(default_factory=list)
@@ -127,7 +131,7 @@ class Frames(msgspec.Struct):
     def add(self, path: bytes, line: bytes, function: bytes, *, flat: bool = False) -> None:
         """Adds the next inner frame; ``flat``: its line has no indent, as in a page that drops them."""
         path = path.replace(b"\\", b"/")
-        self._innermost, self._flat = (path, line, function), flat
+        self._innermost, self._flat, self.assertion = (path, line, function), flat, b""
         name, file = decode(function), decode(path)
         communicates = COMM_FILE.search(file) is not None
         if communicates and self.collective is None and COLLECTIVES.match(name):
@@ -152,11 +156,13 @@ class Frames(msgspec.Struct):
     def statement(self, text: bytes) -> None:
         """Adds the statement of the last frame."""
         self._flat = False
+        if not self.assertion and _ASSERTION.match(text) is not None:
+            self.assertion = text[:_MAX_ASSERTION]
         self.origins.update(origin for origin, pattern in _STATEMENTS.items() if pattern.search(text) is not None)
 
     def chain(self) -> None:
         """Begins the next exception of a chain: places are those of the last one."""
-        self._innermost, self._user, self.collective = None, [], None
+        self._innermost, self._user, self.collective, self.assertion = None, [], None, b""
         self.origins -= {*_STATEMENTS, "library"}
 
     def clear(self) -> None:

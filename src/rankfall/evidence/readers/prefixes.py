@@ -10,6 +10,7 @@ Cost: at most the first ``_LOOK`` bytes of a line are read.
 
 from __future__ import annotations
 
+import string
 from re import Match
 from typing import Final
 
@@ -48,91 +49,113 @@ _HOST: Final = (
     r"((?:\d{1,3}\.){3}\d{1,3}|(?:node|worker|host|compute|cn|nd|nid|n)(?:[\w-]{0,40}\d)(?:\.[\w.-]{1,100})?)"
 )
 
-# Kind and pattern of each tag, the first match counts. Kinds: ``global`` and ``local`` rank, ``both``, ``device`` (a GPU), ``task`` (a number of
+# First characters of tags.
+_OPEN: Final = "[(<"
+_RANKS: Final = "GgMmRrWw"
+_TASK: Final = " " + string.digits
+_WORD: Final = string.ascii_letters + string.digits + "_.-"
+
+# Kind, first characters and pattern of each tag, the first match counts. Kinds: ``global`` and ``local`` rank, ``both``, ``device`` (a GPU), ``task`` (a number of
 # a process), ``srun`` (node and task), ``slot``, ``pod``, ``host``, ``name`` (of either), ``none`` (no number), ``stamp``.
 _TAGS: Final = tuple(
-    (kind, bounded(rb"\A" + pattern.encode(), limit=_LOOK))
-    for kind, pattern in (
+    (kind, first.encode(), bounded(rb"\A" + pattern.encode(), limit=_LOOK))
+    for kind, first, pattern in (
         # [rank3]: [Rank 3] [rank: 3] [GLOBAL_RANK 3] [rank=3] [rank 3/8] [rank 3 of 8] [rank 3, late] (rank 3) [DDP rank 3]
         # [rank 3 | pid 44]
         (
             "global",
+            _OPEN,
             rf"[\[(<](?:(?!(?i:{_OTHER}) )[\w.-]{{1,16}} )?(?i:{_RANK}){_TO}(\d{{1,6}})(?:(?:/| of | ?[,|])[^\[\]()<>\n]{{0,48}})?[\])>]:?[ \t]?",
         ),
-        ("local", r"[\[(<](?i:local[ _-]?rank|lr)[ :=_#-]{0,3}(\d{1,4})[\])>]:?[ \t]?"),
+        ("local", _OPEN, r"[\[(<](?i:local[ _-]?rank|lr)[ :=_#-]{0,3}(\d{1,4})[\])>]:?[ \t]?"),
         # rank3: Rank 3: R3| rank 3 |
-        ("global", rf"(?i:{_RANK}[ _-]?|r)(\d{{1,6}})(?:: |:$| ?\|)[ \t]?"),
+        ("global", _RANKS, rf"(?i:{_RANK}[ _-]?|r)(\d{{1,6}})(?:: |:$| ?\|)[ \t]?"),
         # rank 3 of 8: rank 3 - and, of Composer, rank3[12345][MainThread]:
-        ("global", rf"(?i:{_RANK}[ _-]?)(\d{{1,6}})(?: of \d{{1,6}}: | - |\[\d{{1,8}}\](?:\[\w{{1,32}}\])?: )[ \t]?"),
+        (
+            "global",
+            _RANKS,
+            rf"(?i:{_RANK}[ _-]?)(\d{{1,6}})(?: of \d{{1,6}}: | - |\[\d{{1,8}}\](?:\[\w{{1,32}}\])?: )[ \t]?",
+        ),
         # rank=3 of key=value logs
-        ("global", rf"(?i:{_RANK})=(\d{{1,6}})[ ,:|][ \t]?"),
+        ("global", _RANKS, rf"(?i:{_RANK})=(\d{{1,6}})[ ,:|][ \t]?"),
         # [1,3]<stderr>: and [prterun-host-44@1,3]<stderr>: of mpirun, [1,mpirank:3,algo-1]<stderr>: of SageMaker,
         # [3]<stderr>: of Horovod
-        ("global", r"\[(?:[\w.-]{1,128}@)?\d{1,6},(?:mpirank:)?(\d{1,6})(?:,[\w.-]{1,64})?\]<std(?:out|err)>:[ \t]?"),
-        ("global", r"\[(\d{1,6})\]<std(?:out|err)>:[ \t]?"),
-        ("global", r"amrex::(?:Abort|Error)::(\d{1,6})::"),
+        (
+            "global",
+            "[",
+            r"\[(?:[\w.-]{1,128}@)?\d{1,6},(?:mpirank:)?(\d{1,6})(?:,[\w.-]{1,64})?\]<std(?:out|err)>:[ \t]?",
+        ),
+        ("global", "[", r"\[(\d{1,6})\]<std(?:out|err)>:[ \t]?"),
+        ("global", "a", r"amrex::(?:Abort|Error)::(\d{1,6})::"),
         # [3]PETSC ERROR: and [3] --> FOAM FATAL ERROR
-        ("global", r"\[(\d{1,6})\](?:PETSC ERROR: ?| (?=--> FOAM FATAL ))"),
+        ("global", "[", r"\[(\d{1,6})\](?:PETSC ERROR: ?| (?=--> FOAM FATAL ))"),
         # __main__ 3/4 ERROR :: of Dedalus, behind the stamp
-        ("global", rf"[\w.]{{1,64}} (\d{{1,6}})/\d{{1,6}} {_LEVEL} :: "),
-        ("global", r"MPICH (?:ERROR|Notice) \[Rank (\d{1,6})\] ?"),
+        ("global", _WORD, rf"[\w.]{{1,64}} (\d{{1,6}})/\d{{1,6}} {_LEVEL} :: "),
+        ("global", "M", r"MPICH (?:ERROR|Notice) \[Rank (\d{1,6})\] ?"),
+        # Rank 32 [Thu Jun 10 21:32:13 2021] [c3-0c1s4n2] of Cray's MPICH
+        ("global", "R", rf"Rank (\d{{1,6}}) \[{_DAY}\d\d:\d\d:\d\d \d{{4}}\] \[[\w.-]{{1,64}}\] "),
         # FATAL from PE     3: of FMS, whose message follows
-        ("task", r"FATAL from PE +(\d{1,6}): +"),
+        ("task", "F", r"FATAL from PE +(\d{1,6}): +"),
         # 8de2ca81 [rank=3] || of Determined
-        ("global", r"[0-9a-f]{8} \[rank=(\d{1,6})\] \|\| ?"),
+        ("global", string.hexdigits, r"[0-9a-f]{8} \[rank=(\d{1,6})\] \|\| ?"),
         # [trainer1|9]: torchrun's template with both ranks
-        ("both", r"\[[A-Za-z_]+(\d{1,6})\|(\d{1,6})\]:[ \t]?"),
+        ("both", "[", r"\[[A-Za-z_]+(\d{1,6})\|(\d{1,6})\]:[ \t]?"),
         # [trainer1]: torchrun's prefix of a role; but no node's name
         (
             "local",
+            "[",
             r"\[(?!(?i:gpu|node|host|nid|cn|compute|server|machine|rack|vm|pod|ip)\d)[A-Za-z_]+(0|[1-9]\d{0,3})\]: ?",
         ),
-        ("slot", r"\[slot (\d{1,6})\] ?"),
+        ("slot", "[", r"\[slot (\d{1,6})\] ?"),
         # slurmstepd has the label of its node's first task
-        ("none", r" {0,5}\d{1,6}: (?=slurmstepd)"),
+        ("none", _TASK, r" {0,5}\d{1,6}: (?=slurmstepd)"),
         # 3: of srun --label, padded; [3]: of torchrun with the template [${rank}]:, and of mpirun; but not the shell's
         # [1]   1234 killed
-        ("task", r" {0,5}(\d{1,6}): (?=\S| {2,8}(?:File |nested task error: ))"),
-        ("task", r"\[(\d{1,5})\]:[ \t]?"),
-        ("task", r"\[(\d{1,5})\] (?=[A-Za-z\[(]| {2,8}File )"),
+        ("task", _TASK, r" {0,5}(\d{1,5}): (?=\S| {2,8}(?:File |nested task error: ))"),
+        ("task", "[", r"\[(\d{1,5})\]:[ \t]?"),
+        ("task", "[", r"\[(\d{1,5})\] (?=[A-Za-z\[(]| {2,8}File )"),
         # [node1:mpi_rank_3] of MVAPICH, node1:rank3.python: of libfabric's providers
-        ("global", r"\[[\w.-]{1,253}:(?:mpi_)?rank[_ ]?(\d{1,6})\][ \t]?"),
-        ("global", r"[A-Za-z][\w.-]{0,127}:rank(\d{1,6})(?:\.[\w.-]{1,64})?: ?"),
+        ("global", "[", r"\[[\w.-]{1,253}:(?:mpi_)?rank[_ ]?(\d{1,6})\][ \t]?"),
+        ("global", _WORD, r"[A-Za-z][\w.-]{0,127}:rank(\d{1,6})(?:\.[\w.-]{1,64})?: ?"),
         # [2025-01-01 10:00:00 TP3] of SGLang, behind the stamp: the only kind of parallelism
-        ("global", r" TP(\d{1,4})(?: EP\d{1,4})?\] ?"),
+        ("global", " ", r" TP(\d{1,4})(?: EP\d{1,4})?\] ?"),
         # node1:3: or [node1:3], but not Open MPI's [host:pid] or a line of a source file
         (
             "task",
+            "[",
             r"\[(?!(?i:cuda|gpu|[nxht]pu|mps|device|\w*thread|pid|line|step|epoch|iter):)[A-Za-z][\w.-]{0,127}:(\d{1,3})\](?!:?[ \t]?(?:\*\*\*|\[ ?\d|Signal|Failing)):?[ \t]?",
         ),
-        ("task", rf"(?!\S{{1,128}}\.{_SUFFIX}:)[A-Za-z][\w.-]{{0,127}}:(\d{{1,3}}): (?=\S| {{2,8}}File )"),
+        ("task", _WORD, rf"(?!\S{{1,128}}\.{_SUFFIX}:)[A-Za-z][\w.-]{{0,127}}:(\d{{1,3}}): (?=\S| {{2,8}}File )"),
         # host:pid:thread [3] of NCCL: the device of the process
-        ("device", r"([\w.-]{1,253}):\d{1,8}:\d{1,8} \[(\d{1,3})\] "),
+        ("device", _WORD, r"([\w.-]{1,253}):\d{1,8}:\d{1,8} \[(\d{1,3})\] "),
         # srun: error: gpu-17: task 6: about a task that ended
-        ("srun", r"srun: error: ([\w.,\[\]-]{1,512}): tasks? ([\d,-]{1,400}): "),
-        ("pod", r"\[pod/([\w.-]{1,253})/[\w.-]{1,63}\]:? ?"),
+        ("srun", "s", r"srun: error: ([\w.,\[\]-]{1,512}): tasks? ([\d,-]{1,400}): "),
+        ("pod", "[", r"\[pod/([\w.-]{1,253})/[\w.-]{1,63}\]:? ?"),
         # A word without a digit is a level or a part of the message.
-        ("host", rf"((?=[\w.-]{{0,252}}\d|localhost)[\w.-]{{1,253}}): {_EXCEPTION}"),
-        ("name", r"([\w.-]{1,128}) +\|{1,2} ?"),
+        ("host", _WORD, rf"((?=[\w.-]{{0,252}}\d|localhost)[\w.-]{{1,253}}): {_EXCEPTION}"),
+        ("name", _WORD, r"([\w.-]{1,128}) +\|{1,2} ?"),
         # n042: worker1: 10.0.0.4: of pdsh
-        ("host", _HOST + r": "),
+        ("host", _WORD, _HOST + r": "),
         # worker-3: job-worker-3:
         (
             "host",
+            _WORD,
             r"((?:[\w.]{1,63}-){0,8}(?:worker|node|trainer|learner|replica|launcher|master|chief|host|pod)-\d{1,5}): ",
         ),
         # (worker1, rank=1, pid=3061, ip=10.0.0.2) of SkyPilot: the rank of the node
-        ("slot", r"\((?:head|worker\d{1,5}), rank=(\d{1,6}), pid=\d{1,9}(?:, ip=[\d.]{7,15})?\) ?"),
-        ("none", r"\([^()\n]{0,200}?\bpid=\d+[^()\n]{0,200}?\) ?"),
-        # Behind the stamp of a container runtime's log file.
-        ("none", r"std(?:out|err) [FP] "),
-        ("none", r"(?:\x1b\[[0-9;]*m)+"),
-        ("stamp", r"\[\d{10}\.\d{3,9}\] "),
-        ("stamp", rf"\[?{_STAMP}(?:(?= TP\d)|\]?:? ?)"),
+        ("slot", "(", r"\((?:head|worker\d{1,5}), rank=(\d{1,6}), pid=\d{1,9}(?:, ip=[\d.]{7,15})?\) ?"),
+        ("none", "(", r"\([^()\n]{0,200}?\bpid=\d+[^()\n]{0,200}?\) ?"),
+        # Behind the stamp of a container runtime's file.
+        ("none", "s", r"std(?:out|err) [FP] "),
+        ("none", "\x1b", r"(?:\x1b\[[0-9;]*m)+"),
+        ("stamp", "[", r"\[\d{10}\.\d{3,9}\] "),
+        ("stamp", "[" + string.digits, rf"\[?{_STAMP}(?:(?= TP\d)|\]?:? ?)"),
         # Sun Oct  1 15:01:10 2017[1,30]<stdout>: of mpirun --timestamp-output
-        ("stamp", rf"{_DAY}\d\d:\d\d:\d\d \d{{4}}(?=\[)"),
+        ("stamp", _WORD, rf"{_DAY}\d\d:\d\d:\d\d \d{{4}}(?=\[)"),
     )
 )
+# The tags that may begin with a byte: a line tries a third of them.
+_BY_FIRST: Final = [[(kind, pattern) for kind, first, pattern in _TAGS if byte in first] for byte in range(256)]
 # Beginning of any prefix: most lines have none.
 _BEGINS: Final = anchored(
     rb"\A(?:[\[(<\x1b]|srun: error: |std(?:out|err) [FP] | {0,5}\d{1,6}: |\d{4}[-/]|"
@@ -277,8 +300,9 @@ def _of_object(line: bytes) -> Prefix:
 
 def _tag(rest: bytes, found: dict[str, bytes]) -> tuple[str, int, bytes] | None:
     """Returns kind, size and content of the first tag; each kind counts once."""
-    for kind, pattern in _TAGS:
-        match = pattern.match(rest)
+    for kind, pattern in _BY_FIRST[rest[0]] if rest else ():
+        # The text is no longer than the limit of the patterns.
+        match = pattern.compiled.match(rest)
         if match is None or not match.end():
             continue
         if kind in {"none", "stamp"}:

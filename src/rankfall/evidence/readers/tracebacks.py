@@ -349,6 +349,8 @@ class TracebackReader:
                 state.extend(body, stop)
             else:
                 state.final, state.line = (at, stop, number + 1), decode(line)
+                if not message and state.frames.assertion:
+                    state.line += "\n" + decode(state.frames.assertion)
             state.end, state.expect = stop, False
             self._grow(state, len(state.type) + len(message))
             return False

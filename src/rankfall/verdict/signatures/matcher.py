@@ -23,10 +23,11 @@ SLURM: Final = bounded(r"\A(?: {0,5}\d{1,6}: )?(?:slurmstepd[\w.-]{0,253}|srun|s
 #: Maximum bytes of a group.
 MAX_GROUP: Final = 512
 
-# A source line in a traceback: indented by two spaces, then a statement; or an import.
+# A source line in a traceback: indented by two spaces, then a statement; or an import. "#003: " begins a row of HDF5's
+# stack of errors, no comment.
 _ECHO: Final = (
     r"""(?:^|[\]>:|] ?)[ \t]{2,}(?:raise |assert |return |if |elif |except\b|with |warnings\.warn\(|"""
-    r"""(?:self\.)?(?:logger|logging|log|_logger|LOG)\.\w+\(|print\(|[fr]['"]|#|"[^"]*"\)?$|File "[^"]*", line \d+(?:, in .*)?$)"""
+    r"""(?:self\.)?(?:logger|logging|log|_logger|LOG)\.\w+\(|print\(|[fr]['"]|#(?:\D|$|\d+(?:[^\d:]|$))|"[^"]*"\)?$|File "[^"]*", line \d+(?:, in .*)?$)"""
     r"""|^(?:from [\w.]+ import |import [\w.]+(?: as \w+)?$)"""
 )
 # Maximum cached automata.
