@@ -106,7 +106,7 @@ class Frames(msgspec.Struct):
             Further ``main_first`` (ranks wait for the first one's work) and ``library``: a package's frame is the innermost
             outside the standard library.
         collective: Outermost collective that the user's code called, or None.
-        assertion: Statement of the last frame if it is an assertion: its exception often says nothing else.
+        assertion: Statement of the last frame if it is an assertion: its exception often has no message.
     """
 
     count: int = 0

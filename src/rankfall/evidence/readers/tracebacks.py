@@ -104,8 +104,8 @@ class TracebackReader:
         self._open: OrderedDict[bytes, OpenTraceback] = OrderedDict()
         self._by_start: OrderedDict[int, OpenTraceback] = OrderedDict()
         self._text = 0
-        # Number of open tracebacks by the size of their learned prefix, and the one opened last.
-        self._sizes: dict[int, int] = {}
+        # Number of open tracebacks by the first two bytes and the size of their learned prefix, and the one opened last.
+        self._sizes: dict[bytes, dict[int, int]] = {}
         self._newest: OpenTraceback | None = None
         # Until here no traceback has to be closed.
         self._line_limit = self._byte_limit = -1
@@ -222,7 +222,8 @@ class TracebackReader:
         )
         self._open[owner.key] = self._by_start[start] = owner
         if owner.learned:
-            self._sizes[owner.learned] = self._sizes.get(owner.learned, 0) + 1
+            sizes = self._sizes.setdefault(owner.key[:2], {})
+            sizes[owner.learned] = sizes.get(owner.learned, 0) + 1
         if owner.learned or own.stamp is not None:
             self._newest = owner
         if cut:
@@ -249,7 +250,7 @@ class TracebackReader:
         """Open traceback of a line's speaker, and the line without its prefix."""
         if self._sizes:
             folded = fold(line[:MAX_LEARNED])
-            for size in self._sizes:
+            for size in (*self._sizes.get(folded[:2], ()), *self._sizes.get(folded[:1], ())):
                 owner = self._open.get(folded[:size])
                 if owner is not None and owner.learned == size:
                     return owner, unescape(line, size, quote=b'"').rstrip(b"\n") if line[:1] == b"{" else line[size:]
@@ -273,9 +274,12 @@ class TracebackReader:
         if state is self._newest:
             self._newest = None
         if state.learned:
-            self._sizes[state.learned] -= 1
-            if not self._sizes[state.learned]:
-                del self._sizes[state.learned]
+            sizes = self._sizes[state.key[:2]]
+            sizes[state.learned] -= 1
+            if not sizes[state.learned]:
+                del sizes[state.learned]
+            if not sizes:
+                del self._sizes[state.key[:2]]
 
     def _skip(self, data: bytes, position: int, width: int, *, owner: OpenTraceback | None, number: int) -> int:
         """Returns how many directly following copies of a line to skip, never the last one, within all limits."""
