@@ -76,8 +76,9 @@ def test_the_page_shows_a_table_without_losses_of_rankfall():
     page = (ROOT / "docs/results/bench-logs.md").read_text()
     table = page.partition("<!-- part loss -->\n")[2].partition("<!-- /part loss -->")[0]
     # Every tool under every condition, and nothing of ours lost or repeated.
-    ours = [row.split("|") for row in table.splitlines() if "| Rankfall |" in row]
-    assert len(ours) >= 3
+    ours = [row.split("|") for row in table.splitlines() if "| `rankfall " in row]
+    assert {row[2].strip() for row in ours} == {"`rankfall wait`", "`rankfall logs -f`"}
+    assert len(ours) >= 6
     assert all(row[3] == row[4] and row[5].strip() == row[6].strip() == "0" for row in ours)
     assert PUBLISHED in page
 
