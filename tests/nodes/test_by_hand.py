@@ -28,7 +28,7 @@ def order(cluster: Cluster, done: commands.ManualChange) -> str:
 def taint(cluster: Cluster, name: str, reason: str = "smells burnt") -> str:
     return order(
         cluster,
-        commands.taint_patch(
+        commands.taint_change(
             cluster.view(name), reason=reason, by="ann", rules=cluster.rules, policy=cluster.policy, now=cluster.now
         ),
     )
@@ -37,7 +37,7 @@ def taint(cluster: Cluster, name: str, reason: str = "smells burnt") -> str:
 def clear(cluster: Cluster, name: str, cause: str | None = None) -> str:
     return order(
         cluster,
-        commands.clear_patch(
+        commands.clear_change(
             cluster.view(name), cause=cause, rules=cluster.rules, policy=cluster.policy, now=cluster.now
         ),
     )
@@ -136,7 +136,7 @@ def test_a_full_record_counts_what_a_persons_word_pushed_out():
     cluster = Cluster()
     causes = tuple(OpenCause(code="xid/79", device=f"gpu {n}", due_at=1, last_at=cluster.now) for n in range(16))
     view = cluster.view("n1")
-    done = commands.taint_patch(
+    done = commands.taint_change(
         msgspec.structs.replace(view, record=NodeHealth(causes=causes)),
         reason="x",
         by="ann",

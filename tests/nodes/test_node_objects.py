@@ -112,7 +112,7 @@ def test_health_s18_record_and_taint_go_in_one_request_at_the_version_that_was_r
             found = answer(200, {"metadata": {}})
             server.plays(found, refuse(409, "Conflict"), found, found)
             node = read_node({"metadata": {"name": "n1", "resourceVersion": "7"}}, policy=POLICY)
-            done = commands.taint_patch(node.view, reason="r", by="ann", rules=packaged(), policy=POLICY, now=10**18)
+            done = commands.taint_change(node.view, reason="r", by="ann", rules=packaged(), policy=POLICY, now=10**18)
             assert done.patch is not None
             await write_node(kube, done.patch, node=node, policy=POLICY)
             with pytest.raises(Conflict):

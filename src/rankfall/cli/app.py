@@ -117,9 +117,9 @@ def _meant(ctx: click.Context, args: list[str]) -> list[str]:
     from rankfall.cli.target import is_there  # noqa: PLC0415
 
     if is_there(word):
-        verb = "run" if word.endswith(".py") else "run -f" if word.endswith((".yaml", ".yml")) else "why"
         import shlex  # noqa: PLC0415
 
+        verb = "run" if word.endswith(".py") else "run -f" if word.endswith((".yaml", ".yml")) else "why"
         raise _Answer(f"there is no command {word[:60]!r}: use rankfall {verb} {shlex.quote(word)[:200]}")
     import difflib  # noqa: PLC0415
 

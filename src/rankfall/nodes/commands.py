@@ -86,7 +86,7 @@ async def taint(
     """Isolates these nodes from the scheduler until a person returns them."""
 
     def decide(view: NodeView, now: int) -> ManualChange:
-        return taint_patch(view, reason=reason, by=by, rules=rules, policy=policy, now=now)
+        return taint_change(view, reason=reason, by=by, rules=rules, policy=policy, now=now)
 
     return [await _order(kube, node, decide, policy=policy, dry_run=dry_run) for node in nodes]
 
@@ -97,7 +97,7 @@ async def clear(
     """Declares these nodes good, or one cause of each."""
 
     def decide(view: NodeView, now: int) -> ManualChange:
-        return clear_patch(view, cause=cause, rules=rules, policy=policy, now=now)
+        return clear_change(view, cause=cause, rules=rules, policy=policy, now=now)
 
     return [await _order(kube, node, decide, policy=policy, dry_run=dry_run) for node in nodes]
 
@@ -179,7 +179,7 @@ async def _get(kube: Kube, name: str, policy: Policy) -> NodeObject:
     return read_node(item, policy=policy)
 
 
-def taint_patch(view: NodeView, *, reason: str, by: str, rules: Rules, policy: Policy, now: int) -> ManualChange:
+def taint_change(view: NodeView, *, reason: str, by: str, rules: Rules, policy: Policy, now: int) -> ManualChange:
     """Isolates a node until a person returns it; ``reason`` becomes the cause's text."""
     health, _ = node_state.begin(view, policy=policy, now=now)
     cause = OpenCause(
@@ -205,7 +205,7 @@ def taint_patch(view: NodeView, *, reason: str, by: str, rules: Rules, policy: P
     return ManualChange(patch=_patch(view, health, "keep" if stands else "add", rules), message=text)
 
 
-def clear_patch(view: NodeView, *, cause: str | None, rules: Rules, policy: Policy, now: int) -> ManualChange:
+def clear_change(view: NodeView, *, cause: str | None, rules: Rules, policy: Policy, now: int) -> ManualChange:
     """Declares a node good, or one cause (``xid/79`` or ``xid/79@gpu 0000:4e:00``).
 
     Rankfall's taint goes when no cause needs it.

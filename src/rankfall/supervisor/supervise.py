@@ -24,6 +24,7 @@ from rankfall.rundir.directory import MAKE_ROOM
 from rankfall.rundir.incomplete import NEW_RUN_BYTES, disk_trouble
 from rankfall.rundir.removal import discard, has_begun
 from rankfall.rundir.streams.writer import compress_run, unfinished_compressions
+from rankfall.supervisor import spawn_detached
 from rankfall.supervisor.attended.driver import Supervised
 from rankfall.supervisor.outcome import done, pending_cleanup
 from rankfall.supervisor.requests import Control, signals_to
@@ -252,8 +253,6 @@ def supervise(
                         compress_ended_runs(run_dir)
                     done(run_dir)
             if own.release_request == "hand_over" and not run_dir.spec.unattended and outcome.state not in FINAL_STATES:
-                from rankfall.supervisor import spawn_detached  # noqa: PLC0415
-
                 spawn_detached(run_dir)
             if notifier is not None and outcome.state in FINAL_STATES:
                 notifier.close(own)

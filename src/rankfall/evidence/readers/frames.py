@@ -13,8 +13,9 @@ from rankfall.model.patterns import bounded
 HEAD: Final = b"Traceback (most recent call last):"
 # In the message of an exception that torch raises for a worker.
 QUOTED_HEAD: Final = b"Original " + HEAD
-# Places that are stored.
+# Places that are stored, and bytes of an assertion.
 MAX_PLACES: Final = 3
+_MAX_ASSERTION: Final = 512
 
 # Bytes of a line that are read.
 LONGEST: Final = 5120
@@ -51,8 +52,6 @@ _OUTPUT: Final = bounded(
     rb"\bopen\([^\n]{1,300}, *(?:mode *= *)?[\"'][wax][bt+]{0,2}[\"']|\bFileHandler\(|\bos\.mkdir\(|\bsavefig\(",
     limit=512,
 )
-_ASSERTION: Final = bounded(rb"\Aassert[ (]", limit=16)
-_MAX_ASSERTION: Final = 512
 # Origins that the last statement shows.
 _STATEMENTS: Final = {"removal": _REMOVAL, "output": _OUTPUT}
 # Functions of data loaders and error files.
@@ -156,7 +155,7 @@ class Frames(msgspec.Struct):
     def statement(self, text: bytes) -> None:
         """Adds the statement of the last frame."""
         self._flat = False
-        if not self.assertion and _ASSERTION.match(text) is not None:
+        if not self.assertion and text.startswith((b"assert ", b"assert(")):
             self.assertion = text[:_MAX_ASSERTION]
         self.origins.update(origin for origin, pattern in _STATEMENTS.items() if pattern.search(text) is not None)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import string
 from re import Match
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -55,8 +55,9 @@ _RANKS: Final = "GgMmRrWw"
 _TASK: Final = " " + string.digits
 _WORD: Final = string.ascii_letters + string.digits + "_.-"
 
-# Kind, first characters and pattern of each tag, the first match counts. Kinds: ``global`` and ``local`` rank, ``both``, ``device`` (a GPU), ``task`` (a number of
-# a process), ``srun`` (node and task), ``slot``, ``pod``, ``host``, ``name`` (of either), ``none`` (no number), ``stamp``.
+# Kind, first characters and pattern of each tag, the first match counts. Kinds: ``global`` and ``local`` rank, ``both``,
+# ``device`` (a GPU), ``task`` (a number of a process), ``srun`` (node and task), ``slot``, ``pod``, ``host``, ``name`` (of
+# either), ``none`` (no number), ``stamp``.
 _TAGS: Final = tuple(
     (kind, first.encode(), bounded(rb"\A" + pattern.encode(), limit=_LOOK))
     for kind, first, pattern in (
@@ -377,23 +378,27 @@ def _worded(before: bytes, found: dict[str, bytes]) -> None:
 
 
 def _made(found: dict[str, bytes], *, length: int, raw: bytes) -> Prefix:
+    pod, host, hosts = (_decoded(found.get(kind)) for kind in ("pod", "host", "hosts"))
     # The inner tag of the program is the rank; that of the launcher around it counts tasks.
     rank = found.get("global", found.get("task") if "local" not in found else None)
-    numbers = {"rank": rank, "local_rank": found.get("local", found.get("device"))}
-    fields: dict[str, Any] = {name: whole(number) for name, number in numbers.items() if number}
-    # Most lines have one or two tags.
-    for kind, text in found.items():
-        if kind in {"slot", "pid"}:
-            fields[kind] = whole(text)
-        elif kind in {"pod", "host", "hosts", "name"} and text:
-            fields[kind] = text.decode("utf-8", "replace")
-        elif kind == "tasks":
-            fields[kind] = _listed(text)
-        elif kind == "stamp":
-            fields[kind] = text.decode("ascii", "replace")
-    if name := fields.get("pod") or fields.get("host"):
-        fields["name"] = name
-    return Prefix(length=length, raw=raw, **fields)
+    return Prefix(
+        length=length,
+        raw=raw,
+        rank=whole(rank),
+        local_rank=whole(found.get("local", found.get("device"))),
+        slot=whole(found.get("slot")),
+        name=pod or host or _decoded(found.get("name")),
+        pod=pod,
+        host=host,
+        hosts=hosts,
+        pid=whole(found.get("pid")),
+        tasks=_listed(found.get("tasks", b"")),
+        stamp=found["stamp"].decode("ascii", "replace") if "stamp" in found else None,
+    )
+
+
+def _decoded(text: bytes | None) -> str | None:
+    return text.decode("utf-8", "replace") if text else None
 
 
 def _listed(text: bytes) -> tuple[int, ...]:
