@@ -121,6 +121,44 @@ def test_i19_p14_a_follower_of_silent_streams_opens_no_file_and_lists_no_folder(
         assert [block.data for block in follower.blocks()] == [b"again\n"]
 
 
+def test_i19_p14_a_follower_that_counts_no_write_asks_the_kernel_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = RunDir.create(JobSpec(name="job", command=("train.py",), nnodes=3, nproc_per_node=1), home=tmp_path)
+    now, writes = 1000 * S, 0
+    with run_dir.lease() as writer:
+        writer.begin_attempt(1, at=1, plan={})
+        found = [stream(run_dir, "slot", slot=slot) for slot in range(3)]
+        follower = LineTail(run_dir, LineQuery(), clock=lambda: now, writes=lambda: writes)
+        for one in found:
+            one.write(b"begins\n", at=now)
+        writes += 1
+        # Their hold is not over: they are waited for although nothing more is stored.
+        assert list(follower.blocks()) == []
+        now += S
+        assert [block.data for block in follower.blocks()] == [b"begins\n"] * 3
+        asked: list[str] = []
+        looked = os.stat
+        monkeypatch.setattr(os, "stat", lambda path, **more: asked.append(str(path)) or looked(path, **more))
+        for _ in range(5):
+            now += S
+            assert list(follower.blocks()) == []
+        assert asked == []
+        found[1].write(b"goes on\n", at=now - S)
+        writes += 1
+        assert [block.data for block in follower.blocks()] == [b"goes on\n"]
+        assert asked
+        # What another process writes is not counted: after a while all are looked at.
+        found[2].write(b"from elsewhere\n", at=now - S)
+        for seconds in (0, 1, 8):
+            now += seconds * S
+            assert list(follower.blocks()) == []
+        now += S
+        assert [block.data for block in follower.blocks()] == [b"from elsewhere\n"]
+        found[0].write(b"at last\n", at=now)
+        assert [block.data for block in follower.blocks(final=True)] == [b"at last\n"]
+
+
 def test_i19_p14_of_a_foreign_job_no_line_is_written_twice(tmp_path: Path) -> None:
     def files(run_dir: RunDir) -> set[str]:
         with run_dir.lease() as writer:

@@ -84,7 +84,7 @@ class Fed:
             ),
             connect=self.connect,
             trouble=self.troubles.append,
-            stir=self.stirred.release,
+            stir=lambda *, lines=False: None if lines else self.stirred.release(),
         )
         self.push.start()
 

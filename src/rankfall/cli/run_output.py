@@ -16,12 +16,12 @@ from typing import Final
 
 import msgspec
 
-from rankfall.model import LostLines, RankfallError, Record, StoreError, Verdict, decoding
+from rankfall.model import FINAL_STATES, LostLines, RankfallError, Record, StoreError, Verdict, decoding
 from rankfall.model.evidence import line_place
 from rankfall.model.jobspec.secrets import secrets_of
 from rankfall.model.patterns import anchored, bounded
 from rankfall.render import formatting
-from rankfall.render.escape import Redactor, clean_line, is_plain
+from rankfall.render.escape import Redactor, clean_line, is_plain, one_line
 from rankfall.render.formatting import Paint, wants_color
 from rankfall.render.tables import held_by
 from rankfall.render.verdict import Details
@@ -34,6 +34,7 @@ from rankfall.rundir.streams.content import Packed, Raw, open_content
 _NS: Final = 1_000_000_000
 # Largest batch in bytes; a larger one delays the first line.
 _BATCH: Final = 256 << 10
+_ENDED: Final = 400
 _COLORS: Final = ("36", "33", "35", "32", "34", "96", "93", "95")
 
 
@@ -178,6 +179,18 @@ def spent_text(directory: RunDir) -> str:
     """Message for a reached ``--max-bytes``."""
     file = f", {directory.path / ALL_RANKS} (at the run's end)" if directory.foreign is None else ""
     return f"--max-bytes is reached, so the output ends here; all of it: rankfall logs {directory.id}{file}"
+
+
+def ended_text(directory: RunDir) -> str:
+    """Returns how a foreign job ended, with the next command; empty while it runs."""
+    foreign = directory.foreign
+    with directory.reader() as reader:
+        row = reader.run()
+    if foreign is None or row.state not in FINAL_STATES:
+        return ""
+    reason = f": {row.reason}" if row.reason else ""
+    why = "" if row.state == "succeeded" else f"; rankfall why {directory.id}"
+    return one_line(f"{foreign.target.label} {row.state}{reason}{why}", width=_ENDED)
 
 
 def as_data(line: Line) -> dict[str, object]:

@@ -49,7 +49,7 @@ class Supervision:
         directory: Run.
         standby: Wait while another machine supervises.
         on_event: Called with each event, in the supervisor's thread.
-        unseen: This process shows no lines of the job.
+        unseen: This process shows no lines of the job, or all of them after a hold.
     """
 
     def __init__(
@@ -429,9 +429,13 @@ class Recording:
             # Another recorder still writes.
             return False
         if not ended:
-            self._own = Supervision(self._directory, on_event=_tell)
+            self._own = Supervision(self._directory, on_event=_tell, unseen=True)
             self._own.begin()
         return ended
+
+    def writes(self) -> int | None:
+        """Number that changes with each stored piece of a log; None if another process records."""
+        return self._own.control.writes if self._own is not None else None
 
     def stop(self) -> None:
         """Releases the run, which continues."""
@@ -439,18 +443,6 @@ class Recording:
         if own is not None:
             own.control.release()
             own.result()
-
-
-def ended_text(directory: RunDir) -> str:
-    """Returns how a foreign job ended, with the next command; empty while it runs."""
-    foreign = directory.foreign
-    with directory.reader() as reader:
-        row = reader.run()
-    if foreign is None or row.state not in FINAL_STATES:
-        return ""
-    reason = f": {row.reason}" if row.reason else ""
-    why = "" if row.state == "succeeded" else f"; rankfall why {directory.id}"
-    return one_line(f"{foreign.target.label} {row.state}{reason}{why}", width=_TEXT)
 
 
 def _tell(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Cancellation and problem reports for collectors in background threads."""
+"""Cancellation, problem reports and notifications of collectors in background threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,19 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, Protocol
+
+
+class Stir(Protocol):
+    """Reports stored data; ``lines``: only more lines of a known stream."""
+
+    def __call__(self, *, lines: bool = False) -> None:
+        """Is called in the collector's thread."""
+        ...
+
+
+def undisturbed(*, lines: bool = False) -> None:
+    """Reports nothing."""
 
 
 class CancellableWork:

@@ -182,6 +182,8 @@ class SlotStates:
     def __init__(self, plan: Plan, *, backend: Backend, observer: AttemptObserver, run_store: BestEffortStore) -> None:
         self._plan = plan
         self._backend = backend
+        # A check of a protocol takes microseconds, and there may be thousands of slots.
+        self._of_steps = isinstance(backend, StepBackend)
         self._observer = observer
         self._run_store = run_store
         # Number of the observer's polls at which a slot was found dead.
@@ -203,7 +205,7 @@ class SlotStates:
         found = []
         for one in self._plan.slots:
             facts = known.get(one.slot) or SlotFacts(slot=one.slot, node=one.node, role=one.role, state="expected")
-            if facts.state == "running" and isinstance(self._backend, StepBackend):
+            if self._of_steps and facts.state == "running":
                 dead = self._backend.life(self._plan, one.slot) == "dead"
                 facts = self._lost(facts) if dead else facts
             if facts.state in {"expected", "lost"}:

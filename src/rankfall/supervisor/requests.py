@@ -95,12 +95,14 @@ def read_cancel(folder: Path) -> CancelRequest | None:
 class Control:
     """Requests of this process to one supervisor; safe in any thread and signal handler.
 
-    ``lost`` names another supervisor of the run, or is None. ``unseen``: this process shows no lines of the job.
+    ``lost`` names another supervisor of the run, or is None. ``unseen``: this process shows no
+    lines of the job, or all of them after a hold. ``writes`` counts stored pieces of pods' logs.
     """
 
     def __init__(self, *, unseen: bool = False) -> None:
         self.unseen = unseen
         self.lost: str | None = None
+        self.writes = 0
         # A pipe, not a lock: a signal handler may run while this thread waits.
         self._wake = _Pipe()
         self._stirred = _Pipe()
@@ -158,8 +160,11 @@ class Control:
             taken.append(self._signals.popleft())
         return taken
 
-    def stir(self) -> None:
-        """Reports new data to a thread that waits for it. Not for signal handlers."""
+    def stir(self, *, lines: bool = False) -> None:
+        """Reports new data to a thread that waits for it, except ``lines`` of a known stream. Not for signal handlers."""
+        self.writes += 1
+        if lines:
+            return
         # The caller may outlive the supervisor and its descriptors.
         with self._handover_lock:
             self._stirred.write()

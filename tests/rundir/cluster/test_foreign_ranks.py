@@ -23,6 +23,7 @@ from rankfall.kube.exec.session import ExecResult
 from rankfall.rundir import StreamAppender
 from rankfall.rundir.cluster.manifest_ranks import Launch, launch_of
 from rankfall.rundir.cluster.marks import ROUND, RankMap, read_rank_map, write_rank_map
+from support.feeding import until
 from support.patience import scaled
 
 NS = 1_000_000_000
@@ -342,6 +343,37 @@ def test_a_container_is_looked_into_once_its_lines_bear_local_ranks(tmp_path, mo
     watched(identifier, tmp_path, "[default1]:x", looks=3)
     assert read_rank_map(tmp_path).ranks[1].rank == 3
     assert said == []
+
+
+def test_i19_p14_one_task_waits_for_the_first_line_of_all_containers(tmp_path, monkeypatch):
+    identifier, _ = looker(monkeypatch, ANSWER)
+    folders = [tmp_path / str(slot) for slot in range(20)]
+    logs = [log(folder) for folder in folders]
+    for made in logs:
+        made.opened()
+        made.push(line(0, "plain"))
+
+    async def watch() -> None:
+        ran = [True] * 20
+        watches = [
+            asyncio.create_task(
+                identifier.watch("p", container="m", log=made, folder=folder, running=lambda slot=slot: ran[slot])
+            )
+            for slot, (made, folder) in enumerate(zip(logs, folders, strict=True))
+        ]
+        await asyncio.sleep(0)
+        # This one, those that wait, and the one that looks for all.
+        assert len(asyncio.all_tasks()) == 1 + 20 + 1
+        logs[7].push(line(1, "[default1]:x"))
+        await until(lambda: 1 in read_rank_map(folders[7]).ranks, "the rank")
+        ran[:] = [False] * 20
+        await asyncio.gather(*watches)
+        await until(lambda: len(asyncio.all_tasks()) == 1, "the end of the search")
+
+    asyncio.run(watch())
+    assert [number for number, folder in enumerate(folders) if read_rank_map(folder) != RankMap()] == [7]
+    for made in logs:
+        made.close()
 
 
 def test_i19_p11_processes_name_the_role_of_the_prefixes_and_no_other_local_rank_gets_a_stream(tmp_path, monkeypatch):

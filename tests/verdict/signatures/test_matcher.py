@@ -46,6 +46,24 @@ def test_a_chunk_has_the_hits_of_its_lines(lines: list[bytes], where: str, last_
     assert seen(list(catalogue.scan(memoryview(data), where))) == wanted  # type: ignore[arg-type]
 
 
+STARTS = [
+    "", "[rank 3] ", "[Rank 3] ", "[RANK 3] ", "[rank3]: ", "[default3]:", "rank 3: ", "rank=3 ", "[1,3]<stdout>:", "3: ", "worker-3 | ",
+    "(RayTrainWorker pid=12, ip=10.0.0.1) ", "[pod/job-worker-3/main] [default3]: ", "[slot 3] ", "job-worker-3: ", "(TrainWorker rank=3 pid=4) ",
+    "2026-01-01 00:00:00,123 INFO rank 3 ",
+]  # fmt: skip
+STEPS = [
+    "step 12/1000 loss 1.2345 lr 1.0e-04 grad_norm 0.5", "count 3 6000|1795996884666482045|.....", "Epoch 1:  12%|#  | 12/100 [00:12<01:28,  1.2it/s, loss=0.3]",
+    "INFO trainer: iteration 10/ 500 | elapsed time per iteration (ms): 12.0 | lm loss: 1.0E+00 |", '{"step": 3, "loss": 2.1, "tokens_per_second": 1000}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_line_of_a_step_is_looked_at_once(start: str) -> None:
+    # A line with a word of some signature costs fifty times as much.
+    lines = "".join(f"{start}{step}\n" for step in STEPS).encode()
+    assert list(default_catalogue().candidates(lines, Catalogue.STREAM)) == []
+
+
 @given(st.lists(LINES, min_size=1, max_size=8), st.integers(0, 8))
 def test_where_a_chunk_ends_does_not_matter(lines: list[bytes], cut: int) -> None:
     catalogue = default_catalogue()

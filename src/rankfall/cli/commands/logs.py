@@ -17,7 +17,7 @@ import msgspec
 from rankfall.cli import console
 from rankfall.cli.interrupts import Reading, goes_on
 from rankfall.cli.options import live_option, max_bytes, redact_option, target_argument
-from rankfall.cli.run_output import LineWriter, secret_values, spent_text
+from rankfall.cli.run_output import LineWriter, ended_text, secret_values, spent_text
 from rankfall.cli.target import Where, as_it_is, parse_target, resolve_target, slots_on
 from rankfall.cli.values import Ranks, parse_ranks, parse_since, parse_slots
 from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, LockHeld, NotFound, UsageError, numbers
@@ -43,6 +43,7 @@ class BackgroundBackfill:
     def __init__(self, follow: LokiFollow) -> None:
         self._follow = follow
         self.over = follow.over
+        self.writes = None
 
     def stop(self) -> None:
         """Stops copying and releases the run's lease; prints an error that ended the copying earlier."""
@@ -279,7 +280,7 @@ def logs(
         if recording is not None:
             _say_whether_ranks_are_known(directory)
             _say_where_ranks_are(directory, ranks, query.attempt)
-        if recorded and (text := recordings.ended_text(directory)):
+        if recorded and (text := ended_text(directory)):
             console.say(f"rankfall: {text}")
         return say_lost(directory, writer, attempt=chosen)
     problems: list[str] = []
@@ -324,7 +325,7 @@ def _follow(
 
             view = BarView()
             stack.callback(view.close)
-        follow_lines(directory, query, writer, over=recording.over if recording is not None else None, bars=view)
+        follow_lines(directory, query, writer, recording=recording, bars=view)
         # Only the output limit is reached: recording continues to the end.
         while recording is not None and writer.spent and not recording.over():
             time.sleep(_TICK_S)
@@ -335,13 +336,13 @@ def follow_lines(
     query: LineQuery,
     writer: LineWriter,
     *,
-    over: Callable[[], bool] | None = None,
+    recording: Recording | BackgroundBackfill | None = None,
     bars: BarView | None = None,
 ) -> None:
-    """Writes new lines until the run (or ``over``) ends, then the remaining ones."""
-    over = over or (lambda: state_of(directory) in FINAL_STATES)
+    """Writes new lines until the run (or ``recording``) ends, then the remaining ones."""
+    over = recording.over if recording is not None else lambda: state_of(directory) in FINAL_STATES
     rank_wait = RANK_WAIT_S if directory.foreign is None else _FOREIGN_RANK_WAIT_S
-    tail_lines = LineTail(directory, query, rank_wait=rank_wait)
+    tail_lines = LineTail(directory, query, rank_wait=rank_wait, writes=recording.writes if recording else None)
     warned = False
     while True:
         before = time.thread_time()
@@ -415,9 +416,8 @@ def _say_whether_ranks_are_known(directory: RunDir) -> None:
             console.say(f"rankfall: {again}; rankfall logs {directory.id} --attempt all shows all attempts")
         known = attempt is not None and any(row.rank is not None for row in reader.streams(attempt))
     if not known:
-        label = directory.foreign.target.label
         console.say(
-            f"rankfall: cannot match the ranks of {label} to its pods: lines are listed by slot (one slot per pod) "
+            f"rankfall: cannot match the ranks of {directory.foreign.target.label} to its pods: lines are listed by slot (one slot per pod) "
             f"(rankfall logs {directory.id} --slot N); torchrun marks each line with its rank if it is started with --tee 3"
         )
 

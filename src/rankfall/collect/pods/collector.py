@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rankfall.collect.background import CancellableWork, ProblemReporter, error_text
+from rankfall.collect.background import CancellableWork, ProblemReporter, Stir, error_text, undisturbed
 from rankfall.collect.pods.cluster_context import ContextCollector, LeasePoller, name_only
 from rankfall.collect.pods.instance_folders import Instances
 from rankfall.collect.pods.known_pods import Followed, KnownPods, deleted_pods
@@ -60,7 +60,7 @@ class Session:
         troubles: ProblemReporter,
         once: bool = False,
         gather_s: float = GATHER_S,
-        stir: Callable[[], None] = lambda: None,
+        stir: Stir = undisturbed,
         over: Callable[[], bool] = lambda: False,
     ) -> None:
         self._kube = kube
@@ -80,7 +80,7 @@ class Session:
             token=source.token,
             named=self._named,
             stores=self._stores.accepting,
-            on_stream=stir,
+            stir=stir,
             foreign=source.marks is not None,
         )
         self._logs = LogTasks(
@@ -315,7 +315,7 @@ class PodCollector:
         trouble: Callable[[str], None],
         once: bool = False,
         gather_s: float = GATHER_S,
-        stir: Callable[[], None] = lambda: None,
+        stir: Stir = undisturbed,
     ) -> None:
         self._run_dir = run_dir
         self._attempt = attempt

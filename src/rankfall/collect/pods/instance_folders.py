@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from rankfall.collect.background import Stir, undisturbed
 from rankfall.collect.pods import log_gaps
 from rankfall.collect.pods.instance_log import InstanceLog
 from rankfall.collect.pods.log_gaps import LogOf, gap_record, short_record
@@ -197,11 +198,11 @@ class Instances:
         token: str,
         named: int | None = None,
         stores: StoreCopies | None = None,
-        on_stream: Callable[[], None] = lambda: None,
+        stir: Stir = undisturbed,
         foreign: bool = False,
     ) -> None:
         self._stores = stores
-        self._on_stream = on_stream
+        self._stir = stir
         self._foreign = foreign
         self._run_dir = run_dir
         self._attempt = attempt
@@ -237,7 +238,7 @@ class Instances:
             now=time.time_ns,
             on_gap=on_gap,
             ended=lambda: intake.ended,
-            on_stream=self._on_stream,
+            stir=self._stir,
             foreign=self._foreign,
         )
         if self._foreign:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from rankfall.collect.background import Stir, undisturbed
 from rankfall.collect.pods.chunks import LEAST, SplitChunk, Splitter, marks_of, rank_of
 from rankfall.collect.pods.line_splitter import StampParser
 from rankfall.collect.pods.log_gaps import Pauses
@@ -22,11 +23,11 @@ from rankfall.rundir.streams.writer import Mark
 
 
 class StreamFiles:
-    """Files by stream name, as ``r3.out``; ``on_stream`` is called after a stream's first bytes."""
+    """Files by stream name, as ``r3.out``; ``stir`` is called after each piece."""
 
-    def __init__(self, folder: Path, on_stream: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, stir: Stir) -> None:
         self._folder = folder
-        self._on_stream = on_stream
+        self._stir = stir
         self._files: dict[str, StreamAppender] = {}
 
     def append(self, name: str, data: bytes, marks: Iterable[Mark], *, lines: int | None = None) -> dict[str, int]:
@@ -39,8 +40,7 @@ class StreamFiles:
         if data:
             fresh = not file.size
             file.write_marked(data, marks, lines=lines)
-            if fresh:
-                self._on_stream()
+            self._stir(lines=not fresh)
         return {f"{name}.log": file.size, f"{name}.idx": file.index_size}
 
     def file(self, name: str) -> StreamAppender:
@@ -94,7 +94,7 @@ class InstanceLog:
         on_records: Callable[[], None] = lambda: None,
         on_gap: Callable[[int | None, int | None], None] | None = None,
         ended: Callable[[], bool] = lambda: False,
-        on_stream: Callable[[], None] = lambda: None,
+        stir: Stir = undisturbed,
         foreign: bool = False,
     ) -> None:
         self.cursor = Cursor(folder)
@@ -112,7 +112,7 @@ class InstanceLog:
         self._on_gap = on_gap
         self._ended = ended
         self._foreign = foreign
-        self._files = StreamFiles(folder, on_stream)
+        self._files = StreamFiles(folder, stir)
         self._stamps = StampParser()
         self._splitter = Splitter(self._stamps, foreign=foreign)
         self._rest = b""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 import msgspec
 
-from rankfall.collect.background import ProblemReporter
+from rankfall.collect.background import ProblemReporter, Stir
 from rankfall.collect.pods.log_tailer import End, LogTailer, State
 from rankfall.kube.client import Kube
 from rankfall.kube.object_fields import (
@@ -123,7 +123,7 @@ class KnownPods:
     """
 
     def __init__(
-        self, run_dir: RunDir, *, attempt: int, source: PodSource, troubles: ProblemReporter, stir: Callable[[], None]
+        self, run_dir: RunDir, *, attempt: int, source: PodSource, troubles: ProblemReporter, stir: Stir
     ) -> None:
         self._marks = source.marks
         self._troubles = troubles

@@ -6,7 +6,7 @@ A local run never imports the Kubernetes client.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +14,7 @@ from rankfall.rundir import RunDir
 from rankfall.rundir.cluster.pod_source import PodSource
 
 if TYPE_CHECKING:
+    from rankfall.collect.background import Stir
     from rankfall.collect.pods.collector import PodCollector
 
 # Requests a second; log requests count against no client's share.
@@ -62,7 +63,7 @@ def get_context(run: Path, attempt: int, source: PodSource, *, into: Path) -> bo
 class LazyCollector:
     """Collector of one attempt's pods; ``source`` is None for a local run.
 
-    ``stir`` is called from another thread on new data.
+    ``stir`` is called from another thread on stored data.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class LazyCollector:
         attempt: int,
         source: PodSource | None,
         unseen: bool = False,
-        stir: Callable[[], None] = lambda: None,
+        stir: Stir | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
@@ -87,6 +88,7 @@ class LazyCollector:
         source = self._source
         if source is None:
             return
+        from rankfall.collect.background import undisturbed  # noqa: PLC0415
         from rankfall.collect.pods.collector import PodCollector  # noqa: PLC0415
         from rankfall.collect.pods.log_tailer import GATHER_S, UNSEEN_GATHER_S  # noqa: PLC0415
         from rankfall.kube.auth.kubeconfig import access_of  # noqa: PLC0415
@@ -100,7 +102,7 @@ class LazyCollector:
             trouble=self._troubles.append,
             once=once,
             gather_s=UNSEEN_GATHER_S if self._unseen else GATHER_S,
-            stir=self._stir,
+            stir=self._stir or undisturbed,
         )
         self._collector.start()
 

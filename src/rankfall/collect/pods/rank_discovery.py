@@ -160,6 +160,9 @@ class RankProber:
         self._trouble = trouble
         self._gate = asyncio.Semaphore(_AT_ONCE)
         self._denied = False
+        # Logs without a line of a rank.
+        self._untagged: dict[asyncio.Future[None], tuple[InstanceLog, Callable[[], bool]]] = {}
+        self._waking: asyncio.Task[None] | None = None
 
     async def watch(
         self, pod: str, *, container: str, log: InstanceLog, folder: Path, running: Callable[[], bool]
@@ -171,13 +174,31 @@ class RankProber:
                 _settle(read_rank_map(folder), log=log, folder=folder)
                 return
             if not log.routes.tagged:
-                # Without a line there is nothing to assign.
-                await asyncio.sleep(_FIRST_S)
+                await self._tagged_line(log, running)
                 continue
             if await self.look(pod, container=container, log=log, folder=folder):
                 return
             await asyncio.sleep(pause)
             pause = min(_EVERY_S, 2 * pause)
+
+    async def _tagged_line(self, log: InstanceLog, running: Callable[[], bool]) -> None:
+        """Waits for a line to assign, or for a reason to stop; one task checks all logs: there may be thousands."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._untagged[waiter] = log, running
+        if self._waking is None:
+            self._waking = asyncio.create_task(self._wake())
+        try:
+            await waiter
+        finally:
+            del self._untagged[waiter]
+
+    async def _wake(self) -> None:
+        while self._untagged:
+            await asyncio.sleep(_FIRST_S)
+            for waiter, (log, running) in self._untagged.items():
+                if (self._denied or log.routes.tagged or not running()) and not waiter.done():
+                    waiter.set_result(None)
+        self._waking = None
 
     async def look(self, pod: str, *, container: str, log: InstanceLog, folder: Path) -> bool:
         """Probes once and stores the result. Returns True if another probe could prove no more.

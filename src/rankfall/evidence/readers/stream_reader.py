@@ -10,7 +10,6 @@ import os
 import struct
 from array import array
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -117,7 +116,7 @@ class StreamTail:
         self._guard = guard or ReaderGuard()
         self._name = name or path.name
         self._catalogue = catalogue
-        self.worked_at: deque[int] = deque(maxlen=_WORK_TIMES)
+        self.worked_at: tuple[int, ...] = ()
         self.printed_step: int | None = None
         self.survival = Survival(watched=True)
         self._scanner = ChunkScanner(catalogue, survival=self.survival)
@@ -253,8 +252,8 @@ class StreamTail:
     def _worked(self, at: int) -> None:
         times = self.worked_at
         if len(times) > 1 and times[-1] - times[-2] < _APART_NS:
-            times.pop()
-        times.append(at)
+            times = times[:-1]
+        self.worked_at = (*times, at)[-_WORK_TIMES:]
 
     def _take_halves(self, error: Exception, *, final: bool, found: list[Placed], reports: list[PlacedReport]) -> None:
         """Bisects failed data down to the unreadable lines; adds findings and reports of the others."""

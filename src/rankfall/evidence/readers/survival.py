@@ -6,7 +6,6 @@ finding ``CREDIT`` bytes, then a ``SHARE``, are read.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -145,8 +144,9 @@ class Speaker(msgspec.Struct):
 
     newest: int = 0
     last_word: int = 0
-    advances: deque[int] = msgspec.field(default_factory=lambda: deque(maxlen=ADVANCES))
-    ordinary: deque[int] = msgspec.field(default_factory=lambda: deque(maxlen=ORDINARY))
+    # Not deques: an empty one has 600 bytes, and most streams have no finding.
+    advances: tuple[int, ...] = ()
+    ordinary: tuple[int, ...] = ()
     counters: dict[str, tuple[bytes, ...]] = msgspec.field(default_factory=dict)
 
     @property
@@ -164,7 +164,7 @@ class Speaker(msgspec.Struct):
         self.counters[key] = counters
         # Another epoch's counters restart; a reprinted bar has the same.
         if held is not None and held != counters:
-            self.advances.append(end)
+            self.advances = (*self.advances, end)[-ADVANCES:]
 
     def gang_recovered(self, end: int) -> bool:
         """True if later lines show work, or are too many to be buffered output."""
@@ -291,7 +291,7 @@ class Survival:
                 prefix = parse_prefix(line)
                 if speaker_of(prefix) == name:
                     speaker.advanced(line[prefix.length :][:_MAX_LINE], 0)
-        speaker.advances.clear()
+        speaker.advances = ()
 
     def _look(self, data: bytes, begin: int, stop: int, *, base: int) -> None:
         at = base + begin
@@ -318,7 +318,7 @@ class Survival:
                 and line[:1] not in b" \t"
                 and not _SAYS_NOTHING.search(text)
             ):
-                speaker.ordinary.append(at)
+                speaker.ordinary = (*speaker.ordinary, at)[-ORDINARY:]
 
     def _works(self, speaker: Speaker | None, text: bytes | None, at: int) -> None:
         before = len(self._job.advances), self._job.advances[-1] if self._job.advances else 0
@@ -326,7 +326,7 @@ class Survival:
             if one is None:
                 continue
             if text is None:
-                one.advances += (at, at)
+                one.advances = (*one.advances, at, at)[-ADVANCES:]
             else:
                 one.advanced(text, at)
         if (len(self._job.advances), self._job.advances[-1] if self._job.advances else 0) != before:

@@ -46,6 +46,8 @@ _SETTLED_S: Final = 3.0
 _PAUSE_S: Final = 0.1
 _NS: Final = 1_000_000_000
 _BLOCK: Final = 256 << 10
+# Seconds between polls of all streams if no write is counted: another process may write too.
+_UNCOUNTED_S: Final = 10.0
 # Bytes read and not yet yielded.
 _MEMORY: Final = 64 << 20
 _MAX_PROBLEMS: Final = 100
@@ -64,7 +66,8 @@ class LineTail:
 
     ``hold``: seconds that a line waits for earlier ones. ``rank_wait``: seconds that a stream waits for its rank; None =
     until its attempt ends. ``starts``: offsets, by stream, at which to begin. ``whole``: long lines in pieces, for
-    :meth:`pieces` alone. ``problems``: messages about unreadable data.
+    :meth:`pieces` alone. ``writes``: number of stored pieces, or None; while it is constant, :meth:`blocks` polls
+    no stream. ``problems``: messages about unreadable data.
 
     Raises:
         UsageError: The query is invalid.
@@ -80,6 +83,7 @@ class LineTail:
         rank_wait: float | None = RANK_WAIT_S,
         starts: Mapping[str, int] | None = None,
         whole: bool = False,
+        writes: Callable[[], int | None] | None = None,
     ) -> None:
         check(query)
         self.problems: list[str] = []
@@ -90,6 +94,9 @@ class LineTail:
         self._rank_wait = None if rank_wait is None else int(rank_wait * _NS)
         self._starts = starts or {}
         self._whole = whole
+        self._writes = writes
+        self._counted: int | None = None
+        self._polled_at = 0
         self._ended: set[int] = set()
         self._matches = Matcher(query.grep)
         self._errors = error_lines_of(run_dir, problems=self.problems) if query.level is not None else None
@@ -136,9 +143,21 @@ class LineTail:
         An object yields only one of lines, blocks and pieces.
         """
         now = self._clock()
+        if not final and self._nothing_new(now):
+            return
         yield from map(block_of, self._refresh(now, patient=not final))
         for view, span, late in self._due(now, bound=None if final else now - self._hold, final=final):
             yield from view.blocks(span, late=late)
+
+    def _nothing_new(self, now: int) -> bool:
+        """True if nothing was stored since the last poll, which left no line and no stream waiting."""
+        # Before the poll: what is stored meanwhile counts for the next one.
+        writes = self._writes() if self._writes is not None else None
+        known = writes is not None and writes == self._counted and not self._heap and not self._waiting
+        if known and 0 <= now - self._polled_at < _UNCOUNTED_S * _NS:
+            return True
+        self._counted, self._polled_at = writes, now
+        return False
 
     def pieces(self, *, final: bool = False) -> Iterator[Piece]:
         """Yields all due data unchanged; with ``final`` all remaining."""
