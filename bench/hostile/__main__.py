@@ -26,14 +26,19 @@ SHAPES: Final = (
     "different-errors", "different-ranks", "traceback-prefix-dice", "line-giant-rank",
 )  # fmt: skip
 JOB: Final = """
-import os, re, signal, sys
+import os, random, signal, sys
 sys.path.insert(0, os.environ["TESTS"])
 from support.hostile_inputs import INPUTS
 size, plain = int(os.environ["SIZE"]), os.environ.get("PLAIN")
 unit = INPUTS[os.environ["SHAPE"]].data(min(size, 8 << 20))
 if plain:
-    # The same lines, of letters alone.
-    unit = re.sub(rb"[^\\n]", b"w", unit)
+    # Lines of the same lengths, of words: one letter alone packs as no text does.
+    words = "step loss batch epoch rate data model time mean token train layer weight input output state".split()
+    draw, at, lines = random.Random(7), 0, unit.split(b"\\n")
+    text = " ".join(draw.choices(words, k=len(unit) // 4 + 1)).encode()
+    for number, line in enumerate(lines):
+        lines[number], at = text[at : at + len(line)], at + len(line)
+    unit = b"\\n".join(lines)
 left = size
 while left > 0:
     sys.stdout.buffer.write(unit[:left])
@@ -43,6 +48,9 @@ sys.stdout.buffer.flush()
 raise KeyError("the end")
 """
 _STOP_S: Final = 60.0
+# Bounds: of the ratio, and of the seconds until a stop is shown.
+_MOST_TIMES: Final = 1.1
+_MOST_STOP_S: Final = 2.0
 
 
 def main() -> int:
@@ -56,24 +64,28 @@ def main() -> int:
         "| shape | plain text, s | this shape, s | ratio | verdict | SIGTERM to the stop shown, s |",
         "|---|---|---|---|---|---|",
     ]
+    broken = False
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         (folder / "job.py").write_text(JOB)
         for shape in given.shapes:
-            lines.append(row(folder, shape, size=given.mib << 20, pairs=given.pairs))
+            line, holds = row(folder, shape, size=given.mib << 20, pairs=given.pairs)
+            lines.append(line)
+            broken |= not holds
             sys.stdout.write(lines[-1] + "\n")
             sys.stdout.flush()
     head = (
         "# Hostile output\n\nWritten by `make bench-hostile`: a job of one rank prints "
-        f"{given.mib} MiB and raises KeyError; median of {given.pairs} alternating pairs. Plain text has the same bytes and lines. Load of the "
+        f"{given.mib} MiB and raises KeyError; median of {given.pairs} alternating pairs. Plain text has lines of the same lengths, of words; at most {_MOST_TIMES} times its time and {_MOST_STOP_S:.0f} s to a stop are allowed. "
+        "Load of the "
         f"machine at the end ({os.cpu_count()} cores): {os.getloadavg()[0]:.1f}.\n\n"
     )
     PAGE.write_text(head + "\n".join(lines) + "\n")
-    return 0
+    return int(broken)
 
 
-def row(folder: Path, shape: str, *, size: int, pairs: int) -> str:
-    """One line of the table."""
+def row(folder: Path, shape: str, *, size: int, pairs: int) -> tuple[str, bool]:
+    """One line of the table, and whether the bounds hold."""
     plain, hostile, right = [], [], 0
     for number in range(pairs):
         plain.append(run(folder, shape, size=size, plain=True, number=number)[0])
@@ -83,7 +95,8 @@ def row(folder: Path, shape: str, *, size: int, pairs: int) -> str:
     before, after = statistics.median(plain), statistics.median(hostile)
     ratio = statistics.median(two / one for one, two in zip(plain, hostile, strict=True))
     stop = stopped(folder, shape)
-    return f"| {shape} | {before:.2f} | {after:.2f} | {ratio:.2f} | {right} of {pairs} | {stop:.2f} |"
+    line = f"| {shape} | {before:.2f} | {after:.2f} | {ratio:.2f} | {right} of {pairs} | {stop:.2f} |"
+    return line, ratio <= _MOST_TIMES and right == pairs and stop <= _MOST_STOP_S
 
 
 def run(folder: Path, shape: str, *, size: int, plain: bool, number: int) -> tuple[float, bool]:
@@ -119,13 +132,16 @@ def stopped(folder: Path, shape: str) -> float:
     process = start(folder, shape, home=home, size=1 << 40, plain=False)
     deadline = time.monotonic() + _STOP_S
     much = random.randrange(1, 256 << 20)
-    while sum(path.stat().st_size for path in home.glob("runs/*/logs/**/*.log")) < much and time.monotonic() < deadline:
+    while (
+        sum(path.stat().st_size for path in home.glob("runs/[!.]*/logs/**/*.log")) < much
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
     at = time.time_ns()
     process.send_signal(signal.SIGTERM)
     shown = 0
     while not shown and time.monotonic() < deadline + _STOP_S:
-        for path in home.glob("runs/*/events.jsonl"):
+        for path in home.glob("runs/[!.]*/events.jsonl"):
             for line in path.read_bytes().splitlines():
                 event = json.loads(line)
                 shown = event["at"] if event["kind"] == "stopping" else shown

@@ -68,8 +68,16 @@ _RUNS_TRAINING: Final = bounded(
 _BUILDS: Final = bounded(r"\bpip\b|\bsetup\.py\b|\bninja\b|\bcmake\b|\bnvcc\b", limit=2048)
 _GROUPS = ("ExceptionGroup",)
 # Causes that an exception of a launcher has itself.
-_OF_A_MACHINE: Final = frozenset(
-    {"permission_denied", "disk_full", "disk_fault", "shared_fs_error", "host_alloc_failed"}
+_OF_A_LAUNCHER: Final = frozenset(
+    {
+        "address_in_use",
+        "bad_arguments",
+        "permission_denied",
+        "disk_full",
+        "disk_fault",
+        "shared_fs_error",
+        "host_alloc_failed",
+    }
 )
 # An exception that only repeats another one, with its traceback in the message.
 _WRAPPERS = frozenset({"user_code_exception.dataloader"})
@@ -256,9 +264,9 @@ def meaning_of_hit(hit: Hit, *, text: str, fingerprint: str) -> Meaning:
 
 
 def _has_a_reason(catalogue: Catalogue, kind: str, message: str) -> bool:
-    """True if an exception in a launcher's frames names a fault of this machine, as a folder without permission."""
+    """True if an exception in a launcher's frames names its own reason, as a folder without permission or a used port."""
     hit = best(catalogue.match_line(_one_line(kind, message), where="exception"))
-    return hit is not None and kind.endswith("Error") and hit.signature.slug in _OF_A_MACHINE
+    return hit is not None and kind.endswith("Error") and hit.signature.slug in _OF_A_LAUNCHER
 
 
 def _end_of_child(catalogue: Catalogue, kind: str, message: str, *, launcher: bool) -> Hit | None:

@@ -141,7 +141,7 @@ _ADVICE: Final = bounded(
     rb"|(?:Please|Try|Check|Make sure|Make sure that|Consider|See also|Refer to|Rectify|Hint|Note|Tip)\b|Possible (?:reasons?|causes?)\b|There are \w+ reasons|If (?:you|this|the|it)\b"
     rb"|terminated by signals sent by|(?:a )?non-zero exit code\.|Primary job +terminated normally|Per user-direction|error message you will receive is this one|orte_create_session_dirs is set|detect that the abort call|exiting or it will be considered|Exception in thread\b|Where: +This error was|Terminating remaining workers\b|Reason: +(?:Error|Completed)\s*\Z)"
     rb"|\bhas no info as to the process\b|YOU CAN IGNORE THE BELOW|\bSet MCA parameter \"|\bmore process(?:es)? ha(?:s|ve) sent help message|\bwrite_line (?:error|failure)\b"
-    rb"|\bPETSC ERROR: (?:or |[Tt]ry |[Tt]o get |[Ss]ee |[Cc]onfigure |Run with )|\bEpoll (?:ADD|MOD|DEL)\(\d\) on fd \d",
+    rb"|\bHYDRA_FULL_ERROR=1\b|\bno trace information about the error\b|\bPETSC ERROR: (?:or |[Tt]ry |[Tt]o get |[Ss]ee |[Cc]onfigure |Run with )|\bEpoll (?:ADD|MOD|DEL)\(\d\) on fd \d",
     limit=MAX_ERROR_LINE,
 )
 # Words that state a reason in errors of any program; they are too few for a cause.

@@ -33,7 +33,7 @@ _STOP = linear(rb"Sending process (\d+) closing signal SIG[A-Z0-9]+")
 _FORCED = linear(rb"Unable to shutdown process (\d+) via[^\n]{0,200}forcefully exiting via")
 _FAILED = linear(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\) of binary")
 _ROW = linear(
-    rb"rank +: (\d+) \(local_rank: (\d+)\)[ \t\r]*\n(?:[ \t\r]{0,8}\n)?[^\n]{0,400}?exitcode +: (-?\d+) \(pid: (\d+)\)"
+    rb"rank *: (\d+) \(local_rank: (\d+)\)[ \t\r]*\n(?:[ \t\r]{0,8}\n)?[^\n]{0,400}?exitcode *: (-?\d+) \(pid: (\d+)\)"
 )
 # The root's row of a report that is cut off, or that a person typed: its code may be missing.
 _CUT_ROW = linear(
@@ -43,9 +43,9 @@ _ROOT: Final = b"Root Cause (first observed failure)"
 # A page may put a whole report on one line.
 _FLAT_ROW = linear(rb"rank +: (\d+) \(local_rank: (\d+)\) +exitcode +: (-?\d+) \(pid: (\d+)\)")
 # The words before a row's rank, behind the prefix of a launcher.
-_HOST = bounded(rb"(?:^|\s)host +: ([A-Za-z0-9][\w.-]{0,252})\s*\Z", limit=512)
+_HOST = bounded(rb"(?:^|\s)host *: ([A-Za-z0-9][\w.-]{0,252})\s*\Z", limit=512)
 # Local time of the launcher's node, whole seconds.
-_TIME = bounded(rb"time +: (\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)\s", limit=512)
+_TIME = bounded(rb"time *: (\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)\s", limit=512)
 # Open MPI names the process as [[job,application],rank] or [prterun-host-pid@job,rank]; the rank that calls MPI_ABORT
 # ends all others.
 # Horovod names it by its rank alone.

@@ -33,7 +33,7 @@ _ECHO: Final = (
 # Maximum cached automata.
 _MAX_FEWER: Final = 8
 # Number of lines, and bytes of one, in which words are searched one by one: a set of all takes as long to compile.
-_FEW: Final = 100
+_FEW: Final = 30
 _SHORT: Final = 1024
 # Lines with the same words before one set searches their patterns; maximum sets and counts.
 _OFTEN: Final = 32
