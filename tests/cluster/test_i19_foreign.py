@@ -125,3 +125,36 @@ def test_a_pod_that_was_deleted_before_the_first_look_is_named_with_its_node(bed
     found = json.loads(why.stdout)
     assert (found["slot"], found["node"], found["pod"]) == (0, node, name), why.stdout
     assert any(f"pod {name} was deleted while it ran" in proof["line"] for proof in found["evidence"]), why.stdout
+
+
+def test_i19_p14_a_followed_job_is_shown_once_and_stored_once(bed, kubectl, namespace, tmp_path):
+    """Silent pods beside one that prints: the console reads their files only when the recorder stored something."""
+    home = tmp_path / "home"
+    home.mkdir()
+    path = accounts.create(bed.control, kubectl, "looker", namespace=namespace, rules=LOOK)
+    world = World(home, kubeconfig=path, kubectl=kubectl, namespace=namespace)
+    prints = (
+        "import os, time\n"
+        "for n in range(600):\n"
+        "    if os.environ['JOB_COMPLETION_INDEX'] == '1' or not n: print(f'[rank 7] line {n}', flush=True)\n"
+        "    time.sleep(0.01)\n"
+    )
+    made = {
+        "restartPolicy": "Never",
+        "containers": [
+            {
+                "name": "main",
+                "image": PYTHON_IMAGE,
+                "imagePullPolicy": "Never",
+                "command": ["python3", "-c", prints],
+            }
+        ],
+    }
+    kubectl.apply(workloads.indexed_job("silent", namespace=namespace, nnodes=4, pod=made))
+    said = world.cli("logs", "-f", "job/silent", "-n", namespace)
+    assert said.returncode == 0, said.stderr
+    shown = sorted(said.stdout.splitlines())
+    assert shown == sorted(
+        [f"[slot {slot}] [rank 7] line 0" for slot in (0, 2, 3)] + [f"[slot 1] [rank 7] line {n}" for n in range(600)]
+    )
+    assert not list(home.glob("runs/*/log-allranks*"))

@@ -1,4 +1,4 @@
-"""Workloads that somebody deletes, that their time to live removes, and gangs that their controller makes anew: issue 19, points 6, 7 and 10."""
+"""Workloads that somebody deletes, that their time to live removes, and gangs that their controller makes anew: issue 19, points 6, 7, 10 and 13."""
 
 from __future__ import annotations
 
@@ -178,3 +178,17 @@ def test_i19_p9_a_namespace_in_which_nothing_is_allowed_is_named_with_the_next_s
         assert "administrator" in shown, shown
     verdict = world.document("why", run)
     assert (verdict["state"], verdict["attempt"]) == ("failed", None)
+
+
+def test_i19_p13_of_an_unattended_run_the_container_that_failed_beside_the_ranks_is_named(world):
+    spec = unattended(world, "job", steps=5)
+    beside = "import os, sys, time; time.sleep(3); sys.exit(3 if os.environ['JOB_COMPLETION_INDEX'] == '1' else 0)"
+    section = spec["kubernetes"]
+    other = {"name": "metrics", "image": section["image"], "imagePullPolicy": "Never"}
+    section["pod"]["spec"]["containers"] = [other | {"command": ["python3", "-c", beside]}]
+    done = world.run(spec)
+    assert done.returncode not in {0, 130}, done.stderr
+    found = world.document("why", world.only_run().name)
+    assert (found["cause"]["slug"], found["slot"], found["rank"]) == ("user_exit", 1, None), found
+    named = "container metrics: Error: exit code 3; the ranks of this pod ended with 0"
+    assert named in found["decisive"]["line"], found["decisive"]
