@@ -7,6 +7,7 @@ its exit, without a view (``--quiet``). Both runs of a pair come one after the o
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -26,20 +27,10 @@ SHAPES: Final = (
     "different-errors", "different-ranks", "traceback-prefix-dice", "line-giant-rank",
 )  # fmt: skip
 JOB: Final = """
-import os, random, signal, sys
-sys.path.insert(0, os.environ["TESTS"])
-from support.hostile_inputs import INPUTS
-size, plain = int(os.environ["SIZE"]), os.environ.get("PLAIN")
-unit = INPUTS[os.environ["SHAPE"]].data(min(size, 8 << 20))
-if plain:
-    # Lines of the same lengths, of words: one letter alone packs as no text does.
-    words = "step loss batch epoch rate data model time mean token train layer weight input output state".split()
-    draw, at, lines = random.Random(7), 0, unit.split(b"\\n")
-    text = " ".join(draw.choices(words, k=len(unit) // 4 + 1)).encode()
-    for number, line in enumerate(lines):
-        lines[number], at = text[at : at + len(line)], at + len(line)
-    unit = b"\\n".join(lines)
-left = size
+import os, sys
+with open(os.environ["TEXT"], "rb") as file:
+    unit = file.read()
+left = int(os.environ["SIZE"])
 while left > 0:
     sys.stdout.buffer.write(unit[:left])
     left -= len(unit)
@@ -47,6 +38,11 @@ sys.stdout.buffer.write(b"\\n")
 sys.stdout.buffer.flush()
 raise KeyError("the end")
 """
+WORDS: Final = (
+    "step", "loss", "batch", "epoch", "rate", "data", "model", "time",
+    "mean", "token", "train", "layer", "weight", "input", "output", "state",
+)  # fmt: skip
+_UNIT: Final = 8 << 20
 _STOP_S: Final = 60.0
 # Bounds: of the ratio, and of the seconds until a stop is shown.
 _MOST_TIMES: Final = 1.1
@@ -60,6 +56,8 @@ def main() -> int:
     options.add_argument("--pairs", type=int, default=5)
     options.add_argument("shapes", nargs="*", default=list(SHAPES))
     given = options.parse_args()
+    # The shapes are those of the tests.
+    sys.path.insert(0, str(ROOT / "tests"))
     lines = [
         "| shape | plain text, s | this shape, s | ratio | verdict | SIGTERM to the stop shown, s |",
         "|---|---|---|---|---|---|",
@@ -86,6 +84,10 @@ def main() -> int:
 
 def row(folder: Path, shape: str, *, size: int, pairs: int) -> tuple[str, bool]:
     """One line of the table, and whether the bounds hold."""
+    # Made before any run: the time in which a job makes its text is no part of what is compared.
+    unit: bytes = importlib.import_module("support.hostile_inputs").INPUTS[shape].data(min(size, _UNIT))
+    (folder / f"{shape}-False").write_bytes(unit)
+    (folder / f"{shape}-True").write_bytes(in_words(unit))
     plain, hostile, right = [], [], 0
     for number in range(pairs):
         plain.append(run(folder, shape, size=size, plain=True, number=number)[0])
@@ -97,6 +99,15 @@ def row(folder: Path, shape: str, *, size: int, pairs: int) -> tuple[str, bool]:
     stop = stopped(folder, shape)
     line = f"| {shape} | {before:.2f} | {after:.2f} | {ratio:.2f} | {right} of {pairs} | {stop:.2f} |"
     return line, ratio <= _MOST_TIMES and right == pairs and stop <= _MOST_STOP_S
+
+
+def in_words(unit: bytes) -> bytes:
+    """Lines of the same lengths, of words: one letter alone packs as no text does."""
+    text = " ".join(random.Random(7).choices(WORDS, k=len(unit) // 4 + 1)).encode()
+    lines, at = unit.split(b"\n"), 0
+    for number, line in enumerate(lines):
+        lines[number], at = text[at : at + len(line)], at + len(line)
+    return b"\n".join(lines)
 
 
 def run(folder: Path, shape: str, *, size: int, plain: bool, number: int) -> tuple[float, bool]:
@@ -118,10 +129,10 @@ def run(folder: Path, shape: str, *, size: int, plain: bool, number: int) -> tup
 
 def start(folder: Path, shape: str, *, home: Path, size: int, plain: bool) -> subprocess.Popen[bytes]:
     """The command, started."""
-    env = {"RANKFALL_HOME": str(home), "TESTS": str(ROOT / "tests"), "SHAPE": shape, "SIZE": str(size)}
+    env = {"RANKFALL_HOME": str(home), "TEXT": str(folder / f"{shape}-{plain}"), "SIZE": str(size)}
     return subprocess.Popen(
         [sys.executable, "-m", "rankfall", "run", "-q", "--launcher", "plain", "--nproc-per-node", "1", "job.py"],
-        cwd=folder, env=os.environ | env | ({"PLAIN": "1"} if plain else {}),
+        cwd=folder, env=os.environ | env,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 

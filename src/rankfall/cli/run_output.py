@@ -34,6 +34,7 @@ from rankfall.rundir.streams.content import Packed, Raw, open_content
 _NS: Final = 1_000_000_000
 # Largest batch in bytes; a larger one delays the first line.
 _BATCH: Final = 256 << 10
+# Characters of the sentence about a job's end.
 _ENDED: Final = 400
 _COLORS: Final = ("36", "33", "35", "32", "34", "96", "93", "95")
 
