@@ -152,18 +152,42 @@ def test_i18_what_is_passed_over_at_once_is_bounded(tmp_path: Path, monkeypatch:
     assert steps == 5
 
 
-def test_i18_time_of_a_reader_against_what_it_may_take() -> None:
+def test_i18_time_of_a_reader_beyond_that_of_ordinary_text() -> None:
     cpu, clock = Clock(), Clock()
     time_of = ReadingTime(cpu=cpu, clock=clock)
-    with time_of.measured():
-        cpu.now += LIVE.burst_s
-    assert not time_of.over(0)
-    with time_of.measured():
+    with time_of.measured(LIVE.rate):
+        cpu.now += 1.0 + 0.9 * LIVE.burst_s
+    assert not time_of.over
+    with time_of.measured(3 * LIVE.rate):
+        cpu.now += 3.0
+    assert not time_of.over
+    with time_of.measured(0):
         cpu.now += 1.0
-    assert time_of.over(0)
-    assert not time_of.over(LIVE.rate)
+    assert time_of.over
+    # Ordinary text is no credit for costly text.
+    with time_of.measured(1000 * LIVE.rate):
+        cpu.now += 1.0
+    assert time_of.over
     clock.now += 1.0 / LIVE.share
-    assert not time_of.over(0)
+    assert not time_of.over
+
+
+def test_i18_costly_text_is_read_in_small_pieces_and_ordinary_text_in_large_ones() -> None:
+    cpu = Clock()
+    time_of = ReadingTime(cpu=cpu)
+
+    def pieces(seconds_per_byte: float) -> list[int]:
+        sizes = []
+        for _ in range(8):
+            sizes.append(time_of.piece)
+            with time_of.measured(time_of.piece):
+                cpu.now += time_of.piece * seconds_per_byte
+        return sizes
+
+    few, most = reader_guard.MIN_PIECE, reader_guard.MAX_PIECE
+    up = [few * 2**each for each in range(8)]
+    assert pieces(1 / LIVE.rate) == [min(each, most) for each in up]
+    assert pieces(1 / (1 << 20)) == [max(most // 2**each, few) for each in range(8)]
 
 
 def test_i18_compiling_the_signatures_is_no_time_of_the_first_stream(
@@ -192,11 +216,10 @@ def test_i18_an_explanation_reads_whole_what_a_supervisor_sets_aside(
     *, explained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def dear(self: ReadingTime) -> Iterator[None]:
+    def dear(self: ReadingTime, size: int) -> Iterator[None]:
         yield
-        self.used += 0.5
+        self.used += 0.05
 
-    monkeypatch.setattr(stream_reader, "CHUNK", reader_guard.TAIL)
     monkeypatch.setattr(ReadingTime, "measured", dear)
     attempt = Attempt(tmp_path, ranks=1)
     attempt.write("0.out.log", PLAIN * (8 * reader_guard.TAIL // len(PLAIN)))
@@ -252,9 +275,8 @@ class Attempt:
 def test_i18_one_poll_reads_a_bounded_part_of_all_streams_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chunk = 64 << 10
-    monkeypatch.setattr(slot_streams, "CHUNK", chunk)
-    monkeypatch.setattr(stream_reader, "CHUNK", chunk)
+    chunk = reader_guard.MIN_PIECE
+    monkeypatch.setattr(reader_guard, "MAX_PIECE", chunk)
     monkeypatch.setattr("rankfall.evidence.attempt.observer.POLL_BYTES", 2 * chunk)
     # On a busy machine a poll would end by its time, not by its bytes.
     monkeypatch.setattr("rankfall.evidence.attempt.observer.POLL_S", 600.0)

@@ -188,11 +188,14 @@ def test_the_program_reads_the_signatures_of_the_toml_files() -> None:
     assert list(default_catalogue().signatures) == bare
 
 
-def test_words_are_found_one_by_one_as_by_the_set_of_all(monkeypatch) -> None:
+def test_words_are_found_by_their_beginnings_as_by_the_automaton_of_all(monkeypatch) -> None:
     lines = [example.text.encode() for each in FULL[::4] for example in (*each.example, *each.miss)]
-    monkeypatch.setattr("rankfall.verdict.signatures.matcher._FEW", len(lines))
-    singly = Catalogue(FULL)
-    found = [[hit.signature.id for hit in singly.match_line(line, singly.STREAM)] for line in lines]
+    monkeypatch.setattr("rankfall.verdict.signatures.matcher._FEW", 10 * sum(map(len, lines)))
+    begun = Catalogue(FULL)
+    found = [[hit.signature.id for hit in begun.match_line(line, begun.STREAM)] for line in lines]
+    assert begun.matcher(begun.STREAM).words._set is None
     monkeypatch.setattr("rankfall.verdict.signatures.matcher._FEW", 0)
-    assert found == [[hit.signature.id for hit in CATALOGUE.match_line(line, CATALOGUE.STREAM)] for line in lines]
+    compiled = Catalogue(FULL)
+    assert found == [[hit.signature.id for hit in compiled.match_line(line, compiled.STREAM)] for line in lines]
+    assert compiled.matcher(compiled.STREAM).words._set is not None
     assert sum(map(bool, found)) > 100

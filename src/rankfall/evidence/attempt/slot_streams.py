@@ -17,7 +17,7 @@ from rankfall.evidence import builders as make
 from rankfall.evidence.attempt.record_sources import Starts
 from rankfall.evidence.facts import Facts
 from rankfall.evidence.readers.prefixes import Prefix
-from rankfall.evidence.readers.stream_reader import CHUNK, Placed, StreamTail, When
+from rankfall.evidence.readers.stream_reader import Placed, StreamTail, When
 from rankfall.model import Evidence, RankFacts, numbers
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import bounded
@@ -113,6 +113,8 @@ class SlotStreams:
         self._turns: deque[_Stream] = deque()
         self._allowance = LIVE
         self._last: tuple[Budget, Budget] | None = None
+        # CPU seconds beyond ordinary text of all streams.
+        self._beyond = 0.0
         self._run_dir = run_dir
         self._attempt = attempt
         self._role_of = role_of
@@ -136,7 +138,7 @@ class SlotStreams:
         found: list[Evidence] = []
         fresh = output_at = 0
         again: deque[_Stream] = deque()
-        # One chunk a round; a stream that got none is first at the next poll.
+        # One piece a round; a stream that got none is first at the next poll.
         waiting, self._turns = self._turns, deque()
         while waiting and not budget.spent:
             stream = waiting.popleft()
@@ -168,9 +170,9 @@ class SlotStreams:
     def shorten_grace(self) -> None:
         """Bounds the time of all further reading, because no stream grows; the last bytes are always classified."""
         unread = sum(stream.tail.unread for stream in self._streams.values() if not stream.finished)
-        seconds = END_S + unread / LIVE.rate
         # CPU time: ordinary text is read completely on a shared machine, too.
-        self._last = Budget(seconds, clock=time.thread_time), Budget(seconds + TAILS_S, clock=time.thread_time)
+        tails = Budget(END_S + unread / LIVE.rate + TAILS_S, clock=time.thread_time)
+        self._last = Budget(END_S, clock=lambda: self._beyond), tails
 
     def _read(self, stream: _Stream, facts: Facts, owners: _Owners, now: int) -> tuple[list[Evidence], int, int]:
         """Evidence of a stream's next bytes, their number, and the newest arrival time (0 if none)."""
@@ -181,7 +183,9 @@ class SlotStreams:
             stream.tail.give_up()
             stream.finished = True
             return [], 0, 0
-        placed, reports, count = stream.tail.poll(final=final, limit=CHUNK, hurried=whole is not None and whole.spent)
+        used, piece = stream.tail.time.used, stream.tail.time.piece
+        placed, reports, count = stream.tail.poll(final=final, limit=piece, hurried=whole is not None and whole.spent)
+        self._beyond += stream.tail.time.used - used
         stream.finished = final and not stream.tail.behind
         output_at = 0
         if count:

@@ -126,7 +126,8 @@ class LineMeanings:
     def __init__(self, catalogue: Catalogue) -> None:
         self.matcher = catalogue.matcher(Catalogue.STREAM)
         # Prefix or line end hide a text from patterns with anchors only.
-        self._anchored = Matcher([one for one in self.matcher.signatures if _ANCHOR.search(one.pattern)])
+        anchored = [one for one in self.matcher.signatures if _ANCHOR.search(one.pattern)]
+        self._anchored = Matcher(anchored, self.matcher.words)
         self._exceptions = catalogue.matcher("exception")
         self._known: dict[bytes, LineMeaning] = {}
 

@@ -11,8 +11,9 @@ Cost: at most the first ``_LOOK`` bytes of a line are read.
 from __future__ import annotations
 
 import string
+from functools import lru_cache
 from re import Match
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -259,9 +260,14 @@ def parse_prefix(line: bytes) -> Prefix:
     if _BEGINS.match(line) is None:
         behind = _torchs_tag(line, 0)
         return _made({"global": behind[2]}, length=behind.end(), raw=behind[1]) if behind is not None else _NOTHING
+    return _parsed(line[:_LOOK])
+
+
+@lru_cache(maxsize=2048)
+def _parsed(head: bytes) -> Prefix:
+    """Parses the tags of a line's beginning; several readers of a chunk ask for the same line."""
     found: dict[str, bytes] = {}
     raw: list[bytes] = []
-    head = line[:_LOOK]
     at = 0
     for _ in range(_MAX_TAGS):
         rest = head[at:]
@@ -378,23 +384,23 @@ def _worded(before: bytes, found: dict[str, bytes]) -> None:
 
 
 def _made(found: dict[str, bytes], *, length: int, raw: bytes) -> Prefix:
-    pod, host, hosts = (_decoded(found.get(kind)) for kind in ("pod", "host", "hosts"))
     # The inner tag of the program is the rank; that of the launcher around it counts tasks.
     rank = found.get("global", found.get("task") if "local" not in found else None)
-    return Prefix(
-        length=length,
-        raw=raw,
-        rank=whole(rank),
-        local_rank=whole(found.get("local", found.get("device"))),
-        slot=whole(found.get("slot")),
-        name=pod or host or _decoded(found.get("name")),
-        pod=pod,
-        host=host,
-        hosts=hosts,
-        pid=whole(found.get("pid")),
-        tasks=_listed(found.get("tasks", b"")),
-        stamp=found["stamp"].decode("ascii", "replace") if "stamp" in found else None,
-    )
+    values: dict[str, Any] = {kind: _decoded(found[kind]) for kind in ("pod", "host", "hosts") if kind in found}
+    values["name"] = values.get("pod") or values.get("host") or _decoded(found.get("name"))
+    for name, number in (
+        ("rank", rank),
+        ("local_rank", found.get("local", found.get("device"))),
+        ("slot", found.get("slot")),
+        ("pid", found.get("pid")),
+    ):
+        if number is not None:
+            values[name] = whole(number)
+    if "tasks" in found:
+        values["tasks"] = _listed(found["tasks"])
+    if "stamp" in found:
+        values["stamp"] = found["stamp"].decode("ascii", "replace")
+    return Prefix(length=length, raw=raw, **values)
 
 
 def _decoded(text: bytes | None) -> str | None:

@@ -135,7 +135,7 @@ class StreamTail:
     ) -> tuple[list[Placed], list[PlacedReport], int]:
         """Returns findings, launcher reports and number of bytes of the new data; sets ``behind`` if more is available.
 
-        ``limit`` in bytes, rounded to whole chunks. ``hurried``: classify only the last bytes.
+        ``limit`` in bytes, rounded to whole pieces. ``hurried``: classify only the last bytes.
         """
         try:
             size = content_size(self.path)
@@ -155,17 +155,17 @@ class StreamTail:
         try:
             with open_content(self.path) as content:
                 while True:
-                    aside = hurried or self.time.over(content.size)
+                    aside = hurried or self.time.over
                     if aside and self.offset < content.size - TAIL:
                         fresh += self._pass_over(content, found, reports)
                         self.behind = True
                         break
-                    wanted = min(CHUNK, content.size - self.offset)
+                    wanted = min(self.time.piece, content.size - self.offset)
                     data = content.read(self.offset, wanted)
                     fresh += len(data)
                     self.offset += len(data)
                     last = len(data) < wanted or self.offset >= content.size
-                    with self.time.measured():
+                    with self.time.measured(len(data)):
                         self._take(data, final=final and last, found=found, reports=reports)
                     self.behind = not last
                     if last or fresh >= limit:

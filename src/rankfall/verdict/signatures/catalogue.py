@@ -19,7 +19,7 @@ from rankfall.model.errors import SpecError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from rankfall.verdict.signatures.matcher import Hit, Matcher
+    from rankfall.verdict.signatures.matcher import Hit, Matcher, Words
 
 #: Kinds of text. ``exception``: "qualified.Type: message". ``launcher``: report lines of a launcher (they are lines
 #: too). ``wording``: the displayed line of a log in which no other signature finds a cause.
@@ -223,6 +223,7 @@ class Catalogue:
         self.signatures = merge(signatures)
         self._by_id = {each.id: each for each in self.signatures}
         self._matchers: dict[frozenset[Where], Matcher] = {}
+        self._words: Words | None = None
 
     def get(self, id_: str) -> Signature | None:
         """Returns the signature with that ID, or None."""
@@ -253,12 +254,13 @@ class Catalogue:
 
     def matcher(self, where: Where | Iterable[Where] = "line") -> Matcher:
         """Returns the cached matcher for these kinds."""
-        from rankfall.verdict.signatures.matcher import Matcher, kinds  # noqa: PLC0415
+        from rankfall.verdict.signatures.matcher import Matcher, Words, kinds  # noqa: PLC0415
 
         chosen = kinds(where)
         matcher = self._matchers.get(chosen)
         if matcher is None:
-            matcher = Matcher([each for each in self.signatures if not chosen.isdisjoint(each.where)])
+            self._words = self._words or Words(self.signatures)
+            matcher = Matcher([each for each in self.signatures if not chosen.isdisjoint(each.where)], self._words)
             self._matchers[chosen] = matcher
         return matcher
 

@@ -32,9 +32,9 @@ _ECHO: Final = (
 )
 # Maximum cached automata.
 _MAX_FEWER: Final = 8
-# Number of lines, and bytes of one, in which words are searched one by one: a set of all takes as long to compile.
-_FEW: Final = 30
-_SHORT: Final = 1024
+# Bytes in which words are found by their beginnings: an automaton of all takes as long to compile.
+_FEW: Final = 64 << 10
+_BEGINNING: Final = 6
 # Lines with the same words before one set searches their patterns; maximum sets and counts.
 _OFTEN: Final = 32
 _MAX_SETS: Final = 64
@@ -60,19 +60,55 @@ class Hit(msgspec.Struct, frozen=True):
     groups: dict[str, str]
 
 
+class Words:
+    """Required words of all signatures of a catalogue, which its matchers search for in a line."""
+
+    def __init__(self, signatures: Iterable[Signature]) -> None:
+        #: Number of each word.
+        self.numbers: dict[str, int] = {}
+        for signature in signatures:
+            for word in required_words(signature.pattern) or ():
+                self.numbers.setdefault(word, len(self.numbers))
+        self._by_beginning: dict[bytes, list[tuple[int, bytes]]] = {}
+        self._short: list[tuple[int, bytes]] = []
+        for text, number in self.numbers.items():
+            word = text.encode()
+            same = self._by_beginning.setdefault(word[:_BEGINNING], []) if len(word) >= _BEGINNING else self._short
+            same.append((number, word))
+        self._set: Any = None
+        self._searched = 0
+
+    def within(self, line: bytes) -> Iterable[int]:
+        """Returns the numbers of all words that a line contains."""
+        if self._set is None:
+            self._searched += len(line)
+            if self._searched <= _FEW:
+                return self._begun(line)
+            self._set = patterns.compile_words(word.encode() for word in self.numbers)
+        return self._set.Match(line) or ()  # None without a word
+
+    def _begun(self, line: bytes) -> set[int]:
+        found = {number for number, word in self._short if word in line}
+        for at in range(len(line) - _BEGINNING + 1):
+            for number, word in self._by_beginning.get(line[at : at + _BEGINNING], ()):
+                if line.startswith(word, at):
+                    found.add(number)
+        return found
+
+
 class Matcher:
     """All signatures of one kind of text, compiled on first use.
 
-    Their order is that of hits within a line.
+    Their order is that of hits within a line. ``words``: those of a catalogue with all of these signatures.
     """
 
-    def __init__(self, signatures: Sequence[Signature]) -> None:
+    def __init__(self, signatures: Sequence[Signature], words: Words) -> None:
         self.signatures = tuple(signatures)
+        self.words = words
         self._ready = False
         self._candidates: Any = None
-        self._set: Any = None
-        self._looked = 0
-        self._owners: list[tuple[int, ...]] = []
+        # Signatures that require a word, by its number.
+        self._owners: dict[int, tuple[int, ...]] = {}
         self._always: tuple[int, ...] = ()
         self._one: dict[str, Any] = {}
         self._all_words: tuple[bytes, ...] = ()
@@ -142,26 +178,17 @@ class Matcher:
                 always.append(index)
             for word in words or ():
                 owners.setdefault(word, []).append(index)
-        self._owners = [tuple(each) for each in owners.values()]
+        self._owners = {self.words.numbers[word]: tuple(each) for word, each in owners.items()}
         self._always = tuple(always)
         self._all_words = tuple(word.encode() for word in owners)
         self._patterns = [self.signatures[each].pattern for each in always]
         self._ready = True
 
-    def _words_in(self, line: bytes) -> Iterable[int]:
-        """Indices of all words that a line contains."""
-        if self._set is None:
-            self._looked += 1
-            if self._looked <= _FEW and len(line) <= _SHORT:
-                return [index for index, word in enumerate(self._all_words) if word in line]
-            self._set = patterns.compile_words(self._all_words)
-        return self._set.Match(line) or ()  # None without a word
-
     def _line(self, line: bytes, offset: int) -> Iterator[Hit]:
         chosen = set(self._always)
-        if self._all_words:
-            for word in self._words_in(line):
-                chosen.update(self._owners[word])
+        if self._owners:
+            for word in self.words.within(line):
+                chosen.update(self._owners.get(word, ()))
         echo: bool | None = None
         for index in self._likely(line, tuple(sorted(chosen))):
             signature = self.signatures[index]
