@@ -284,3 +284,14 @@ def test_i23_p3_an_assertion_without_words_is_shown_with_its_statement(why, end,
     verdict = why(prefixed("[rank2]: ", ASSERTED + end))
     assert verdict.decisive is not None
     assert (verdict.rank, verdict.decisive.line) == (2, line)
+
+
+LOGGED = "(VllmWorker rank=2 pid=104) {level} 09-09 02:24:28 [multiproc_executor.py:522] ValueError: output tensor size must be equal"
+
+
+def test_an_exception_behind_the_words_of_a_logger_is_read(answer):
+    frames = '(VllmWorker rank={rank} pid=1) ERROR 09-09 02:24:28 [multiproc_executor.py:522]   File "/v/torch/nn/modules/module.py", line 17, in _call_impl\n'
+    text = frames.format(rank=1) + LOGGED.format(level="ERROR") + "\n" + frames.format(rank=0)
+    assert answer(text) == ("user_code_exception", 2)
+    # A warning is no failure.
+    assert answer(LOGGED.format(level="WARNING") + "\n")[0] == "unknown"

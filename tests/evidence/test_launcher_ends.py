@@ -788,3 +788,12 @@ def test_a_kernel_log_with_faults_of_applications_alone_shows_one_and_blames_not
     verdict = why(f"{line}\n")
     assert (verdict.cause.slug, verdict.retry, verdict.node_action) == ("unknown", "once", "none")
     assert verdict.decisive.line == line
+
+
+def test_the_abort_of_mpich_below_its_assertion_names_the_rank(answer):
+    """Two ranks abort in turn: the line directly below is that of the first."""
+    text = ""
+    for rank in (6, 5):
+        text += "Assertion failed in file ch3u_connect_sock.c at line 794: vcch->conn == conn\n"
+        text += f"internal ABORT - process {rank}\n[cli_{rank}]: aborting job:\ninternal ABORT - process {rank}\n"
+    assert answer(text) == ("native_abort", 6)

@@ -56,6 +56,7 @@ STYLES = [
     ("7: [rank3]: ", 3, None),
     ("(VllmWorker rank=3 pid=42) ERROR 01-01 [x.py:1] ", 3, None),
     ("2026-01-01 10:00:03,123 ERROR mod [rank 3] ", 3, None),
+    ("[2026-01-01 10:00:03] CRITICAL [olmo.util:158, rank=3] ", 3, None),
     ("2026-01-01 10:00:03,123 __main__ 3/4 ERROR :: ", 3, None),
     ("[2026-01-01 00:00:00][mod][ERROR] - [rank=3] ", 3, None),
     ("\x1b[31m[rank3]: ", 3, None),

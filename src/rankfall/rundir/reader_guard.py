@@ -176,7 +176,7 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
 LIVE: Final = Allowance(burst_s=0.15, rate=128 << 20, share=0.1)
 #: For an explanation. Genuine tracebacks take 0.1 s per MiB, ordinary text 0.01 s: complete up to 100 MiB.
 AFTERWARDS: Final = Allowance(burst_s=5.0, rate=16 << 20, share=0.0)
-# Bytes read at once, as many as take so many seconds: costly text is set aside in time, and nobody waits for it.
+# Bytes read at once, as many as take so many seconds: costly text is set aside, and a request answered, in time.
 MIN_PIECE: Final = 32 << 10
 MAX_PIECE: Final = 512 << 10
 _PIECE_S: Final = 0.02

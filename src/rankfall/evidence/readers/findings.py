@@ -12,7 +12,7 @@ import msgspec
 
 from rankfall.evidence.readers.classify import Meaning, meaning_of_hit
 from rankfall.evidence.readers.frames import exception_of
-from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
+from rankfall.evidence.readers.prefixes import LOGGER, Prefix, parse_prefix
 from rankfall.evidence.readers.text import decode, is_low, message_of, normalise
 from rankfall.model import numbers
 from rankfall.model.patterns import bounded, linear
@@ -156,6 +156,8 @@ class LineMeanings:
             message = raw[length:]
             if (end := _LINE_END.search(message)) is not None:
                 message = message[: end.start()]
+            if (words := LOGGER.match(message)) is not None and not is_low(raw):
+                message += b"\n" + message[words.end() :]
         chosen, text = best(hits), raw
         for line in message.split(b"\n", _MAX_MESSAGE_LINES)[:_MAX_MESSAGE_LINES] if message else ():
             inner = matcher.match_line(line) if line != raw else []

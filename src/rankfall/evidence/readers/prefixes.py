@@ -93,6 +93,8 @@ _TAGS: Final = tuple(
         ("global", "[", r"\[(\d{1,6})\](?:PETSC ERROR: ?| (?=--> FOAM FATAL ))"),
         # __main__ 3/4 ERROR :: of Dedalus, behind the stamp
         ("global", _WORD, rf"[\w.]{{1,64}} (\d{{1,6}})/\d{{1,6}} {_LEVEL} :: "),
+        # [olmo.util:158, rank=0] behind the stamp and the level of a logger
+        ("global", "[", r"\[[\w./-]{1,64}:\d{1,6}, rank=(\d{1,6})\][ \t]?"),
         ("global", "M", r"MPICH (?:ERROR|Notice) \[Rank (\d{1,6})\] ?"),
         # Rank 32 [Thu Jun 10 21:32:13 2021] [c3-0c1s4n2] of Cray's MPICH
         ("global", "R", rf"Rank (\d{{1,6}}) \[{_DAY}\d\d:\d\d:\d\d \d{{4}}\] \[[\w.-]{{1,64}}\] "),
@@ -167,12 +169,13 @@ _BEGINS: Final = anchored(
     limit=_LOOK,
 )
 # Words of a logger before a tag: a time, a level, a module or file in brackets, separators.
-_LOGGER: Final = anchored(
+_WORD_OF_LOGGER: Final = (
     rb"(?:\[?" + _STAMP.encode() + rb"\]?|\[?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?\]?|\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?"
-    rb"|\[?" + _LEVEL.encode() + rb"\]?|\[[\w./:<>-]{1,128}\]|[-|:])[ \t]*",
-    limit=_LOOK,
+    rb"|\[?" + _LEVEL.encode() + rb"\]?|\[[\w./:<>-]{1,128}\]|[-|:])[ \t]*"
 )
-_TAG_BEGINS: Final = anchored(rb"[\[(<](?i:global|local|mpi|world|rank)", limit=16)
+_LOGGER: Final = anchored(_WORD_OF_LOGGER, limit=_LOOK)
+LOGGER: Final = anchored(rb"(?:" + _WORD_OF_LOGGER + rb"){1,8}", limit=_LOOK)
+_TAG_BEGINS: Final = anchored(rb"[\[(<](?i:global|local|mpi|world|rank)|\[[\w./-]{1,64}:\d{1,6}, rank=", limit=96)
 # torch's tag behind the words of any logger or collector.
 _TORCH: Final = anchored(
     rb"[^\[\n'\"]{1,160}(?:\[[^\[\]\n]{0,80}\](?!:)[^\[\n'\"]{0,40}){0,4}(?<=[ \t\]|:>])(\[rank(\d{1,6})\]:) ?",
@@ -265,7 +268,7 @@ def parse_prefix(line: bytes) -> Prefix:
 
 @lru_cache(maxsize=2048)
 def _parsed(head: bytes) -> Prefix:
-    """Parses the tags of a line's beginning; several readers of a chunk ask for the same line."""
+    # Several readers of a chunk parse the same line.
     found: dict[str, bytes] = {}
     raw: list[bytes] = []
     at = 0
@@ -386,16 +389,11 @@ def _worded(before: bytes, found: dict[str, bytes]) -> None:
 def _made(found: dict[str, bytes], *, length: int, raw: bytes) -> Prefix:
     # The inner tag of the program is the rank; that of the launcher around it counts tasks.
     rank = found.get("global", found.get("task") if "local" not in found else None)
-    values: dict[str, Any] = {kind: _decoded(found[kind]) for kind in ("pod", "host", "hosts") if kind in found}
+    numbers = {"rank": rank, "local_rank": found.get("local", found.get("device"))}
+    numbers |= {kind: found.get(kind) for kind in ("slot", "pid")}
+    values: dict[str, Any] = {kind: whole(number) for kind, number in numbers.items() if number is not None}
+    values |= {kind: _decoded(found[kind]) for kind in ("pod", "host", "hosts") if kind in found}
     values["name"] = values.get("pod") or values.get("host") or _decoded(found.get("name"))
-    for name, number in (
-        ("rank", rank),
-        ("local_rank", found.get("local", found.get("device"))),
-        ("slot", found.get("slot")),
-        ("pid", found.get("pid")),
-    ):
-        if number is not None:
-            values[name] = whole(number)
     if "tasks" in found:
         values["tasks"] = _listed(found["tasks"])
     if "stamp" in found:
@@ -428,7 +426,7 @@ def learn(before: bytes) -> Prefix:
         found["global"] = b"%d" % own.rank
     if own.local_rank is not None:
         found["local"] = b"%d" % own.local_rank
-    for at in _starts(before):
+    for at in (at for at, byte in enumerate(before[:MAX_LEARNED]) if byte in b"[(<"):
         tag = _tag(before[at:], found)
         if tag is not None and tag[0] in {"global", "local"}:
             found.setdefault(tag[0], tag[2])
@@ -455,10 +453,6 @@ def _last_number(end: bytes) -> bytes | None:
         return None
     before = end[: number.start(1)]
     return None if _COUNTED.search(before) is not None and _PROCESS.search(before) is None else number[1]
-
-
-def _starts(before: bytes) -> list[int]:
-    return [at for at in range(min(len(before), MAX_LEARNED)) if before[at : at + 1] in {b"[", b"(", b"<"}]
 
 
 def fold(text: bytes) -> bytes:

@@ -143,6 +143,8 @@ HEADS_OF_STACKS: Final = MappingProxyType(
         "nccl_version_mismatch.hccl": "nccl_system_error.hccl",
     }
 )
+# Lines that are printed directly before the head.
+ABOVE_THEIR_HEADS: Final = frozenset({"native_abort.assert"})
 # Missing beside a displayed line without a cause; True: the line is such a one.
 LACKS_OF_LINE: Final = MappingProxyType(
     {

@@ -13,6 +13,7 @@ from rankfall.model.patterns import anchored, bounded
 from rankfall.verdict.diagnose.candidates import SILENT, Candidate, Root, ended_without_message, text_place
 from rankfall.verdict.diagnose.cause_tables import (
     ABORTED_ALL,
+    ABOVE_THEIR_HEADS,
     CUT_OFF,
     ENDS_ABOVE,
     FIRST_ENDS,
@@ -134,7 +135,8 @@ def head_above(subjects: Subjects, line: Evidence, signature: str) -> int | None
     above = [e for e in heads if surely_after(line, e)]
     if above:
         return max(above, key=lambda e: e.order or 0).rank
-    return only_named_rank(subjects, {signature})
+    below = [e for e in heads if surely_after(e, line)] if line.signature in ABOVE_THEIR_HEADS else []
+    return min(below, key=lambda e: e.order or 0).rank if below else only_named_rank(subjects, {signature})
 
 
 def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:

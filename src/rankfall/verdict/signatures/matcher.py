@@ -34,7 +34,7 @@ _ECHO: Final = (
 _MAX_FEWER: Final = 8
 # Bytes in which words are found by their beginnings: an automaton of all takes as long to compile.
 _FEW: Final = 64 << 10
-_BEGINNING: Final = 6
+_START: Final = 6
 # Lines with the same words before one set searches their patterns; maximum sets and counts.
 _OFTEN: Final = 32
 _MAX_SETS: Final = 64
@@ -69,12 +69,12 @@ class Words:
         for signature in signatures:
             for word in required_words(signature.pattern) or ():
                 self.numbers.setdefault(word, len(self.numbers))
-        self._by_beginning: dict[bytes, list[tuple[int, bytes]]] = {}
+        self._by_start: dict[bytes, list[tuple[int, bytes]]] = {}
         self._short: list[tuple[int, bytes]] = []
-        for text, number in self.numbers.items():
-            word = text.encode()
-            same = self._by_beginning.setdefault(word[:_BEGINNING], []) if len(word) >= _BEGINNING else self._short
-            same.append((number, word))
+        for word, number in self.numbers.items():
+            text = word.encode()
+            same = self._by_start.setdefault(text[:_START], []) if len(text) >= _START else self._short
+            same.append((number, text))
         self._set: Any = None
         self._searched = 0
 
@@ -89,8 +89,8 @@ class Words:
 
     def _begun(self, line: bytes) -> set[int]:
         found = {number for number, word in self._short if word in line}
-        for at in range(len(line) - _BEGINNING + 1):
-            for number, word in self._by_beginning.get(line[at : at + _BEGINNING], ()):
+        for at in range(len(line) - _START + 1):
+            for number, word in self._by_start.get(line[at : at + _START], ()):
                 if line.startswith(word, at):
                     found.add(number)
         return found
