@@ -44,12 +44,10 @@ _OTHER: Final = (
 _TO: Final = r"""(?:[ _#-]|["']?\s?[:=]{1,2}\s?["']?)?"""
 # Beginning of an exception's lines, after a host's name.
 _EXCEPTION: Final = r"(?=\[?rank ?\d|Traceback|  File|[\w.]+(?:Error|Exception)\b)"
-
 # A node's name or address before a colon.
 _HOST: Final = (
     r"((?:\d{1,3}\.){3}\d{1,3}|(?:node|worker|host|compute|cn|nd|nid|n)(?:[\w-]{0,40}\d)(?:\.[\w.-]{1,100})?)"
 )
-
 # First characters of tags.
 _OPEN: Final = "[(<"
 _RANKS: Final = "GgMmRrWw"
@@ -62,8 +60,7 @@ _WORD: Final = string.ascii_letters + string.digits + "_.-"
 _TAGS: Final = tuple(
     (kind, first.encode(), bounded(rb"\A" + pattern.encode(), limit=_LOOK))
     for kind, first, pattern in (
-        # [rank3]: [Rank 3] [rank: 3] [GLOBAL_RANK 3] [rank=3] [rank 3/8] [rank 3 of 8] [rank 3, late] (rank 3) [DDP rank 3]
-        # [rank 3 | pid 44]
+        # [rank3]: [Rank 3] [rank: 3] [GLOBAL_RANK 3] [rank=3] [rank 3/8] [rank 3 of 8] (rank 3) [DDP rank 3] [rank 3 | pid 44]
         (
             "global",
             _OPEN,
@@ -80,8 +77,7 @@ _TAGS: Final = tuple(
         ),
         # rank=3 of key=value logs
         ("global", _RANKS, rf"(?i:{_RANK})=(\d{{1,6}})[ ,:|][ \t]?"),
-        # [1,3]<stderr>: and [prterun-host-44@1,3]<stderr>: of mpirun, [1,mpirank:3,algo-1]<stderr>: of SageMaker,
-        # [3]<stderr>: of Horovod
+        # [1,3]<stderr>: and [prterun-n-44@1,3]<stderr>: of mpirun, [1,mpirank:3,algo-1]<stderr>: of SageMaker, [3]<stderr>: of Horovod
         (
             "global",
             "[",
@@ -113,8 +109,7 @@ _TAGS: Final = tuple(
         ("slot", "[", r"\[slot (\d{1,6})\] ?"),
         # slurmstepd has the label of its node's first task
         ("none", _TASK, r" {0,5}\d{1,6}: (?=slurmstepd)"),
-        # 3: of srun --label, padded; [3]: of torchrun with the template [${rank}]:, and of mpirun; but not the shell's
-        # [1]   1234 killed
+        # 3: of srun --label, padded; [3]: of torchrun's template [${rank}]:, and of mpirun; but not the shell's [1]   1234 killed
         ("task", _TASK, r" {0,5}(\d{1,5}): (?=\S| {2,8}(?:File |nested task error: ))"),
         ("task", "[", r"\[(\d{1,5})\]:[ \t]?"),
         ("task", "[", r"\[(\d{1,5})\] (?=[A-Za-z\[(]| {2,8}File )"),
@@ -174,7 +169,12 @@ _WORD_OF_LOGGER: Final = (
     rb"|\[?" + _LEVEL.encode() + rb"\]?|\[[\w./:<>-]{1,128}\]|[-|:])[ \t]*"
 )
 _LOGGER: Final = anchored(_WORD_OF_LOGGER, limit=_LOOK)
-LOGGER: Final = anchored(rb"(?:" + _WORD_OF_LOGGER + rb"){1,8}", limit=_LOOK)
+LOGGER: Final = anchored(
+    rb"(?:"
+    + _WORD_OF_LOGGER
+    + rb"|[EWIF]\d{4} [\d:.]{8,15} +\d{1,8} \S{1,128}:\d{1,6}\] ?|\d{10}\.\d{1,9} |[\w.:<>]{1,64} - ){1,8}",
+    limit=_LOOK,
+)
 _TAG_BEGINS: Final = anchored(rb"[\[(<](?i:global|local|mpi|world|rank)|\[[\w./-]{1,64}:\d{1,6}, rank=", limit=96)
 # torch's tag behind the words of any logger or collector.
 _TORCH: Final = anchored(
