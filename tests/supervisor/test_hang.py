@@ -243,9 +243,10 @@ def test_i32_p7_a_slow_step_is_no_hang(bench: Bench, how: str) -> None:
     _, outcome = bench.run(code, policies=policies)
     assert outcome.state == "succeeded"
     assert not bench.texts("hang")
-    (waits,) = [event for event in bench.events if event.kind == "waiting"]
-    assert waits.data["waits_for"] == "steps"
-    assert "5 times the job's step time of" in waits.text
+    # On a busy machine other steps may be slow, too.
+    waits = [event for event in bench.events if event.kind == "waiting"]
+    assert {event.data["waits_for"] for event in waits} == {"steps"}
+    assert all("5 times the job's step time of" in event.text for event in waits)
 
 
 def test_i32_p7_a_rank_that_left_the_collective_is_named_after_five_step_times(bench: Bench) -> None:
