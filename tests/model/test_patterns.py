@@ -214,7 +214,8 @@ def test_i18_p4_the_driver_finds_what_is_not_linear():
     assert blows_up(bounded(r"(?m)\n\s*User error\.\s*\Z", limit=60_000))
     assert blows_up(bounded(r"(a+)+b", limit=40))
     assert blows_up(bounded(rb"x*y", limit=30_000))
-    assert blows_up(bounded(rb"x*y", limit=30_000), LENGTHS[-3])
+    # A busy moment during the shorter text hides the growth.
+    assert any(blows_up(bounded(rb"x*y", limit=30_000), LENGTHS[-3]) for _ in range(5))
     assert blows_up(bounded(rb"x*y", limit=300)) is None
     assert blows_up(anchored(rb"x*y", limit=30_000)) is None
     assert blows_up(anchored(rb"(x*)*y", limit=40))
