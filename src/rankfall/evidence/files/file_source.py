@@ -183,9 +183,9 @@ class Source(msgspec.Struct, kw_only=True):
             self.pids.get(e.id) for e in pieces if e.role != "context" and e.signature not in SEEN_FROM_OUTSIDE
         }
         for piece in pieces:
-            # The process itself printed why it ended; one that had died first would have left no other time to wait.
-            repeats = piece.signature in SEEN_FROM_OUTSIDE
-            repeats = repeats and (bool(waits) if piece.pid is None else piece.pid in explained)
+            # The process itself printed why it ended; of an unknown process it was the time-out, which comes minutes after any death.
+            known = piece.pid in explained if piece.pid is not None else bool(waits)
+            repeats = piece.signature in SEEN_FROM_OUTSIDE and known
             yield msgspec.structs.replace(piece, role="context") if repeats else piece
 
     def _weighed(self, *, alone: bool) -> Iterator[Evidence]:

@@ -12,10 +12,10 @@ import msgspec
 
 from rankfall.evidence.readers.classify import Meaning, meaning_of_hit
 from rankfall.evidence.readers.frames import exception_of
-from rankfall.evidence.readers.prefixes import LOGGER, Prefix, parse_prefix
+from rankfall.evidence.readers.prefixes import LOGGER_WORD, Prefix, parse_prefix
 from rankfall.evidence.readers.text import decode, is_low, message_of, normalise
 from rankfall.model import numbers
-from rankfall.model.patterns import bounded, linear
+from rankfall.model.patterns import anchored, bounded, linear
 from rankfall.verdict.signatures.catalogue import Catalogue
 from rankfall.verdict.signatures.matcher import Hit, Matcher, best
 
@@ -24,6 +24,13 @@ _MAX_KNOWN: Final = 4096
 _MAX_KNOWN_LINE: Final = 512
 _ANCHOR: Final = bounded(r"(?:^|[^\[\\])(?:\^|\$)|\\[Az]", limit=1 << 16)
 _LINE_END: Final = linear(rb"(?:\x1b\[[0-9;]*m|\s)+$")
+# All words of a logger before its message: also glog's head, seconds, and the logger's name.
+_LOGGER: Final = anchored(
+    rb"(?:"
+    + LOGGER_WORD
+    + rb"|[EWIF]\d{4} [\d:.]{8,15} +\d{1,8} \S{1,128}:\d{1,6}\] ?|\d{10}\.\d{1,9} |[\w.:<>]{1,64} - ){1,8}",
+    limit=1024,
+)
 # Lines of one JSON message.
 _MAX_MESSAGE_LINES: Final = 64
 # A damaged report in the launcher's log format. The logger shortens its path at the first sys.path match, so in working
@@ -156,7 +163,8 @@ class LineMeanings:
             message = raw[length:]
             if (end := _LINE_END.search(message)) is not None:
                 message = message[: end.start()]
-            if (words := LOGGER.match(message)) is not None and not is_low(raw):
+            if (words := _LOGGER.match(message)) is not None and not is_low(raw):
+                # The text behind the words of a logger is tried, too.
                 message += b"\n" + message[words.end() :]
         chosen, text = best(hits), raw
         for line in message.split(b"\n", _MAX_MESSAGE_LINES)[:_MAX_MESSAGE_LINES] if message else ():

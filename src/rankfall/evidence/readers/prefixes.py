@@ -13,7 +13,7 @@ from __future__ import annotations
 import string
 from functools import lru_cache
 from re import Match
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -60,7 +60,8 @@ _WORD: Final = string.ascii_letters + string.digits + "_.-"
 _TAGS: Final = tuple(
     (kind, first.encode(), bounded(rb"\A" + pattern.encode(), limit=_LOOK))
     for kind, first, pattern in (
-        # [rank3]: [Rank 3] [rank: 3] [GLOBAL_RANK 3] [rank=3] [rank 3/8] [rank 3 of 8] (rank 3) [DDP rank 3] [rank 3 | pid 44]
+        # [rank3]: [Rank 3] [rank: 3] [GLOBAL_RANK 3] [rank=3] [rank 3/8] [rank 3 of 8] [rank 3, late] (rank 3) [DDP rank 3]
+        # [rank 3 | pid 44]
         (
             "global",
             _OPEN,
@@ -164,17 +165,11 @@ _BEGINS: Final = anchored(
     limit=_LOOK,
 )
 # Words of a logger before a tag: a time, a level, a module or file in brackets, separators.
-_WORD_OF_LOGGER: Final = (
+LOGGER_WORD: Final = (
     rb"(?:\[?" + _STAMP.encode() + rb"\]?|\[?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?\]?|\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?"
     rb"|\[?" + _LEVEL.encode() + rb"\]?|\[[\w./:<>-]{1,128}\]|[-|:])[ \t]*"
 )
-_LOGGER: Final = anchored(_WORD_OF_LOGGER, limit=_LOOK)
-LOGGER: Final = anchored(
-    rb"(?:"
-    + _WORD_OF_LOGGER
-    + rb"|[EWIF]\d{4} [\d:.]{8,15} +\d{1,8} \S{1,128}:\d{1,6}\] ?|\d{10}\.\d{1,9} |[\w.:<>]{1,64} - ){1,8}",
-    limit=_LOOK,
-)
+_LOGGER: Final = anchored(LOGGER_WORD, limit=_LOOK)
 _TAG_BEGINS: Final = anchored(rb"[\[(<](?i:global|local|mpi|world|rank)|\[[\w./-]{1,64}:\d{1,6}, rank=", limit=96)
 # torch's tag behind the words of any logger or collector.
 _TORCH: Final = anchored(
@@ -387,18 +382,23 @@ def _worded(before: bytes, found: dict[str, bytes]) -> None:
 
 
 def _made(found: dict[str, bytes], *, length: int, raw: bytes) -> Prefix:
+    pod, host, hosts = (_decoded(found.get(kind)) for kind in ("pod", "host", "hosts"))
     # The inner tag of the program is the rank; that of the launcher around it counts tasks.
     rank = found.get("global", found.get("task") if "local" not in found else None)
-    numbers = {"rank": rank, "local_rank": found.get("local", found.get("device"))}
-    numbers |= {kind: found.get(kind) for kind in ("slot", "pid")}
-    values: dict[str, Any] = {kind: whole(number) for kind, number in numbers.items() if number is not None}
-    values |= {kind: _decoded(found[kind]) for kind in ("pod", "host", "hosts") if kind in found}
-    values["name"] = values.get("pod") or values.get("host") or _decoded(found.get("name"))
-    if "tasks" in found:
-        values["tasks"] = _listed(found["tasks"])
-    if "stamp" in found:
-        values["stamp"] = found["stamp"].decode("ascii", "replace")
-    return Prefix(length=length, raw=raw, **values)
+    return Prefix(
+        length=length,
+        raw=raw,
+        rank=whole(rank),
+        local_rank=whole(found.get("local", found.get("device"))),
+        slot=whole(found.get("slot")),
+        name=pod or host or _decoded(found.get("name")),
+        pod=pod,
+        host=host,
+        hosts=hosts,
+        pid=whole(found.get("pid")),
+        tasks=_listed(found["tasks"]) if "tasks" in found else (),
+        stamp=found["stamp"].decode("ascii", "replace") if "stamp" in found else None,
+    )
 
 
 def _decoded(text: bytes | None) -> str | None:

@@ -25,13 +25,12 @@ from rankfall.model import RankfallError
 from rankfall.model.numbers import whole
 from rankfall.model.patterns import bounded
 from rankfall.rundir.cluster.marks import newest_of_log
-from rankfall.rundir.reader_guard import LIVE, TAIL, Allowance, ReaderGuard, ReadingTime
+from rankfall.rundir.reader_guard import LIVE, MAX_PIECE, TAIL, Allowance, ReaderGuard, ReadingTime
 from rankfall.rundir.streams.content import Packed, Raw, content_size, open_content
 from rankfall.rundir.streams.files import MOST_APART_NS
 from rankfall.rundir.streams.writer import STAMP_RUNTIME
 from rankfall.verdict.signatures.catalogue import Catalogue
 
-CHUNK: Final = 512 << 10
 # A fast-printing job must not delay a poll.
 MAX_POLL: Final = 8 << 20
 # Bytes skipped per poll without classification, a hundredth of the cost.
@@ -214,7 +213,7 @@ class StreamTail:
         start, until = self.offset, min(content.size - TAIL, self.offset + MAX_PASSED)
         data = b""
         while self.offset < until:
-            data = content.read(self.offset, min(CHUNK, until - self.offset))
+            data = content.read(self.offset, min(MAX_PIECE, until - self.offset))
             if not data:
                 break
             self.offset += len(data)

@@ -129,8 +129,8 @@ def only_named_rank(subjects: Subjects, signatures: Collection[str | None]) -> i
     return named.pop() if len(named) == 1 else None
 
 
-def head_above(subjects: Subjects, line: Evidence, signature: str) -> int | None:
-    """The rank of the head of the error stack in which a line is; None if no head names one."""
+def rank_of_head(subjects: Subjects, line: Evidence, signature: str) -> int | None:
+    """The rank of the head of a line's error stack, above it or directly below; None if no head names one."""
     heads = [e for s in subjects.all.values() for e in s.evidence if e.signature == signature and e.rank is not None]
     above = [e for e in heads if surely_after(line, e)]
     if above:
@@ -154,7 +154,7 @@ def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:
         rejected = [row for row in root.rejected if row[0] is not killed[0]]
         return msgspec.structs.replace(root, chosen=named, rejected=rejected)
     if (head := HEADS_OF_STACKS.get(best.signature or "")) is not None:
-        rank = head_above(subjects, best, head)
+        rank = rank_of_head(subjects, best, head)
         subject = subjects.all.get(("rank", rank)) if rank is not None else None
         return root if subject is None else _named(root, chosen, subject, "the head of its error stack names the rank")
     if (subject := _first_to_end(root, chosen, best, subjects)) is not None:

@@ -5,6 +5,7 @@ Source code that a traceback echoes is never evidence.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -69,12 +70,6 @@ class Words:
         for signature in signatures:
             for word in required_words(signature.pattern) or ():
                 self.numbers.setdefault(word, len(self.numbers))
-        self._by_start: dict[bytes, list[tuple[int, bytes]]] = {}
-        self._short: list[tuple[int, bytes]] = []
-        for word, number in self.numbers.items():
-            text = word.encode()
-            same = self._by_start.setdefault(text[:_START], []) if len(text) >= _START else self._short
-            same.append((number, text))
         self._set: Any = None
         self._searched = 0
 
@@ -88,12 +83,24 @@ class Words:
         return self._set.Match(line) or ()  # None without a word
 
     def _begun(self, line: bytes) -> set[int]:
-        found = {number for number, word in self._short if word in line}
+        short, by_start = self._starts
+        found = {number for number, word in short if word in line}
         for at in range(len(line) - _START + 1):
-            for number, word in self._by_start.get(line[at : at + _START], ()):
+            for number, word in by_start.get(line[at : at + _START], ()):
                 if line.startswith(word, at):
                     found.add(number)
         return found
+
+    @cached_property
+    def _starts(self) -> tuple[list[tuple[int, bytes]], dict[bytes, list[tuple[int, bytes]]]]:
+        """Short words, and the others by their first bytes; a job without an error needs none."""
+        short: list[tuple[int, bytes]] = []
+        by_start: dict[bytes, list[tuple[int, bytes]]] = {}
+        for word, number in self.numbers.items():
+            text = word.encode()
+            same = by_start.setdefault(text[:_START], []) if len(text) >= _START else short
+            same.append((number, text))
+        return short, by_start
 
 
 class Matcher:
