@@ -797,3 +797,26 @@ def test_the_abort_of_mpich_below_its_assertion_names_the_rank(answer):
         text += "Assertion failed in file ch3u_connect_sock.c at line 794: vcch->conn == conn\n"
         text += f"internal ABORT - process {rank}\n[cli_{rank}]: aborting job:\ninternal ABORT - process {rank}\n"
     assert answer(text) == ("native_abort", 6)
+
+
+LOST = f'[rank{{}}]: {HEAD}[rank{{}}]:   File "/w/t.py", line 7, in main\n[rank{{}}]: RuntimeError: [../gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:6029: Connection reset by peer\n'
+
+
+@pytest.mark.parametrize(("code", "answer"), [(-15, ("external_signal", 1)), (-9, ("killed_unknown", 1))])
+def test_a_signal_of_one_node_stays_one_although_a_rank_of_another_failed_later(located, code, answer):
+    """Each agent stops the other ranks of its node; two nodes report, and the ranks of both lost their peer."""
+    first = _node_report("2026-06-03_21:15:01", 1, 1, 71, code=code)
+    second = _node_report("2026-06-03_21:15:02", 2, 0, 72)
+    lost = "".join(LOST.format(rank, rank, rank) for rank in (0, 2, 3))
+    assert located(lost + first + second)[:2] == answer
+
+
+@pytest.mark.parametrize("word", ["", "terminate called without an active exception\n"])
+def test_an_abort_that_only_the_launcher_reports_followed_the_ranks_exception(located, word):
+    error = f'[rank1]: {HEAD}[rank1]:   File "/w/t.py", line 7, in main\n[rank1]:     walk()\n[rank1]: RecursionError: maximum recursion depth exceeded\n'
+    report = _node_report("2026-06-03_21:15:01", 1, 1, 71, code=-6)
+    report += "  traceback : Signal 6 (SIGABRT) received by PID 71\n"
+    assert located(error + word + report)[:2] == ("user_code_exception", 1)
+    # A library that aborts prints why.
+    aborted = "[rank1]: double free or corruption (out)\n"
+    assert located(error + aborted + report)[:2] == ("native_abort", 1)

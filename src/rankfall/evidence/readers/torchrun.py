@@ -274,10 +274,15 @@ def first_ranks(reports: Iterable[Reported]) -> set[int]:
     rows = [r for r in reports if r.first and r.rank is not None]
     times = [r.time for r in rows if r.time is not None]
     # Two reports from one first rank of a node are of two runs.
-    nodes = {r.rank - r.local_rank for r in rows if r.rank is not None and r.local_rank is not None}
+    nodes = {_first_of_node(r) for r in rows} - {None}
     comparable = len(nodes) == len(times) == len(rows) > 1
     latest = min(times) + _BETWEEN_NODES_S if comparable else math.inf
     return {r.rank for r in rows if r.rank is not None and (r.time or 0) <= latest}
+
+
+def _first_of_node(row: Reported) -> int | None:
+    """Returns the lowest rank of the row's node."""
+    return None if row.rank is None or row.local_rank is None else row.rank - row.local_rank
 
 
 def facts_of_reports(
@@ -289,10 +294,13 @@ def facts_of_reports(
     """
     stopped = {r.pid for r, _ in reported if r.kind == "stopped"}
     rows = {r.rank: (r, where) for r, where in reported if r.kind == "exit" and r.rank is not None}
-    own_fault = any(r.code not in {None, 0, -15} and r.pid not in stopped for r, _ in rows.values())
+    # An agent stops only processes of the same node.
+    at_fault = {_first_of_node(r) for r, _ in rows.values() if r.code not in {None, 0, -15} and r.pid not in stopped}
     for rank, (row, where) in rows.items():
         signal = -row.code if row.code is not None and row.code < 0 else None
-        by_agent = signal is not None and (row.pid in stopped or (signal == _SIGTERM and own_fault))
+        by_agent = signal is not None and (
+            row.pid in stopped or (signal == _SIGTERM and _first_of_node(row) in at_fault)
+        )
         yield RankFacts(
             rank=rank,
             local_rank=row.local_rank,

@@ -20,6 +20,7 @@ from rankfall.model import Confidence, Evidence, SlotFacts, cause_info
 from rankfall.model.evidence import StampedBy, surely_after
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.cause_tables import (
+    ABORT_REPORTS,
     ABORTS,
     AT_SHUTDOWN,
     CHILD_DEATHS,
@@ -210,6 +211,10 @@ def _without_ends_after_exception(pieces: list[Evidence]) -> list[Evidence]:
 def _without_abort_at_shutdown(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
     """Removes an abort during the exit of a process that had reported its reason."""
     slugs = {e.slug for e in pieces if e.signature in AT_SHUTDOWN}
+    own = [e for e in pieces if e.slug == "native_abort"]
+    if all(e.signature in ABORT_REPORTS for e in own) and any(of_own_code(e) for e in pieces):
+        # A library that aborts prints a reason; one that the exit of its process destroys need not.
+        slugs.add("native_abort")
     kept = [e for e in pieces if e.slug not in slugs]
     explained = any(e.slug not in _BARE for e in kept)
     return kept if explained or subject.complaints else pieces

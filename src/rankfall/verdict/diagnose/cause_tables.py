@@ -165,10 +165,14 @@ BARE_ENDS: Final = frozenset(
 # suspected, but a retry seldom helps.
 UNRECOGNIZED: Final = frozenset({OF_OWN, "user_code_exception.line"})
 
+# Native code still active at the exit: the process ended anyway.
+AT_SHUTDOWN: Final = frozenset({"native_abort.thread_left"})
+
 # Text that only reports a SIGBUS, or a last line: suspected, which stops no job.
 SUSPECT_ONLY: Final = frozenset(
     {
         *UNRECOGNIZED,
+        *AT_SHUTDOWN,
         OF_LIBRARY,
         LAST_LINE,
         WORKING_BAR,
@@ -187,8 +191,8 @@ SUSPECT_ONLY: Final = frozenset(
 # End of the ids of signatures of words that any program uses: suspected.
 WORDING: Final = ".wording"
 
-# Native code still active at the exit: the process ended anyway.
-AT_SHUTDOWN: Final = frozenset({"native_abort.thread_left"})
+# A launcher's reports of an abort, without its reason.
+ABORT_REPORTS: Final = frozenset({"native_abort.exit", "native_abort.signal"})
 
 # Aborts that follow a complaint of a collective's watchdog.
 WATCHDOG_ABORTS: Final = frozenset({"native_abort.terminate", "native_abort.terminate_any"})
