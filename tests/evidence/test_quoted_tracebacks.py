@@ -103,3 +103,40 @@ def test_i23_p3_hostile_quotes_cost_linear_time(unit):
     began = time.process_time()
     list(find_tracebacks(line * 2))
     assert time.process_time() - began < 5
+
+
+HEAD = "Traceback (most recent call last):"
+GROUP = f"""  + Exception Group {HEAD}
+  |   File "/w/train.py", line 9, in main
+  |     run()
+  | ExceptionGroup: two samples failed (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | {HEAD}
+    |   File "/w/train.py", line 3, in first
+    |     raise ValueError(text)
+    | ValueError: bad sample 7
+    +---------------- 2 ----------------
+    | {HEAD}
+    |   File "/w/train.py", line 6, in second
+    |     write(part)
+    |     ~~~~~^^^^^^
+    | {{last}}
+    +------------------------------------
+"""
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank3]: ", "(RayTrainWorker pid=7) "])
+@pytest.mark.parametrize(
+    ("last", "slug"),
+    [("OSError: [Errno 28] No space left on device", "disk_full"), ("KeyError: 'x'", "user_code_exception")],
+)
+def test_the_exceptions_of_a_group_are_read_with_their_places(why, prefix, last, slug):
+    text = "".join(f"{prefix}{line}\n" for line in GROUP.format(last=last).splitlines())
+    verdict = why(text + "step 4 loss 0.5\n")
+    assert (verdict.cause.slug, verdict.rank) == (slug, 3 if "rank" in prefix else None)
+    found = [one.chain[-1] for one in find_tracebacks(text.encode())]
+    assert found == [
+        ("ExceptionGroup", "two samples failed (2 sub-exceptions)"),
+        ("ValueError", "bad sample 7"),
+        (last.partition(": ")[0], last.partition(": ")[2]),
+    ]

@@ -42,8 +42,9 @@ MAX_REACH: Final = 16 << 20
 # Bytes of all open tracebacks' text.
 MAX_TEXT: Final = 8 << 20
 _MAX_TYPE: Final = 512
-# Bytes between the tags of a prefix and a head that are no part of a prefix: the bars of an exception group.
+# Bytes and words between the tags of a prefix and a head that are no part of a prefix: those of an exception group.
 _BARS: Final = b" \t|+-"
+_GROUP: Final = b"Exception Group "
 # Line that begins and ends a notice of mpirun, and the maximum lines between.
 _RULE: Final = 60 * b"-"
 _MAX_NOTICE: Final = 40
@@ -199,7 +200,7 @@ class TracebackReader:
             return None, bool(self._open)
         if len(self._open) >= MAX_OPEN:
             self._close(next(iter(self._open.values())), start)
-        before, gap = line[:head], line[own.length : head]
+        before, gap = line[:head], line[own.length : head].removesuffix(_GROUP)
         learned = own.length > head or bool(gap.strip(_BARS))
         prefix, key = (learn(before), fold(before)) if learned else (own, own.raw)
         ignored, ranks = self._announcement(data, position)
@@ -216,8 +217,8 @@ class TracebackReader:
             key=key,
             learned=head if learned else 0,
             tags=own.raw,
-            # Spaces only; bars of an exception group are no margin.
-            margin=len(gap) if own.raw and not learned and not gap.strip() else 0,
+            # Spaces behind a prefix, or the bars of an exception group.
+            margin=len(gap) if not learned and (gap.strip() or own.raw) else 0,
             cut=cut,
         )
         self._open[owner.key] = self._by_start[start] = owner
@@ -265,7 +266,7 @@ class TracebackReader:
             self._forget(owner)
             owner.key, owner.learned = own.raw, 0
             self._open[owner.key] = owner
-        if owner is not None and owner.margin and not body[: owner.margin].strip():
+        if owner is not None and owner.margin and not body[: owner.margin].strip(b" |"):
             body = body[owner.margin :]
         return owner, body
 
