@@ -14,8 +14,11 @@ from typing import Any
 from faults.run import GRADES, Judged, Theirs
 from faults.table import ALLOWED_LESS, FAULTS, Fault
 from faults.variants import Variant
+from rankfall.model import Verdict
 
 COLUMNS = ("static", "c10d", "plain", "4x2", "hook absent")
+# What `why` says of text alone: of the lines that a run under torchrun kept, and of plain torchrun's own output.
+TEXTS = ("kept lines", "torchrun's text")
 
 
 class Rows:
@@ -41,6 +44,11 @@ class Rows:
                 "why": judged.faults,
             }
         )
+
+    def add_text(self, fault: Fault, column: str, verdict: Verdict, judged: Judged) -> None:
+        """What was said of text alone."""
+        said = f"rank {verdict.rank}, {verdict.cause.slug} ({verdict.cause.confidence})"
+        self._write({"fault": fault.name, "column": column, "said": said, "grade": judged.grade, "why": judged.faults})
 
     def compare(self, fault: Fault, theirs: Theirs) -> None:
         """One run of plain torchrun."""
@@ -84,6 +92,19 @@ def render(path: Path) -> str:
         f"| fault | expected | {' | '.join(COLUMNS)} | Rankfall said | torchrun, node 0 | torchrun, node 1 | earliest error.json |",
         f"|{' --- |' * (len(COLUMNS) + 6)}",
         *(_line(fault, cells) for fault in names),
+        "",
+        "## What text alone does not show",
+        "",
+        "`why` over nothing but the lines that a run on two nodes kept, and over the output of both nodes under plain torchrun. A process that ends without a word leaves none.",
+        "",
+        "| fault | expected | text | said | grade |",
+        "| --- | --- | --- | --- | --- |",
+        *(
+            f"| {fault.name} | {expected(fault)} | {column} | {cell_text(row['said'])} | {row['grade']} |"
+            for fault in names
+            for column in TEXTS
+            if (row := cells.get((fault.name, column))) and row["grade"] != "right"
+        ),
         "",
         "## Where less than everything is allowed",
         "",
@@ -129,7 +150,7 @@ def cell_text(text: str) -> str:
 
 def _totals(names: list[Fault], cells: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
     lines = ["| reader | runs | right | weak | unknown | wrong |", "| --- | --- | --- | --- | --- | --- |"]
-    for column in COLUMNS:
+    for column in (*COLUMNS, *TEXTS):
         counted = Counter(cells[fault.name, column]["grade"] for fault in names if (fault.name, column) in cells)
         lines.append(
             f"| Rankfall, {column} | {counted.total()} | {' | '.join(str(counted[grade]) for grade in GRADES)} |"

@@ -48,17 +48,19 @@ class Ours:
     stderr: str
     left: tuple[str, ...]
     places: dict[int, int]
+    run: RunDir
 
 
 @dataclass(frozen=True)
 class Theirs:
-    """What plain torchrun left: the block of each node, and the earliest error.json of all nodes."""
+    """What plain torchrun left: the block and the text of each node, and the earliest error.json of all nodes."""
 
     nodes: tuple[str, ...]
     ranks: tuple[int | None, ...]
     earliest: str
     earliest_rank: int | None
     tie: bool
+    texts: tuple[Path, ...] = ()
 
 
 def write_plan(fault: Fault, folder: Path, *, progress: bool = True, torch: bool = True) -> Path:
@@ -155,6 +157,7 @@ def read(run: RunDir, done: subprocess.CompletedProcess[str], left: tuple[str, .
         stderr=done.stderr,
         left=left,
         places=places,
+        run=run,
     )
 
 
@@ -228,6 +231,42 @@ def judge(fault: Fault, verdict: Verdict | None, *, world: int = 4, slot: int | 
     return Judged(msgspec.convert(grade, Grade))
 
 
+def kept_text(run: RunDir, folder: Path) -> Path:
+    """The lines of the newest attempt, as ``rankfall logs`` prints them for whoever mails a log."""
+    text = folder / "kept.log"
+    with text.open("wb") as file:
+        subprocess.run(
+            (str(BIN / "rankfall"), "logs", run.path.name),
+            stdout=file,
+            stderr=subprocess.DEVNULL,
+            timeout=scaled(TIMEOUT_S),
+            check=True,
+            env=os.environ | {"RANKFALL_HOME": str(run.path.parents[1]), "NO_COLOR": "1"},
+        )
+    return text
+
+
+# What text says of a failure whose rank said nothing: others lost it, or waited until somebody stopped them.
+_FOLLOWS = frozenset({"peer_lost", "collective_timeout", "rdzv_closed", "external_signal"})
+
+
+def judge_text(fault: Fault, verdict: Verdict) -> Judged:
+    """Compare what text alone shows, cause and rank, with the table."""
+    slug = verdict.cause.slug
+    if slug == "unknown" or (verdict.rank is None and slug in _FOLLOWS - {*fault.slugs}):
+        return Judged("unknown")
+    # Only the kernel knows why a process was killed.
+    weak = {*fault.weak, *({"killed_unknown"} if {"host_oom", "node_oom"} & {*fault.slugs} else ())}
+    wrong = [f"cause {slug}, not {' or '.join(fault.slugs)}"] if slug not in {*fault.slugs, *weak} else []
+    if fault.rank is not None and verdict.rank not in {None, fault.rank}:
+        wrong.append(f"rank {verdict.rank} is blamed, not {fault.rank}")
+    if verdict.node_action not in ("none", fault.node_action):
+        wrong.append(f"node action {verdict.node_action}")
+    if wrong:
+        return Judged("wrong", tuple(wrong))
+    return Judged("weak" if slug in weak - {*fault.slugs} or verdict.rank != fault.rank else "right")
+
+
 _BLOCK = re.compile(
     r"Root Cause \(first observed failure\):.*?rank\s*: (?P<rank>\d+) .*?exitcode\s*: (?P<code>-?\d+).*?traceback : (?P<text>[^\n]*(?:\n(?!=)[^\n]*)*)",
     re.DOTALL,
@@ -266,7 +305,8 @@ def run_theirs(fault: Fault, folder: Path, *, nnodes: int = 2) -> Theirs:
         _end(agents, plan)
     shown = [_block((folder / f"node{node}.txt").read_text(errors="replace")) for node in range(nnodes)]
     name, rank, tie = _earliest(folder, nnodes)
-    return Theirs(tuple(text for text, _ in shown), tuple(rank for _, rank in shown), name, rank, tie)
+    texts = tuple(folder / f"node{node}.txt" for node in range(nnodes))
+    return Theirs(tuple(text for text, _ in shown), tuple(rank for _, rank in shown), name, rank, tie, texts)
 
 
 def _free_port() -> int:

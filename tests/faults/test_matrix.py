@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from faults.inject import NEEDS_COMPILER, NEEDS_ROOT
 from faults.report import Rows
-from faults.run import Judged, judge, run_ours, run_theirs
+from faults.run import Judged, judge, judge_text, kept_text, run_ours, run_theirs
 from faults.table import ALLOWED_LESS, FAULTS, Fault
 from faults.variants import Variant, variants
+from rankfall.explain import explain_files
 from rankfall.model import JobSpec, Policies
 from rankfall.verdict.decide import decide
 
@@ -51,6 +53,8 @@ def test_fault(variant: Variant, tmp_path: Path, rows: Rows) -> None:
     if variant.hook:
         allowed = ALLOWED_LESS.get((fault.name, variant.launcher)) or ALLOWED_LESS.get((fault.name, "all"))
         assert judged.grade == "right" or allowed, f"{judged.grade} is not enough: {last}"
+    if variant.key == "static":
+        _of_text(fault, "kept lines", [kept_text(ours.run, tmp_path)], rows)
     if ours.diagnosis is not None and fault.outcome == "failed":
         _decides_well(fault, ours.diagnosis)
 
@@ -64,8 +68,19 @@ def _decides_well(fault: Fault, diagnosis: object) -> None:
         assert decision.action == "stop", decision
 
 
+def _of_text(fault: Fault, column: str, texts: Sequence[Path], rows: Rows) -> None:
+    """Text alone may say less, and nothing that is wrong."""
+    verdict = explain_files(texts).verdict
+    judged = judge_text(fault, verdict)
+    rows.add_text(fault, column, verdict, judged)
+    assert judged.grade != "wrong", (column, judged.faults)
+
+
 @pytest.mark.parametrize("fault", COMPARED)
 def test_plain_torchrun_beside(fault: Fault, tmp_path: Path, rows: Rows) -> None:
     theirs = run_theirs(fault, tmp_path)
     rows.compare(fault, theirs)
     assert len(theirs.nodes) == 2
+    if fault.slugs and not fault.causes:
+        # Plain torchrun makes one attempt.
+        _of_text(fault, "torchrun's text", theirs.texts, rows)

@@ -235,7 +235,7 @@ _USER = ("user_code_exception",)
 # Causes were written down before the first job; some were widened after the texts of a launcher had been read (launchers.py, without_words).
 FAULTS: dict[str, Fault] = {
     "key": Fault(_key, _USER, "no"),
-    "chained": Fault(_chained, _USER, "no"),
+    "chained": Fault(_chained, (*_USER, "bad_sample"), "no"),
     "assertion": Fault(_assertion, (*_USER, "bad_parallel_config"), "no"),
     "module": Fault(_module, ("import_error",), "no"),
     "syntax": Fault(_syntax, ("import_error", *_USER), "no"),
