@@ -618,6 +618,11 @@ def test_a_report_with_blank_lines_between_its_rows_is_read(located):
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
+        # The rank that a trainer names of the error of a monitored barrier.
+        (
+            "[E ProcessGroupGloo.cpp:137] Rank 1 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0.\nINFO Detected uneven workload distribution: Rank 1 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0.\n",
+            ("uneven_data", 0),
+        ),
         # The process that Open MPI's error handler names, by job and rank.
         (
             "[n1:47] *** An error occurred in MPI_Recv\n[n1:47] *** reported by process [1913552897,8]\n[n1:47] *** MPI_ERR_TRUNCATE: message truncated\n",
