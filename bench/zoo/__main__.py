@@ -58,7 +58,8 @@ def _texts(name: str, faults: list[str], *, again: bool) -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for fault in faults:
         log = FOLDER / f"{name}.{fault}.log"
-        if (FAULTS[fault].torch and not launcher.torch) or (log.exists() and not again):
+        impossible = fault in launcher.without or (FAULTS[fault].torch and not launcher.torch)
+        if impossible or (log.exists() and not again):
             continue
         folder = Path(tempfile.mkdtemp(prefix="zoo-"))
         try:

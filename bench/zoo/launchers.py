@@ -24,6 +24,7 @@ class Launcher:
         torch: the ranks have torch.
         names_rank: the text of a failed job names the global rank, or its launcher's end does.
         without_words: what the text supports besides where a rank ended without a word; empty: its launcher reports code or signal.
+        without: faults that it cannot have.
         needs: a program of the machine, in PATH.
     """
 
@@ -34,6 +35,7 @@ class Launcher:
     torch: bool = True
     names_rank: bool = True
     without_words: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
     needs: str = ""
 
 
@@ -110,6 +112,8 @@ LAUNCHERS: Final[Mapping[str, Launcher]] = {
         ("{bin}/python", "{program}"),
         "train_ray.py",
         without_words=(*LOST, "killed_unknown"),
+        # Its training function runs in a thread, which SIGINT does not reach.
+        without=("interrupted",),
     ),
     "jax": Launcher(
         ("jax",), _each("ZOO_PROCESS=$i"), "train_jax.py", torch=False, names_rank=False, without_words=LOST
