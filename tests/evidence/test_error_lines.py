@@ -316,3 +316,19 @@ def test_the_death_of_a_ray_worker_without_its_number_is_that_of_the_rank_that_t
     timed_out = "(Actor pid=744, ip=10.1.59.27) [rank9]:[E416 13:21:26.967375581 ProcessGroupNCCL.cpp:616] [Rank 9] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, OpType=BROADCAST, Timeout(ms)=600000) ran for 600089 milliseconds before timing out.\n"
     assert answer(died)[0] == "killed_unknown"
     assert answer(died + timed_out)[0] == "collective_timeout"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "num_heads % parallel_state.get_tensor_model_parallel_world_size() == 0",
+        "batch % data_parallel == 0",
+        "experts % n_expert_ranks == 0",
+    ],
+)
+def test_an_asserted_division_of_ranks_is_a_size_that_does_not_fit(why: Explain, statement: str) -> None:
+    text = (
+        f'Traceback (most recent call last):\n  File "/w/t.py", line 3, in f\n    assert {statement}\nAssertionError: '
+    )
+    assert why(f"{text}{statement}\n").cause.slug == "bad_parallel_config"
+    assert why(f"{text}step % log_every == 0\n").cause.slug != "bad_parallel_config"

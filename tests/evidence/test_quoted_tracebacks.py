@@ -140,3 +140,11 @@ def test_the_exceptions_of_a_group_are_read_with_their_places(why, prefix, last,
         ("ValueError", "bad sample 7"),
         (last.partition(": ")[0], last.partition(": ")[2]),
     ]
+
+
+@pytest.mark.parametrize("gap", ["", "  ", "\t\t"])
+def test_blanks_between_a_prefix_and_a_traceback_are_no_part_of_it(gap):
+    lines = (HEAD, '  File "/w/t.py", line 3, in f', "    g()", "KeyError: 'x'")
+    text = "".join(f"[rank3]:{gap}{line}\n" for line in lines)
+    (found,) = find_tracebacks(text.encode())
+    assert (found.chain, found.frames, found.prefix.rank) == ((("KeyError", "'x'"),), 1, 3)

@@ -60,7 +60,7 @@ class Theirs:
     earliest: str
     earliest_rank: int | None
     tie: bool
-    texts: tuple[Path, ...] = ()
+    texts: tuple[Path, ...]
 
 
 def write_plan(fault: Fault, folder: Path, *, progress: bool = True, torch: bool = True) -> Path:
@@ -253,7 +253,7 @@ _FOLLOWS = frozenset({"peer_lost", "collective_timeout", "rdzv_closed", "externa
 def judge_text(fault: Fault, verdict: Verdict) -> Judged:
     """Compare what text alone shows, cause and rank, with the table."""
     slug = verdict.cause.slug
-    if slug == "unknown" or (verdict.rank is None and slug in _FOLLOWS - {*fault.slugs}):
+    if slug == "unknown" or (verdict.rank is None and slug in _FOLLOWS.difference(fault.slugs)):
         return Judged("unknown")
     # Only the kernel knows why a process was killed.
     weak = {*fault.weak, *({"killed_unknown"} if {"host_oom", "node_oom"} & {*fault.slugs} else ())}
@@ -264,7 +264,7 @@ def judge_text(fault: Fault, verdict: Verdict) -> Judged:
         wrong.append(f"node action {verdict.node_action}")
     if wrong:
         return Judged("wrong", tuple(wrong))
-    return Judged("weak" if slug in weak - {*fault.slugs} or verdict.rank != fault.rank else "right")
+    return Judged("weak" if slug not in fault.slugs or verdict.rank != fault.rank else "right")
 
 
 _BLOCK = re.compile(

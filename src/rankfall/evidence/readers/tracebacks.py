@@ -266,7 +266,7 @@ class TracebackReader:
             self._forget(owner)
             owner.key, owner.learned = own.raw, 0
             self._open[owner.key] = owner
-        if owner is not None and owner.margin and not body[: owner.margin].strip(b" |"):
+        if owner is not None and owner.margin and not body[: owner.margin].strip(b" \t|"):
             body = body[owner.margin :]
         return owner, body
 

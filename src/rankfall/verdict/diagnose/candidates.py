@@ -210,12 +210,13 @@ def _without_ends_after_exception(pieces: list[Evidence]) -> list[Evidence]:
 
 def _without_abort_at_shutdown(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
     """Removes an abort during the exit of a process that had reported its reason."""
-    slugs = {e.slug for e in pieces if e.signature in AT_SHUTDOWN}
-    own = [e for e in pieces if e.slug == "native_abort"]
-    if all(e.signature in ABORT_REPORTS for e in own) and any(of_own_code(e) for e in pieces):
-        # A library that aborts prints a reason; one that the exit of its process destroys need not.
-        slugs.add("native_abort")
-    kept = [e for e in pieces if e.slug not in slugs]
+    aborts = [e for e in pieces if e.slug == "native_abort"]
+    left = any(e.signature in AT_SHUTDOWN for e in aborts)
+    # A library that aborts prints a reason; one that the exit of its process destroys need not.
+    unsaid = all(e.signature in ABORT_REPORTS for e in aborts) and any(of_own_code(e) for e in pieces)
+    if not (left or unsaid):
+        return pieces
+    kept = [e for e in pieces if e.slug != "native_abort"]
     explained = any(e.slug not in _BARE for e in kept)
     return kept if explained or subject.complaints else pieces
 
