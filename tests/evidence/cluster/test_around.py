@@ -574,6 +574,8 @@ SOON = "2026-11-21T16:05:01Z"
 FAILED = Condition(type="FailureTarget", status="True", reason="BackoffLimitExceeded", at=LATER)
 BEFORE = event("Killing", "Stopping container main", last="2026-11-21T16:04:59Z", by="kubelet")
 SAME = event("Killing", "Stopping container main", last=LATER, by="kubelet")
+AFTER = event("Killing", "Stopping container main", last="2026-11-21T16:05:02Z", by="kubelet")
+UNSENT = event("Started", "Started container main", last=MADE, by="kubelet")
 TAKEN = event("SuccessfulDelete", "Deleted pod: job-2", kind="Job", about="j", name="bert", last=SOON)
 
 
@@ -594,6 +596,9 @@ TAKEN = event("SuccessfulDelete", "Deleted pod: job-2", kind="Job", about="j", n
         # Likewise; only the kubelet's Event gives the time of the other deletion, before that second or in it.
         ([BEFORE], (9, "2026-11-21T16:05:04Z"), SOON, True),
         ([SAME], (9, "2026-11-21T16:05:04Z"), SOON, True),
+        # Its kubelet sent that Event late, or not yet.
+        ([AFTER], (9, "2026-11-21T16:05:04Z"), SOON, True),
+        ([UNSENT], (9, "2026-11-21T16:05:04Z"), SOON, True),
     ],
 )
 def test_i19_a_pod_that_its_controller_killed_is_no_cause(attempt, around, end, deleting, expected):
@@ -607,7 +612,7 @@ def test_i19_a_pod_that_its_controller_killed_is_no_cause(attempt, around, end, 
         SlotFacts(slot=1, node="n1", state="lost"),
         SlotFacts(slot=2, node="n2", state="ended", signal=signal, killed_by="foreign", ended_at=stamp_ns(ended)),
     ]
-    taken = pod(1, **GONE, deleting=None if around and around[0].reason == "Killing" else LATER)
+    taken = pod(1, **GONE, deleting=None if around and around[0].by == "kubelet" else LATER)
     pieces = attempt.found(work, *around, pods=[taken, killed], slots=slots)
     found = {piece.slot: (piece.slug, piece.line) for piece in pieces if piece.fingerprint == DELETED_POD}
     assert found.pop(1) == ("external_signal", "pod job-1 was deleted while it ran; its end was not recorded")

@@ -200,6 +200,12 @@ def deletions(
     pods = list(pods)
     # Of two deletions in one second that of the pod that no longer exists was the earlier one.
     order = {pod.uid: (at, not pod.gone) for pod in pods if (at := _asked_ns(pod) or stopped.get(pod.uid))}
+    for pod in pods:
+        ended = pod.main is not None and pod.main.state == "terminated"
+        known = _asked_ns(pod) is not None or pod.name in by_maker
+        if failed and pod.gone and pod.began and not ended and not known:
+            # Its kubelet's Event may be late or missing. Others deleted it, so the job failed after that.
+            order[pod.uid] = min(order.get(pod.uid, (failed[0], False)), (min(failed), False))
     first = min(order.values(), default=None)
     found = []
     for pod in pods:
