@@ -188,7 +188,7 @@ _RAISING: Final = linear(
     rb'(?m)^[^"\n]*(?:"[^"\n]+)?", line \d+, in [^\n]*\n([^\n]*?\b(?:raise [A-Za-z_]|assert )[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
 )
 _CUT_OFF: Final = linear(
-    rb'(?m)^[^\n]*File "[^"\n]+", line \d+, in [^\n]*\n(?:[^\n]*\n)?((?:\d{1,6}: )?(?:[\[(][^\])\n]{1,80}[\])]:?)?[ \t]{2,}\S[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
+    rb'(?m)^[^\n]*File "[^"\n]+", line \d+, in [^\n]*\n(?:[^\n]*\n)?((?:\d{1,6}: )?(?:[\[(][^\])\n]{1,80}[\])](?:<stderr>)?:?)?[ \t]{2,}\S[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
 )
 # Frames of launchers, whose tracebacks contain nothing about a rank.
 _LAUNCHER: Final = anchored(
@@ -314,14 +314,24 @@ _NO_DETAIL: Final = bounded(
 _CODE_ROW: Final = bounded(rb"(?:\A|\s)(?:exitcode|Exit [Cc]ode) ?(?:  )?: *-?\d", limit=MAX_ERROR_LINE)
 _NAME_ROW: Final = bounded(rb"(?:\A|\s)(?:rank +: \d|Process name: |Reason: +\w)[^\n]{0,400}\Z", limit=512)
 _MAX_ROW: Final = 512
+# A message of Open MPI between two rules: from its first line to the rows that name nodes, files and devices.
+_BOX: Final = linear(rb"(?:\A|\n)-{40,}\n[^\n]{1,400}\z")
+_END_OF_BOX: Final = linear(rb"(?m)^-{40,}$")
+_ROW: Final = linear(rb"(?m)^ *[A-Za-z][\w ()]{0,29}[a-z)]: +[^\s:][^\n]{0,300}$")
+_MAX_ROWS: Final = 6
 
 
 def detail_behind(line: bytes, behind: bytes, *, above: bytes = b"") -> bytes | None:
     """Returns the line that a message's line announces, as a header or wrapper does; None if there is none.
 
     A colon at its end, as OpenFOAM's head, announces the next line. ``behind``: text after the line, of which a few lines are read.
-    ``above``: text that ends with the line; the row before an exit code names the process.
+    ``above``: text that ends with the line; the row before an exit code names the process. Of a message between two
+    rules the rows count.
     """
+    if _BOX.search(above[-_MAX_ROW:]) is not None and (end := _END_OF_BOX.search(behind[:MAX_BEHIND])) is not None:
+        rows = [match[0].strip() for match in islice(_ROW.finditer(behind[: end.start()]), _MAX_ROWS)]
+        if rows:
+            return b"\n".join(rows)
     if _CODE_ROW.search(line) is not None:
         row = b"".join(above[-MAX_BEHIND:].rsplit(b"\n", 2)[-2:-1])
         if _NAME_ROW.search(row[-_MAX_ROW:]) is not None:

@@ -132,6 +132,7 @@ HEADS_OF_STACKS: Final = MappingProxyType(
         "nccl_ib_error.ofi": "unknown.mpich_abort",
         "collective_mismatch.mpi": "unknown.mpich_abort",
         "command_not_found.mpi": "unknown.mpich_abort",
+        "command_not_found.mpirun": "unknown.openmpi_rank",
         "native_abort.assert": "unknown.mpich_abort",
         "user_code_exception.mpi_usage": "unknown.mpich_abort",
         "unknown.mpich_provider": "unknown.mpich_abort",
