@@ -31,6 +31,8 @@ _BY_ABORT: Final = frozenset({"segfault", "native_abort", "killed_unknown"})
 # An unknown exception may be about a lost peer.
 _GENERIC_SPECIFICITY = 30
 _SIGTERM, _SIGKILL = 15, 9
+# Head of an error by which MPI ends all processes.
+_MPI_ABORT: Final = "unknown.mpich_abort"
 _NS: Final = 1_000_000_000
 # Seconds after a traceback in which a process certainly ends if nothing catches the exception.
 _LIVED_S: Final = 5.0
@@ -169,12 +171,19 @@ def _ended_alone_before(silent: Candidate, candidate: Candidate) -> bool:
 
 
 def drop_after_abort(candidates: list[Candidate], subjects: Subjects, root: Root) -> list[Candidate]:
-    """Drops crashes and kills that nothing but lines show, after those of another rank that had ended all processes."""
+    """Drops crashes and kills that nothing but lines show, after those of another rank that had ended all processes.
+
+    Likewise the batch system's end of a step that MPI had ended.
+    """
     ends = [(e, s) for s in subjects.all.values() for e in s.evidence if e.signature == ABORTED_ALL]
+    by_mpi = [e for s in subjects.all.values() for e in s.evidence if e.signature == _MPI_ABORT]
     kept = []
     for candidate in candidates:
         best = candidate.best
-        if (
+        cancelled = candidate.slug == "cancelled" and candidate.bare
+        if best is not None and cancelled and any(surely_after(best, e) for e in by_mpi):
+            root.rejected.append((candidate, "MPI had ended all processes"))
+        elif (
             candidate.slug in _BY_ABORT
             and candidate.bare
             and best is not None
@@ -183,7 +192,7 @@ def drop_after_abort(candidates: list[Candidate], subjects: Subjects, root: Root
             root.rejected.append((candidate, "another rank had ended all processes"))
         else:
             kept.append(candidate)
-    return kept or candidates
+    return kept or [c for c in candidates if c.slug != "cancelled"]
 
 
 def drop_ends_of_the_rest(candidates: list[Candidate], root: Root) -> list[Candidate]:
