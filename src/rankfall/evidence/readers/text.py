@@ -6,7 +6,7 @@ Cost: linear in the given bytes; a decoded line has at most ``MAX_LINE``.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final, Literal
 
 from rankfall.evidence.readers.prefixes import parse_prefix
@@ -319,6 +319,9 @@ _BOX: Final = linear(rb"(?:\A|\n)-{40,}\n[^\n]{1,400}\z")
 _END_OF_BOX: Final = linear(rb"(?m)^-{40,}$")
 _ROW: Final = linear(rb"(?m)^ *[A-Za-z][\w ()]{0,29}[a-z)]: +[^\s:][^\n]{0,300}$")
 _MAX_ROWS: Final = 6
+# Rows below the head of MPICH's error stack, of which the last one is the cause.
+_STACK_HEAD: Final = b"error stack:"
+_STACK_ROW: Final = anchored(rb"\s*\w{3,80}\(\d{1,6}\)\.*: *\S", limit=512)
 
 
 def detail_behind(line: bytes, behind: bytes, *, above: bytes = b"") -> bytes | None:
@@ -337,6 +340,10 @@ def detail_behind(line: bytes, behind: bytes, *, above: bytes = b"") -> bytes | 
         if _NAME_ROW.search(row[-_MAX_ROW:]) is not None:
             return row[-_MAX_ROW:].strip()
     speaker = parse_prefix(line)
+    if line.rstrip().endswith(_STACK_HEAD):
+        rows = takewhile(lambda each: _STACK_ROW.match(each[parse_prefix(each).length :]), behind[:MAX_BEHIND].split(b"\n"))
+        if deepest := [*rows][-1:]:
+            return deepest[0].strip()[:MAX_ERROR_LINE]
     announced = _ANNOUNCES.search(line[-MAX_ERROR_LINE:]) is not None
     for each in behind[:MAX_BEHIND].split(b"\n", _BEHIND)[:_BEHIND]:
         prefix = parse_prefix(each)
