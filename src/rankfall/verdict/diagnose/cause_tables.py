@@ -131,6 +131,7 @@ HEADS_OF_STACKS: Final = MappingProxyType(
         "host_alloc_failed.mpich": "unknown.mpich_abort",
         "nccl_ib_error.ofi": "unknown.mpich_abort",
         "collective_mismatch.mpi": "unknown.mpich_abort",
+        "checkpoint_corrupt.hdf5": "unknown.hdf5_head",
         "command_not_found.mpi": "unknown.mpich_abort",
         "command_not_found.mpirun": "unknown.openmpi_rank",
         "native_abort.assert": "unknown.mpich_abort",
