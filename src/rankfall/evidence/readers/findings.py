@@ -31,6 +31,8 @@ _LOGGER: Final = anchored(
     + rb"|[EWIF]\d{4} [\d:.]{8,15} +\d{1,8} \S{1,128}:\d{1,6}\] ?|\d{10}\.\d{1,9} |[\w.:<>]{1,64} - ){1,8}",
     limit=1024,
 )
+# How pytest marks the lines of an exception, and its summary of one.
+_PYTEST: Final = bounded(rb"\A(?:E {2,16}|FAILED \S{1,300} - )", limit=1 << 16)
 # Lines of one JSON message.
 _MAX_MESSAGE_LINES: Final = 64
 # A damaged report in the launcher's log format. The logger shortens its path at the first sys.path match, so in working
@@ -174,7 +176,7 @@ class LineMeanings:
                 chosen, text, hits = found, line, inner
         if chosen is not None and chosen.signature.id == _EXCEPTION:
             behind = text[length:] if text is raw else text[parse_prefix(text).length :]
-            hits = self._of_exception(behind.strip(), chosen) or hits
+            hits = self._of_exception(_PYTEST.sub(b"", behind, count=1).strip(), chosen) or hits
         return LineMeaning(raw, hits, text=text)
 
     def _of_exception(self, text: bytes, line: Hit) -> list[Hit]:

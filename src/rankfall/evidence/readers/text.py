@@ -341,7 +341,9 @@ def detail_behind(line: bytes, behind: bytes, *, above: bytes = b"") -> bytes | 
             return row[-_MAX_ROW:].strip()
     speaker = parse_prefix(line)
     if line.rstrip().endswith(_STACK_HEAD):
-        rows = takewhile(lambda each: _STACK_ROW.match(each[parse_prefix(each).length :]), behind[:MAX_BEHIND].split(b"\n"))
+        rows = takewhile(
+            lambda each: _STACK_ROW.match(each[parse_prefix(each).length :]), behind[:MAX_BEHIND].split(b"\n")
+        )
         if deepest := [*rows][-1:]:
             return deepest[0].strip()[:MAX_ERROR_LINE]
     announced = _ANNOUNCES.search(line[-MAX_ERROR_LINE:]) is not None
