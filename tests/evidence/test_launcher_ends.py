@@ -648,7 +648,8 @@ def test_a_report_with_blank_lines_between_its_rows_is_read(located):
         ("ERROR on proc 3: Bond atoms 12 34 missing on proc 3 at step 2000\n", ("user_exit", 3)),
         ("398: step\n358: FATAL from PE   179:  NetCDF error No such file or directory\n", ("dataset_missing", 358)),
         ("[31]PETSC ERROR: Caught signal number 11 SEGV: Segmentation Violation\n", ("segfault", 31)),
-        ('[57] --> FOAM FATAL ERROR:\n[57] Cannot find file "points"\n', ("native_abort", 57)),
+        ('[57] --> FOAM FATAL ERROR:\n[57] Cannot find file "points"\n', ("dataset_missing", 57)),
+        ("[57] --> FOAM FATAL ERROR:\n[57] Maximum number of iterations exceeded\n", ("native_abort", 57)),
         ("step 1\namrex::Error::5::unsuccessful burn !!!\nSIGABRT\n", ("native_abort", 5)),
         (
             '{"name": "torchelastic.worker.status.FAILED", "source": "WORKER", "metadata": {"global_rank": 6, "group_rank": 1}}\nMemoryError: std::bad_alloc\n',
@@ -782,10 +783,8 @@ def test_an_error_that_mpich_prints_again_without_its_rank_is_that_of_the_rank(l
 
 
 def test_the_line_that_openfoams_head_announces_is_shown_with_it(why):
-    text = (
-        '[57] --> FOAM FATAL ERROR: (openfoam-2306)\n[57] Cannot find file "points"\n[57]\nFOAM parallel run exiting\n'
-    )
-    assert why(text).decisive.line.endswith('\n[57] Cannot find file "points"')
+    text = "[57] --> FOAM FATAL ERROR: (openfoam-2306)\n[57] Bad size 8192\n[57]\nFOAM parallel run exiting\n"
+    assert why(text).decisive.line.endswith("\n[57] Bad size 8192")
 
 
 def test_a_kernel_log_with_faults_of_applications_alone_shows_one_and_blames_nothing(why):

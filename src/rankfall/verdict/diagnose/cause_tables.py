@@ -160,7 +160,7 @@ DELETED_POD: Final = "external_signal:deleted pod"
 
 # A launcher's report of an ordinary exit code, or that a rank ended all others.
 BARE_ENDS: Final = frozenset(
-    {"user_exit.exit", "user_exit.mpi", *OWN_ABORTS, "unknown.child_failed", "unknown.mpi_exit"}
+    {"user_exit.exit", "user_exit.two", "user_exit.mpi", *OWN_ABORTS, "unknown.child_failed", "unknown.mpi_exit"}
 )
 
 # Exceptions of the job's own code that no signature recognizes, or of common types without a traceback: only
@@ -186,6 +186,7 @@ SUSPECT_ONLY: Final = frozenset(
         "shm_exhausted.shell",
         # A code without a reason.
         "user_exit.exit",
+        "user_exit.two",
         *OWN_ABORTS,
     }
 )
