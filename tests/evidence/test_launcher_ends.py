@@ -824,3 +824,65 @@ def test_an_abort_that_only_the_launcher_reports_followed_the_ranks_exception(lo
     # A library that aborts prints why.
     aborted = "[rank1]: double free or corruption (out)\n"
     assert located(error + aborted + report)[:2] == ("native_abort", 1)
+
+
+RULE = "-" * 74
+HELP_TEXT = f"""{RULE}
+mpirun was unable to find the specified executable file, and therefore
+did not launch the job.  This error was first reported for process
+rank 3; it may have occurred for other processes as well.
+
+NOTE: A common cause for this error is misspelling a mpirun command
+      line parameter option.
+
+Node:       gpu-07
+Executable: ./trian
+{RULE}
+4 total processes failed to start
+"""
+
+
+def test_i23_p2_a_help_text_between_two_rules_is_shown_with_its_rows(why):
+    verdict = why(HELP_TEXT)
+    assert (verdict.cause.slug, verdict.rank) == ("command_not_found", 3)
+    assert verdict.decisive.line.split("\n")[1:] == ["Node:       gpu-07", "Executable: ./trian"]
+
+
+def test_i23_p2_an_error_stack_of_mpich_is_shown_with_its_deepest_row(why):
+    verdict = why(
+        "MPICH ERROR [Rank 31] - Abort(269042437) (rank 31 in comm 0):\n"
+        "Fatal error in PMPI_Comm_free: Invalid communicator, error stack:\n"
+        "PMPI_Comm_free(139): MPI_Comm_free(comm=0x4c844d0) failed\n"
+        "PMPI_Comm_free(86).: Null communicator\n"
+        "srun: done\n"
+    )
+    assert verdict.rank == 31
+    assert verdict.decisive.line.endswith("error stack:\nPMPI_Comm_free(86).: Null communicator")
+
+
+CANCELLED = "slurmstepd: error: *** STEP 38011.0 ON gpu-01 CANCELLED AT 2018-11-28T21:04:38 ***\n"
+ABORTED = (
+    "[gpu-12:171205] *** An error occurred in MPI_Reduce\n"
+    "[gpu-12:171205] *** reported by process [2538104278,200]\n"
+    "[gpu-12:171205] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"), [(ABORTED + CANCELLED, "unknown"), (CANCELLED + ABORTED, "cancelled"), (CANCELLED, "cancelled")]
+)
+def test_i23_p2_a_step_that_ended_after_mpis_own_abort_was_not_cancelled(why, text, cause):
+    assert why(text).cause.slug == cause
+
+
+@pytest.mark.parametrize(
+    ("line", "answer_"),
+    [
+        ("ERROR shard-manager: Shard process was signaled to shutdown with signal 4 rank=2", ("native_abort", 2)),
+        ("FATAL from PE    31:  ==>Error from coupler_types_mod: Disordered index", ("user_code_exception", 31)),
+        ("[n:mpi_rank_44][print_backtrace]   1: /usr/lib/libmpich.so.3(MPIDI_CH3_Abort+0x5f)", ("unknown", 44)),
+    ],
+)
+def test_i23_p1_a_rank_in_a_field_or_head_of_its_own_is_read(why, line, answer_):
+    verdict = why(f"step 1\n{line}\n")
+    assert (verdict.cause.slug, verdict.rank) == answer_

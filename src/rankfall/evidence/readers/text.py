@@ -341,11 +341,9 @@ def detail_behind(line: bytes, behind: bytes, *, above: bytes = b"") -> bytes | 
             return row[-_MAX_ROW:].strip()
     speaker = parse_prefix(line)
     if line.rstrip().endswith(_STACK_HEAD):
-        rows = takewhile(
-            lambda each: _STACK_ROW.match(each[parse_prefix(each).length :]), behind[:MAX_BEHIND].split(b"\n")
-        )
-        if deepest := [*rows][-1:]:
-            return deepest[0].strip()[:MAX_ERROR_LINE]
+        stack = [*takewhile(_is_stack_row, behind[:MAX_BEHIND].split(b"\n"))]
+        if stack:
+            return stack[-1].strip()[:MAX_ERROR_LINE]
     announced = _ANNOUNCES.search(line[-MAX_ERROR_LINE:]) is not None
     for each in behind[:MAX_BEHIND].split(b"\n", _BEHIND)[:_BEHIND]:
         prefix = parse_prefix(each)
@@ -357,6 +355,10 @@ def detail_behind(line: bytes, behind: bytes, *, above: bytes = b"") -> bytes | 
             return each.strip()[:MAX_ERROR_LINE]
         announced = announced or found is not None
     return None
+
+
+def _is_stack_row(line: bytes) -> bool:
+    return _STACK_ROW.match(line[parse_prefix(line).length :]) is not None
 
 
 def _lines(pattern: Linear[bytes], text: bytes, since: int, *, group: int = 0) -> Iterator[tuple[int, bytes]]:
