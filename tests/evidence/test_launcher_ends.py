@@ -886,3 +886,8 @@ def test_i23_p2_a_step_that_ended_after_mpis_own_abort_was_not_cancelled(why, te
 def test_i23_p1_a_rank_in_a_field_or_head_of_its_own_is_read(why, line, answer_):
     verdict = why(f"step 1\n{line}\n")
     assert (verdict.cause.slug, verdict.rank) == answer_
+
+
+@pytest.mark.parametrize("field", ["from rank=2", "remote rank=2", "to rank=2", "root rank=2"])
+def test_i23_p1_a_trailing_field_about_another_rank_names_none(why, field):
+    assert why(f"ERROR store: Segmentation fault (core dumped) {field}\n").rank is None

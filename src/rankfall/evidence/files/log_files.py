@@ -59,7 +59,7 @@ _LEAST_TEXT: Final = 64
 # A message that begins with the rank that raised it, or has a tag or key of the speaker's rank.
 _SAYS_ITS_RANK: Final = bounded(
     r"\b\w*(?:Error|Exception): \[?[Rr]ank[ :=]?(\d{1,6})(?:\]|:|,|\b)|\[(?:[^\[\]]{1,80} )?(?i:rank)[ :=]?(\d{1,6})\]|[\[(,] ?(?i:rank|rank_?id)[:=] ?(\d{1,6})[\]),]"
-    r"|(?<! to)(?<! from)(?<! with)(?<! for)(?<! on)(?<! of)(?<! peer) rank=(\d{1,6})$",
+    r"|\bERROR\b[^\n]{1,1500}(?<! to)(?<! from)(?<! with)(?<! for)(?<! on)(?<! of)(?<! peer)(?<! root)(?<! remote)(?<! src)(?<! dst) rank=(\d{1,6})$",
     limit=2_000,
 )
 # A failure of a rank in the words of another process.
