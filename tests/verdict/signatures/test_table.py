@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import pytest
 
 from rankfall.model.errors import SpecError
-from rankfall.verdict.signatures.catalogue import MAX_FILE, parse
+from rankfall.verdict.signatures.catalogue import FAMILIES, MAX_FILE, parse, source
 
 GOOD = {
     "id": '"gpu_oom.mine"',
@@ -29,6 +31,14 @@ def test_a_good_file_is_read() -> None:
     assert (signature.id, signature.where, signature.example[0].real) == ("gpu_oom.mine", ("line",), False)
 
 
+def test_a_pattern_has_the_text_of_its_parts_and_other_braces_stay() -> None:
+    (signature,) = parse(text(pattern="'out of cards|{{cuda_number}}999|{{two words}}'"), origin="mine.toml")
+    parts = tomllib.loads(source("parts"))
+    assert signature.pattern == f"out of cards|{parts['cuda_number']}999|{{{{two words}}}}"
+    packaged = "".join(map(source, FAMILIES))
+    assert [name for name in parts if packaged.count(f"{{{{{name}}}}}") < 2] == []
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -42,6 +52,8 @@ def test_a_good_file_is_read() -> None:
         ({"pattern": "'(?=x)y'"}, "pattern: RE2 rejects it"),
         ({"pattern": "'a(b'"}, "pattern: RE2 rejects it"),
         ({"pattern": "'(?P<colour>out) of cards on'"}, "pattern: unknown group 'colour'"),
+        ({"pattern": "'out of {{colour}}'"}, "pattern: there is no part 'colour'; known: process, exit_words"),
+        ({"unless": "'{{colour}}'"}, "unless: there is no part 'colour'"),
         ({"pattern": "'(?:cards)?'"}, "pattern: matches the empty line"),
         ({"pattern": "'cards'"}, "miss[0].text: is matched by the pattern"),
         ({"pattern": "'no cards at all'"}, "example[0].text: is not matched by the pattern"),

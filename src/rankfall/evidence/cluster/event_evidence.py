@@ -200,16 +200,16 @@ def deletions(
     pods = list(pods)
     # Of two deletions in one second that of the pod that no longer exists was the earlier one.
     order = {pod.uid: (at, not pod.gone) for pod in pods if (at := _asked_ns(pod) or stopped.get(pod.uid))}
+    # Without its own stamp, its kubelet's Event may be late or missing. Others deleted it, so the job failed after that.
+    latest = (min(failed), False) if failed else None
     for pod in pods:
-        ended = pod.main is not None and pod.main.state == "terminated"
         known = _asked_ns(pod) is not None or pod.name in by_maker
-        if failed and pod.gone and pod.began and not ended and not known:
-            # Its kubelet's Event may be late or missing. Others deleted it, so the job failed after that.
-            order[pod.uid] = min(order.get(pod.uid, (failed[0], False)), (min(failed), False))
+        if latest is not None and pod.gone and pod.began and _end(pod) is None and not known:
+            order[pod.uid] = min(order.get(pod.uid, latest), latest)
     first = min(order.values(), default=None)
     found = []
     for pod in pods:
-        end = pod.main if pod.main is not None and pod.main.state == "terminated" else None
+        end = _end(pod)
         asked = _asked_ns(pod) or by_maker.get(pod.name)
         # Stamps are whole seconds: an equal one may be of a deletion that made the job fail, but not after another one.
         after_another = order.get(pod.uid, first) != first
@@ -268,7 +268,7 @@ def _was_stopped(end: ContainerFact, asked: int | None, pod: PodFact) -> bool:
 
 def _left_with_node(event: EventFact, pod: PodFact, events: Iterable[EventFact]) -> bool:
     """True if a pod was deleted without an end or a stop by its kubelet, after its node had stopped reporting."""
-    ended = pod.reason or (pod.main is not None and pod.main.state == "terminated")
+    ended = pod.reason or _end(pod) is not None
     stopped = any(one.reason == "Killing" and _time(one) <= _time(event) for one in events)
     return pod.gone and pod.began and not ended and not stopped
 
@@ -323,6 +323,11 @@ def _of_deletion(event: EventFact, pod: PodFact) -> bool:
 def _is_stop(event: EventFact) -> bool:
     """True for a kubelet's Event that it stops a container, whose message gives no reason."""
     return event.reason == "Killing" and _STOPPING.match(event.message) is not None
+
+
+def _end(pod: PodFact) -> ContainerFact | None:
+    """Recorded end of the main container, or None."""
+    return pod.main if pod.main is not None and pod.main.state == "terminated" else None
 
 
 def _asked_ns(pod: PodFact) -> int | None:

@@ -331,19 +331,9 @@ def detail_behind(line: bytes, behind: bytes, *, above: bytes = b"") -> bytes | 
     ``above``: text that ends with the line; the row before an exit code names the process. Of a message between two
     rules the rows count.
     """
-    if _BOX.search(above[-_MAX_ROW:]) is not None and (end := _END_OF_BOX.search(behind[:MAX_BEHIND])) is not None:
-        rows = [match[0].strip() for match in islice(_ROW.finditer(behind[: end.start()]), _MAX_ROWS)]
-        if rows:
-            return b"\n".join(rows)
-    if _CODE_ROW.search(line) is not None:
-        row = b"".join(above[-MAX_BEHIND:].rsplit(b"\n", 2)[-2:-1])
-        if _NAME_ROW.search(row[-_MAX_ROW:]) is not None:
-            return row[-_MAX_ROW:].strip()
+    if (row := _rows_of_box(behind, above) or _name_of_process(line, above) or _deepest_row(line, behind)) is not None:
+        return row
     speaker = parse_prefix(line)
-    if line.rstrip().endswith(_STACK_HEAD):
-        stack = [*takewhile(_is_stack_row, behind[:MAX_BEHIND].split(b"\n"))]
-        if stack:
-            return stack[-1].strip()[:MAX_ERROR_LINE]
     announced = _ANNOUNCES.search(line[-MAX_ERROR_LINE:]) is not None
     for each in behind[:MAX_BEHIND].split(b"\n", _BEHIND)[:_BEHIND]:
         prefix = parse_prefix(each)
@@ -357,8 +347,28 @@ def detail_behind(line: bytes, behind: bytes, *, above: bytes = b"") -> bytes | 
     return None
 
 
-def _is_stack_row(line: bytes) -> bool:
-    return _STACK_ROW.match(line[parse_prefix(line).length :]) is not None
+def _rows_of_box(behind: bytes, above: bytes) -> bytes | None:
+    end = _END_OF_BOX.search(behind[:MAX_BEHIND]) if _BOX.search(above[-_MAX_ROW:]) is not None else None
+    rows = () if end is None else islice(_ROW.finditer(behind[: end.start()]), _MAX_ROWS)
+    return b"\n".join(match[0].strip() for match in rows) or None
+
+
+def _name_of_process(line: bytes, above: bytes) -> bytes | None:
+    """Returns the row before that of an exit code."""
+    if _CODE_ROW.search(line) is None:
+        return None
+    row = b"".join(above[-MAX_BEHIND:].rsplit(b"\n", 2)[-2:-1])[-_MAX_ROW:]
+    return row.strip() if _NAME_ROW.search(row) is not None else None
+
+
+def _deepest_row(line: bytes, behind: bytes) -> bytes | None:
+    def belongs(row: bytes) -> bool:
+        return _STACK_ROW.match(row[parse_prefix(row).length :]) is not None
+
+    if not line.rstrip().endswith(_STACK_HEAD):
+        return None
+    rows = [*takewhile(belongs, behind[:MAX_BEHIND].split(b"\n"))]
+    return rows[-1].strip()[:MAX_ERROR_LINE] if rows else None
 
 
 def _lines(pattern: Linear[bytes], text: bytes, since: int, *, group: int = 0) -> Iterator[tuple[int, bytes]]:

@@ -116,27 +116,29 @@ ABORTED_ALL: Final = "user_exit.mpi_abort"
 ENDS_OTHERS: Final = "Forcefully terminating all other processes"
 # A program's own call that ends all its processes.
 OWN_ABORTS: Final = frozenset({ABORTED_ALL, "user_exit.mpich"})
+# Heads of errors by which MPI ends all processes.
+MPI_ABORT: Final = "unknown.mpich_abort"
 # Lines without a cause that name the rank that failed.
 NAMES_A_RANK: Final = frozenset(
     {
         *FIRST_ENDS,
         CUT_OFF,
-        "unknown.mpich_abort",
+        MPI_ABORT,
     }
 )
 # Causes in lines of an error stack without a rank, each with the signature of the stack's head. The head names the rank.
 # Of MPICH and Open MPI, and of Ascend's CANN.
 HEADS_OF_STACKS: Final = MappingProxyType(
     {
-        "host_alloc_failed.mpich": "unknown.mpich_abort",
-        "nccl_ib_error.ofi": "unknown.mpich_abort",
-        "collective_mismatch.mpi": "unknown.mpich_abort",
+        "host_alloc_failed.mpich": MPI_ABORT,
+        "nccl_ib_error.ofi": MPI_ABORT,
+        "collective_mismatch.mpi": MPI_ABORT,
         "checkpoint_corrupt.hdf5": "unknown.hdf5_head",
-        "command_not_found.mpi": "unknown.mpich_abort",
+        "command_not_found.mpi": MPI_ABORT,
         "command_not_found.mpirun": "unknown.openmpi_rank",
-        "native_abort.assert": "unknown.mpich_abort",
-        "user_code_exception.mpi_usage": "unknown.mpich_abort",
-        "unknown.mpich_provider": "unknown.mpich_abort",
+        "native_abort.assert": MPI_ABORT,
+        "user_code_exception.mpi_usage": MPI_ABORT,
+        "unknown.mpich_provider": MPI_ABORT,
         "bad_arguments.hccl": "nccl_system_error.hccl",
         "gpu_busy.hccp": "nccl_system_error.hccl",
         "gpu_oom.hccl": "nccl_system_error.hccl",

@@ -16,6 +16,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     ABORTED_ALL,
     DELETED_POD,
     ENDS_OF_THE_REST,
+    MPI_ABORT,
     NEVER_CAUSE,
     OWN_CODE,
     STEP_ENDS,
@@ -31,8 +32,6 @@ _BY_ABORT: Final = frozenset({"segfault", "native_abort", "killed_unknown"})
 # An unknown exception may be about a lost peer.
 _GENERIC_SPECIFICITY = 30
 _SIGTERM, _SIGKILL = 15, 9
-# Head of an error by which MPI ends all processes.
-_MPI_ABORT: Final = "unknown.mpich_abort"
 _NS: Final = 1_000_000_000
 # Seconds after a traceback in which a process certainly ends if nothing catches the exception.
 _LIVED_S: Final = 5.0
@@ -171,19 +170,12 @@ def _ended_alone_before(silent: Candidate, candidate: Candidate) -> bool:
 
 
 def drop_after_abort(candidates: list[Candidate], subjects: Subjects, root: Root) -> list[Candidate]:
-    """Drops crashes and kills that nothing but lines show, after those of another rank that had ended all processes.
-
-    Likewise the batch system's end of a step that MPI had ended.
-    """
+    """Drops crashes and kills that nothing but lines show, after those of another rank that had ended all processes."""
     ends = [(e, s) for s in subjects.all.values() for e in s.evidence if e.signature == ABORTED_ALL]
-    by_mpi = [e for s in subjects.all.values() for e in s.evidence if e.signature == _MPI_ABORT]
     kept = []
     for candidate in candidates:
         best = candidate.best
-        cancelled = candidate.slug == "cancelled" and candidate.bare
-        if best is not None and cancelled and any(surely_after(best, e) for e in by_mpi):
-            root.rejected.append((candidate, "MPI had ended all processes"))
-        elif (
+        if (
             candidate.slug in _BY_ABORT
             and candidate.bare
             and best is not None
@@ -192,7 +184,21 @@ def drop_after_abort(candidates: list[Candidate], subjects: Subjects, root: Root
             root.rejected.append((candidate, "another rank had ended all processes"))
         else:
             kept.append(candidate)
-    return kept or [c for c in candidates if c.slug != "cancelled"]
+    return kept or candidates
+
+
+def drop_cancelled_after_abort(candidates: list[Candidate], subjects: Subjects, root: Root) -> list[Candidate]:
+    """Drops the batch system's end of a step that MPI had ended; its own error may have no cause."""
+    aborts = [e for s in subjects.all.values() for e in s.evidence if e.signature == MPI_ABORT]
+
+    def follows(candidate: Candidate) -> bool:
+        best = candidate.best
+        if best is None or candidate.slug != "cancelled" or not candidate.bare:
+            return False
+        return any(surely_after(best, e) for e in aborts)
+
+    root.rejected += [(c, "MPI had ended all processes") for c in candidates if follows(c)]
+    return [c for c in candidates if not follows(c)]
 
 
 def drop_ends_of_the_rest(candidates: list[Candidate], root: Root) -> list[Candidate]:

@@ -38,6 +38,7 @@ from rankfall.verdict.diagnose.cause_tables import (
 from rankfall.verdict.diagnose.consequences import (
     after_stop,
     drop_after_abort,
+    drop_cancelled_after_abort,
     drop_ends_after_stop,
     drop_ends_of_the_rest,
     drop_generic_after_death,
@@ -132,7 +133,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
 def _failures(case: Case, subjects: Subjects, root: Root) -> list[Candidate]:
     """Candidates of ranks that failed, else ranks for which the others waited."""
     candidates = [c for s in subjects.all.values() if (c := candidate_of(s)) is not None]
-    candidates = drop_after_abort(candidates, subjects, root)
+    candidates = drop_cancelled_after_abort(drop_after_abort(candidates, subjects, root), subjects, root)
     candidates = without_ends_by_launcher(without_stopped_from_outside(candidates, subjects), subjects)
     candidates = drop_ends_after_stop(candidates, root)
     if (left := left_before_joining(candidates, case, subjects)) is not None:

@@ -15,8 +15,10 @@ import msgspec
 from rankfall.model import decoding
 from rankfall.model.causes import EvidenceRole, Retry, catalogue
 from rankfall.model.errors import SpecError
+from rankfall.model.patterns import bounded
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Iterable, Iterator
 
     from rankfall.verdict.signatures.matcher import Hit, Matcher, Words
@@ -73,7 +75,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         where: Kinds of text to try.
         specificity: 0 to 100: 10 = exit code, 20 = any exception, 40 = a named type, 60 = exact message, 80 = proves
             the cause.
-        pattern: RE2 over bytes, unanchored; groups of ``GROUPS``.
+        pattern: RE2 over bytes, unanchored; groups of ``GROUPS``. In a file, a part of ``parts.toml`` replaces ``{{name}}``.
         unless: RE2; a line that also matches is no hit.
         retry: Retry that the text implies, unlike the cause's default.
         printed_by: Program and version.
@@ -117,8 +119,12 @@ def parse(text: str, *, origin: str, check: bool = True) -> tuple[Signature, ...
     for number, row in enumerate(rows, start=1):
         name = row["id"] if isinstance(row.get("id"), str) else f"number {number}"
         place = f"{origin}: signature {name[:120]!r}"
+        patterns = {"pattern": row.get("pattern"), "unless": _either(data.get("unless"), row.get("unless"))}
+        whole = {
+            field: _with_parts(text, place=f"{place}: {field}") for field, text in patterns.items() if text is not None
+        }
         try:
-            signature = decoding.convert({**row, "unless": _either(data.get("unless"), row.get("unless"))}, Signature)
+            signature = decoding.convert(row | whole, Signature)
         except msgspec.ValidationError as error:
             raise SpecError(place, str(error)) from None
         if signature.id in found:
@@ -135,6 +141,29 @@ def _either(shared: Any, own: Any) -> Any:
     """Pattern that matches where one of two does; another value than text stays for the check."""
     both = isinstance(shared, str) and isinstance(own, str)
     return f"(?:{shared})|(?:{own})" if both else shared if own is None else own
+
+
+_PART: Final = bounded(r"\{\{(\w{1,64})\}\}", limit=2_000)
+
+
+@cache
+def _parts() -> dict[str, str]:
+    return tomllib.loads(source("parts"))
+
+
+def _with_parts(pattern: Any, *, place: str) -> Any:
+    """Pattern with the text of each ``{{part}}``; another value than text stays for the check.
+
+    Raises:
+        SpecError: There is no such part.
+    """
+
+    def text(match: re.Match[str]) -> str:
+        if match[1] not in _parts():
+            raise SpecError(place, f"there is no part {match[1]!r}; known: {', '.join(_parts())}")
+        return _parts()[match[1]]
+
+    return _PART.sub(text, pattern) if isinstance(pattern, str) else pattern
 
 
 def load_user(text: str, origin: str) -> tuple[Signature, ...]:
@@ -291,7 +320,7 @@ def pack() -> str:
 
 
 def source(family: str) -> str:
-    """Returns the TOML text of the packaged signatures of one family of causes."""
+    """Returns the TOML text of the packaged signatures of one family of causes, or of their ``parts``."""
     return _data(f"{family}.toml")
 
 
