@@ -11,7 +11,6 @@ import pytest
 from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.cli import app
 from rankfall.collect.loki.attempt_lines import LokiLive
-from rankfall.collect.pods.line_splitter import stamp_text
 from rankfall.collect.stores.log_store import AT, StoreCopies, Volume
 from rankfall.loki import LokiError
 from rankfall.loki.reader import Entry
@@ -19,6 +18,7 @@ from rankfall.loki.settings import LokiSettings
 from rankfall.model import JobSpec, LockHeld, Record, Refused, StoreError
 from rankfall.model.jobspec.kubernetes import Kubernetes
 from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.log_routes import stamp_text
 from rankfall.supervisor.backfill import LokiFollow
 from support.feeding import CHANNEL, record_line
 from support.helpers import wait_until

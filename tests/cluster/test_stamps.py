@@ -10,7 +10,7 @@ import pytest
 
 from bench.foreign.fall import LOOK
 from cluster.run_world import World
-from rankfall.collect.pods.line_splitter import StampParser
+from rankfall.rundir.cluster.log_routes import StampParser
 from support.helpers import wait_until
 from testbed import accounts, workloads
 from testbed.client import Kubectl

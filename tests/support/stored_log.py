@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from rankfall.collect.pods.instance_folders import Instances
-from rankfall.collect.pods.line_splitter import stamp_text
 from rankfall.model import JobSpec, Record
 from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.log_routes import stamp_text
 
 START = 1_790_000_000 * 1_000_000_000
 UID = "uid-0"

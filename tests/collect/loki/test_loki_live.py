@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankfall.collect.loki.resume_state import LokiState
-from rankfall.collect.pods.line_splitter import stamp_text
 from rankfall.collect.pods.log_tailer import LogTailer
 from rankfall.loki import LokiError
+from rankfall.rundir.cluster.log_routes import stamp_text
 from support.loki_world import UID, World, at
 
 POD = "job-0-zzzzz"

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from rankfall.collect.loki.pod_lines import Origin, origin
 from rankfall.collect.loki.resume_state import LokiState
-from rankfall.collect.pods.line_splitter import StampParser, stamp_text
 from rankfall.loki import LokiError
 from rankfall.loki.settings import LABELS
 from rankfall.model import JobSpec
 from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.log_routes import StampParser, stamp_text
 from support.feeding import CHANNEL, record_line
 from support.loki_world import UID, World, at
 

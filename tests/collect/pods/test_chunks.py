@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rankfall.collect.pods import chunks
 from rankfall.collect.pods.chunks import SplitChunk, Splitter
 from rankfall.collect.pods.instance_log import InstanceLog
-from rankfall.collect.pods.line_splitter import StampParser
+from rankfall.rundir.cluster.log_routes import StampParser
 
 pytestmark = pytest.mark.steady
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from rankfall.collect.pods import recent_lines
 from rankfall.collect.pods.instance_log import MAX_PART, InstanceLog
-from rankfall.collect.pods.line_splitter import StampParser
 from rankfall.collect.pods.recent_lines import Overlap
 from rankfall.collect.pods.resume import MARGIN_S, Cursor
+from rankfall.rundir.cluster.log_routes import StampParser
 from rankfall.rundir.cluster.marks import CURSOR_NAME
 from rankfall.rundir.streams.files import IndexReader
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from kube.apiserver import Handler, answer, body, refuse, serving
 from rankfall.collect.pods.instance_log import InstanceLog
-from rankfall.collect.pods.line_splitter import stamp_text
 from rankfall.collect.pods.log_gaps import Pauses
 from rankfall.collect.pods.log_tailer import LogTailer
 from rankfall.kube.client import Kube
+from rankfall.rundir.cluster.log_routes import stamp_text
 from support.patience import scaled
 
 NS = 1_000_000_000

@@ -13,9 +13,9 @@ import pytest
 from rankfall.collect.pods import log_gaps
 from rankfall.collect.pods.instance_folders import Instances
 from rankfall.collect.pods.instance_log import InstanceLog
-from rankfall.collect.pods.line_splitter import stamp_text
 from rankfall.collect.pods.log_tasks import LogTasks
 from rankfall.model import Record
+from rankfall.rundir.cluster.log_routes import stamp_text
 from support.feeding import Fed, quicken, record_line, until
 from support.kubemodel import World, world
 from support.loki_world import World as LokiWorld

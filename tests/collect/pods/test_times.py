@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankfall.collect.pods.instance_log import InstanceLog
-from rankfall.collect.pods.line_splitter import StampParser, stamp_text
 from rankfall.evidence.attempt.observer import AttemptObserver
 from rankfall.evidence.readers.stream_reader import Index
 from rankfall.model import Case
 from rankfall.rundir import StreamAppender
+from rankfall.rundir.cluster.log_routes import StampParser, stamp_text
 from rankfall.rundir.streams.files import MAGIC, ROW, IndexReader
 from rankfall.rundir.streams.writer import STAMP_RUNTIME, Mark
 from rankfall.verdict.diagnose import diagnose

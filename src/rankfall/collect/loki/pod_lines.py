@@ -13,10 +13,10 @@ import msgspec
 
 from rankfall.collect.loki.resume_state import LokiState, Part
 from rankfall.collect.pods.instance_log import InstanceLog
-from rankfall.collect.pods.line_splitter import stamp_text
 from rankfall.loki.reader import SECOND, Cursor, Entry
 from rankfall.model import numbers
 from rankfall.model.patterns import bounded
+from rankfall.rundir.cluster.log_routes import stamp_text
 
 # The kubelet's path of a container log: namespace, pod, UID, container, restart.
 _PATH: Final = bounded(r"/var/log/pods/[^/]+_([^/_]+)/[^/]+/([0-9]{1,9})\.log", limit=1_024)

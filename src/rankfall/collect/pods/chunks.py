@@ -11,9 +11,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from rankfall.collect.pods.line_splitter import StampParser
 from rankfall.model import numbers
 from rankfall.model.patterns import Bounded, anchored, bounded
+from rankfall.rundir.cluster.log_routes import StampParser
 from rankfall.rundir.streams.files import MOST_APART_NS
 from rankfall.rundir.streams.writer import Mark
 

@@ -13,12 +13,11 @@ from typing import Final, NamedTuple
 
 from rankfall.collect.background import Stir, undisturbed
 from rankfall.collect.pods.chunks import LEAST, SplitChunk, Splitter, marks_of, rank_of
-from rankfall.collect.pods.line_splitter import StampParser
 from rankfall.collect.pods.log_gaps import Pauses
 from rankfall.collect.pods.resume import Cursor
 from rankfall.kube.pod_logs import Complaint, complaint
 from rankfall.rundir import StreamAppender
-from rankfall.rundir.cluster.log_routes import SLOT_STREAM, Routes, records_within
+from rankfall.rundir.cluster.log_routes import SLOT_STREAM, Routes, StampParser, records_within
 from rankfall.rundir.streams.writer import Mark
 
 

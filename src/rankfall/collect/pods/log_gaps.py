@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from rankfall.collect.pods.line_splitter import stamp_text
 from rankfall.model import Record, decoding, numbers
 from rankfall.model.patterns import anchored, bounded
 from rankfall.model.record import Lost
+from rankfall.rundir.cluster.log_routes import stamp_text
 from rankfall.rundir.lease import write_file
 from rankfall.rundir.streams.content import content_size, read_bytes
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from rankfall.collect.pods.line_splitter import StampParser
 from rankfall.model import numbers
+from rankfall.rundir.cluster.log_routes import StampParser
 from rankfall.rundir.cluster.marks import Chunk
 from rankfall.rundir.lease import private
 

@@ -17,10 +17,10 @@ from typing import Final
 
 import msgspec
 
-from rankfall.collect.pods.line_splitter import StampParser
 from rankfall.collect.pods.recent_lines import Overlap, Run
 from rankfall.model import decoding
 from rankfall.model.patterns import anchored
+from rankfall.rundir.cluster.log_routes import StampParser
 from rankfall.rundir.cluster.marks import CURSOR_NAME, Chunk, CursorRow
 from rankfall.rundir.lease import make_folder, private, write_file
 
