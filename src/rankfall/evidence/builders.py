@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from rankfall.evidence.readers.classify import Meaning, exception_meaning, meaning_of_hit, of_missing_file
+from rankfall.evidence.readers.classify import (
+    OF_THE_REST,
+    SURE_WORDS,
+    Meaning,
+    best_words,
+    exception_meaning,
+    meaning_of_hit,
+    of_missing_file,
+)
 from rankfall.evidence.readers.findings import Finding
-from rankfall.evidence.readers.frames import exception_of
+from rankfall.evidence.readers.frames import RAISED, exception_of, raising
 from rankfall.evidence.readers.kernel_log import KernelLine
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.stream_reader import When
@@ -28,6 +36,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     OWN_CODE,
     WORKING_BAR,
 )
+from rankfall.verdict.diagnose.survived_lines import is_notice
 from rankfall.verdict.signatures.catalogue import Catalogue
 from rankfall.verdict.signatures.matcher import Hit, best
 
@@ -36,8 +45,6 @@ WORK_DONE: Final = frozenset({"teardown", "done"})
 # Maximum seconds from a line to its timestamp.
 _LINE_S: Final = 0.05
 _NS: Final = 1_000_000_000
-# Ends of the types of exceptions; a line with another word before a colon may be anything.
-_RAISED: Final = (b"Error", b"Exception", b"Timeout", b"Exit", b"Refused", b"Interrupt", b"Option", b"Disconnected")
 
 
 def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | None) -> Evidence:
@@ -157,59 +164,71 @@ def of_finding(
 _ONLY_RANK: Final = bounded(r"Command '?\[.{1,1500}--local[_-]rank=0'|\['[^\n]{1,1500}--local[_-]rank=0'", limit=2_048)
 # Specificity of a library's exact words.
 _EXACT: Final = 60
-# Specificity of words that a job which continues does not print.
-_SURE: Final = 35
+# Bytes of a message, behind its first byte.
+_MESSAGE: Final = 512
 # Specificity of words that name a cause anywhere in a text.
 _SUREST: Final = 38
+_RANK_OF_BAR: Final = bounded(rb"(?i)\brank[ :=_]?(\d{1,6})\b", limit=256)
 _OF_JAVA: Final = bounded(rb"\A(?:org|com|net|io|javax?|scala|akka)\.[a-z]", limit=64)
-_STATEMENT: Final = bounded(
-    rb"\A(?:raise ([A-Za-z_][\w.]{0,120})(?:\([fr]?[\"']{1,3}(.*))?|assert\b ?(.*))", limit=4096
-)
 # An exception behind the words of a logger or collector, which end with a bracket, bar or dash.
 _BEHIND_LOGGER: Final = anchored(
     rb"[^\n]{0,200}?[\]|-] +((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception)(?:: .*)?)\Z", limit=4096
 )
 
 
-def _raising(text: bytes) -> tuple[bytes, bytes] | None:
-    """Type of the exception that a statement of Python raises, and its words or what it asserts; None for another line."""
-    match = _STATEMENT.match(text)
-    if match is None:
-        return None
-    return (match[1] or b"AssertionError").rpartition(b".")[2], match[3] or (match[2] or b"").rstrip(b"\"')")
+class TextPlace(NamedTuple):
+    """Stream of a text, the stream's byte at which it begins, and the place of a line by its first byte in the text."""
+
+    stream: str
+    first: int
+    where: Callable[[int], str]
 
 
 def of_last_error(
     found: tuple[int, bytes, ErrorKind] | None,
     others: Iterable[tuple[int, bytes]] = (),
     *,
-    stream: str,
-    first: int,
-    where: Callable[[int], str],
+    place: TextPlace,
     catalogue: Catalogue,
 ) -> Evidence | None:
     """Returns the evidence of the best error line of a text without other evidence.
 
     A line in the form of an exception without its traceback is classified as one; any other is context. Where it has no
     words of a cause, the line among ``others`` that has them is better. Without an error line (``found`` None) only one
-    with sure words counts, else None. ``first``: byte of the text in its stream.
+    with sure words counts, else None.
     """
-    piece: Evidence | None = None
-    if found is not None:
-        begin, line, kind = found
-        piece = _of_error_line(
-            _like_an_error(line, stream=stream, byte=first + begin, where=where(begin)), line, kind, catalogue
-        )
-    worded = _best_words(others, catalogue=catalogue) if piece is None or piece.slug == "unknown" else None
+    piece = None if found is None else _of_error_line(_in_text(*found[:2], place), *found[1:], catalogue)
+    worded = best_words(others, catalogue=catalogue) if piece is None or piece.slug == "unknown" else None
     if worded is None:
         return piece
+    # A program continued after an error before the last one.
+    last = found is not None and worded[0] > found[0]
+    sure = worded[2].signature.specificity >= (SURE_WORDS if last else _SUREST)
+    return None if piece is None and not sure else _of_words(worded, place, sure=sure)
+
+
+def of_reason(
+    lines: Iterable[tuple[int, bytes]], findings: Iterable[Evidence], *, place: TextPlace, catalogue: Catalogue
+) -> Evidence | None:
+    """Returns the evidence of the line with the surest words of a cause outside the messages of ``findings``; None without one."""
+    places = [(e.rank, e.order - place.first) for e in findings if e.order is not None and not is_notice(e)]
+    own = (
+        (begin, line)
+        for begin, line in lines
+        if not any(rank == parse_prefix(line).rank and 0 < begin - at < _MESSAGE for rank, at in places)
+    )
+    worded = best_words(own, catalogue=catalogue, ignored=OF_THE_REST)
+    return None if worded is None else _of_words(worded, place, sure=True)
+
+
+def _in_text(begin: int, line: bytes, place: TextPlace) -> Evidence:
+    return _like_an_error(line, stream=place.stream, byte=place.first + begin, where=place.where(begin))
+
+
+def _of_words(worded: tuple[int, bytes, Hit], place: TextPlace, *, sure: bool) -> Evidence:
     begin, line, hit = worded
-    sure = hit.signature.specificity >= _SUREST
-    if piece is None and not sure:
-        return None
     prefix = parse_prefix(line)
-    tail = _like_an_error(line, stream=stream, byte=first + begin, where=where(begin))
-    tail = msgspec.structs.replace(tail, rank=prefix.rank, local_rank=prefix.local_rank)
+    tail = msgspec.structs.replace(_in_text(begin, line, place), rank=prefix.rank, local_rank=prefix.local_rank)
     return _suggested(tail, hit, line[prefix.length :].strip()) if sure else tail
 
 
@@ -217,7 +236,7 @@ def _of_error_line(tail: Evidence, line: bytes, kind: ErrorKind, catalogue: Cata
     prefix = parse_prefix(line)
     text = line[prefix.length :].strip()
     behind = _BEHIND_LOGGER.match(text)
-    raised = exception_of(text if behind is None else behind[1]) or _raising(text)
+    raised = exception_of(text if behind is None else behind[1]) or raising(text)
     tail = msgspec.structs.replace(
         tail,
         rank=prefix.rank if kind != "hint" else None,
@@ -226,11 +245,11 @@ def _of_error_line(tail: Evidence, line: bytes, kind: ErrorKind, catalogue: Cata
         signature=CUT_OFF if kind == "cut_off" else None,
     )
     # "Error: " before a message names no type.
-    if kind == "hint" or raised is None or not raised[0].endswith(_RAISED) or raised[0] in {b"Error", b"Exception"}:
+    if kind == "hint" or raised is None or not raised[0].endswith(RAISED) or raised[0] in {b"Error", b"Exception"}:
         if kind == "cut_off":
             return tail
         sure = kind == "error" or is_severe(line)
-        return _by_its_words(tail, text, catalogue, least=0 if sure else _SURE)
+        return _by_its_words(tail, text, catalogue, least=0 if sure else SURE_WORDS)
     meaning = exception_meaning(catalogue, [(decode(raised[0]), decode(raised[1]))])
     if meaning.slug == OWN_CODE:
         if _OF_JAVA.search(raised[0]) is not None:
@@ -253,17 +272,6 @@ def _by_its_words(tail: Evidence, text: bytes, catalogue: Catalogue, *, least: i
     return tail if hit is None or hit.signature.specificity < least else _suggested(tail, hit, text)
 
 
-def _best_words(lines: Iterable[tuple[int, bytes]], *, catalogue: Catalogue) -> tuple[int, bytes, Hit] | None:
-    """First byte, line and hit of the line with the surest words of any program; of equals the last one."""
-    found: tuple[int, bytes, Hit] | None = None
-    for begin, line in lines:
-        hit = best(catalogue.match_line(line[parse_prefix(line).length :].strip(), where="wording"))
-        least = 0 if is_severe(line) else _SURE
-        if hit is not None and hit.signature.specificity >= (found[2].signature.specificity if found else least):
-            found = begin, line, hit
-    return found
-
-
 def _suggested(tail: Evidence, hit: Hit, text: bytes) -> Evidence:
     made = meaning_of_hit(hit, text=tail.line, fingerprint=f"{hit.signature.id}:{normalise(decode(text))}")
     return _with_cause(tail, made, signature=made.signature)
@@ -284,10 +292,7 @@ def _with_cause(tail: Evidence, meaning: Meaning, *, signature: str | None) -> E
 
 
 # Signals that the kernel sends at a limit of the process.
-_LIMITS: Final[dict[int, str]] = {
-    signal.SIGXCPU: ", sent by the kernel at its limit of CPU time",
-    signal.SIGXFSZ: ", sent by the kernel at its limit of file size",
-}
+_LIMITS: Final[dict[int, str]] = {signal.SIGXCPU: "CPU time", signal.SIGXFSZ: "file size"}
 
 
 def of_last_words(
@@ -306,9 +311,6 @@ def of_last_words(
         attempt=attempt,
         round=facts.round,
     )
-
-
-_RANK_OF_BAR: Final = bounded(rb"(?i)\brank[ :=_]?(\d{1,6})\b", limit=256)
 
 
 def of_bar(line: bytes, *, stream: str, byte: int, where: str) -> Evidence:
@@ -360,7 +362,8 @@ def of_rank_end(facts: RankFacts, *, attempt: int | None, unattended: bool = Fal
     words = f"signal {facts.signal}" if facts.signal is not None else f"exit code {facts.exit_code}"
     sender = "the wrapper in its pod" if unattended else "Rankfall"
     by = {"wrapper": f", sent by {sender}", "agent": ", sent by its own agent", "foreign": ", sender not known"}
-    reason = _LIMITS.get(facts.signal or 0) or by.get(facts.killed_by or "", "")
+    limit = _LIMITS.get(facts.signal or 0)
+    reason = by.get(facts.killed_by or "", "") if limit is None else f", sent by the kernel at its limit of {limit}"
     text = f"rank {facts.rank} (pid {facts.pid}) ended: {words}{reason}"
     return Evidence(
         id=digest("exit", attempt, facts.rank, facts.slot, facts.pid, facts.round),

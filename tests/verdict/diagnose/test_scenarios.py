@@ -422,16 +422,16 @@ def test_a_rendezvous_that_was_never_there_is_not_explained_by_a_later_signal():
 
 def test_a_loader_child_that_was_killed_says_more_than_its_parents_exit_code():
     ranks = [left(0, 1, seconds=1, hook="absent"), left(1, 1, seconds=2)]
-    word = piece("killed_unknown", 0, source="log", trust="job", specificity=46, signature="killed_unknown.dataloader")
+    word = piece("dataloader_died", 0, source="log", trust="job", specificity=46, signature="dataloader_died.sigkill")
     lost = piece("peer_lost", 1, role="secondary", seconds=2)
     verdict = diagnose(case(ranks, [word, lost])).verdict
-    assert (verdict.rank, verdict.cause.slug, verdict.cause.confidence) == (0, "killed_unknown", "likely")
+    assert (verdict.rank, verdict.cause.slug, verdict.cause.confidence) == (0, "dataloader_died", "likely")
     assert victims(verdict) == [1]
 
 
 def test_a_loader_child_that_fell_when_we_stopped_its_parent_is_no_cause():
     ranks = [died(0, 9, by="wrapper", seconds=3), left(1, 3, seconds=1)]
-    word = piece("killed_unknown", 0, source="log", trust="job", seconds=3, signature="killed_unknown.dataloader")
+    word = piece("dataloader_died", 0, source="log", trust="job", seconds=3, signature="dataloader_died.sigkill")
     verdict = diagnose(case(ranks, [word])).verdict
     assert (verdict.rank, verdict.cause.slug) == (1, "user_exit")
 

@@ -179,3 +179,13 @@ def test_a_very_long_line_is_one_line() -> None:
 def test_a_refused_pattern_says_why() -> None:
     with pytest.raises(patterns.PatternError, match="missing"):
         patterns.compile_one("a(b")
+
+
+@pytest.mark.parametrize("end", [b"\r", b"   ", b" \t\r"])
+def test_what_a_terminal_adds_to_a_line_changes_no_hit(end: bytes) -> None:
+    catalogue = default_catalogue()
+    for text in TEXTS:
+        if text == text.rstrip():
+            plain = [hit.signature.id for hit in catalogue.match_line(text, Catalogue.STREAM)]
+            assert [hit.signature.id for hit in catalogue.match_line(text + end, Catalogue.STREAM)] == plain
+            assert [hit.signature.id for hit in catalogue.scan(text + end + b"\n", Catalogue.STREAM)] == plain

@@ -13,21 +13,22 @@ from typing import Final
 import msgspec
 
 from rankfall.evidence import builders as make
-from rankfall.evidence.files.bounded_read import SUFFIXES, Part, Room
-from rankfall.evidence.files.folder_listing import printable
+from rankfall.evidence.files.bounded_read import Part, Room
+from rankfall.evidence.files.folder_listing import numbered_siblings, printable
 from rankfall.evidence.files.unwrap import Unwrapper
 from rankfall.evidence.readers import text as texts
 from rankfall.evidence.readers.findings import Finding
 from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.scan import ChunkScanner
 from rankfall.evidence.readers.stacks import NewestDump
-from rankfall.evidence.readers.survival import Bar, Survival, bars_of
+from rankfall.evidence.readers.survival import Bar, Survival, bars_of, steady_work
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Evidence, RankfallError, numbers
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored, bounded, linear
 from rankfall.rundir.reader_guard import ReaderGuard
-from rankfall.verdict.diagnose.cause_tables import BARE_ENDS, NEVER_CAUSE, SEEN_FROM_OUTSIDE, reports_code, waited
+from rankfall.verdict.diagnose.cause_tables import SEEN_FROM_OUTSIDE, waited
+from rankfall.verdict.diagnose.survived_lines import is_try_to_join, sorted_out
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 # Prefixed ranks and launcher reports in one file: more than any job has.
@@ -44,14 +45,6 @@ _NO_HOST: Final = "Unknown"
 # srun's tasks are numbered in each component of a heterogeneous step.
 _TASKS: Final = bounded(r"srun: error: \S{1,512}: tasks? \d", limit=_MAX_NAME * 4)
 _COMPONENT: Final = linear(rb"\b(?:StepId=|STEP )\d{1,10}\.\w{1,16}\+\d")
-_ENDINGS: Final = (
-    SUFFIXES,
-    (".log", ".txt", ".out", ".err"),
-    (".stdout", ".stderr", ".out", ".err"),
-)
-_NUMBER: Final = bounded(r"\d{1,6}\Z", limit=_MAX_NAME)
-_NO_RANKS: Final = "node|host|pod|slot|replica|attempt|restart|run|job|step|epoch|part"
-_OF_NODES: Final = bounded(rf"(?:{_NO_RANKS})[^a-z]*$", limit=_MAX_NAME)
 # Workers are ranks only without other roles, and without a launcher that starts several ranks in each.
 _WORKER: Final = bounded(r"(?:^|[-_.])(?:worker|trainer|learner|proc|rank)[-_](\d{1,6})$", limit=_MAX_NAME)
 _SEVERAL: Final = tuple(b"master- chief- launcher- -ps- elastic torchrun ocal_rank OCAL_RANK nproc".split())
@@ -138,7 +131,7 @@ class Source(msgspec.Struct, kw_only=True):
 
     def rank_of_worker(self, piece: Evidence) -> int | None:
         """Rank of the process that printed a finding, or of the worker where each is one rank; else None."""
-        known = self.pid_ranks.get(self.pids.get(piece.id, -1))
+        known = self.pid_ranks.get(self.pids.get(piece.id, piece.pid or -1))
         if known is not None:
             return known
         if self.several or not self.from_zero or self.prefixed or self.reported:
@@ -175,7 +168,7 @@ class Source(msgspec.Struct, kw_only=True):
 
         ``alone``: the whole file is from one process.
         """
-        pieces = [*self._weighed(alone=alone)]
+        pieces = [*self.outlasted(alone=alone)]
         waits = [e.line for e in pieces if waited(e)]
         if bar := next((one for one in reversed(self.bars) if any(one.covers(line) for line in waits)), None):
             yield make.of_bar(bar.line, stream=self.group, byte=bar.byte, where=f"{self.name}:byte {bar.byte}")
@@ -188,7 +181,8 @@ class Source(msgspec.Struct, kw_only=True):
             repeats = piece.signature in SEEN_FROM_OUTSIDE and known
             yield msgspec.structs.replace(piece, role="context") if repeats else piece
 
-    def _weighed(self, *, alone: bool) -> Iterator[Evidence]:
+    def outlasted(self, *, alone: bool) -> Iterator[Evidence]:
+        """Yields the file's evidence with its ranks; a finding whose speaker continued is context."""
         agents = any(one.rank is not None and one.local_rank is not None for one, _ in self.reported.values())
         # Where one rank alone speaks, a line without a rank belongs to its unfinished traceback.
         speaker = self.cut_off if self.cut_off and self.prefixed <= {self.cut_off.rank} and not self.reported else None
@@ -206,7 +200,9 @@ class Source(msgspec.Struct, kw_only=True):
             if (detail := self.details.get(piece.id)) is not None:
                 piece = msgspec.structs.replace(piece, line=f"{piece.line}\n{detail}")  # noqa: PLW2901 - as above
             place = self.ends.get(piece.id)
-            if place is not None and self.survival.outlived(*place, alone=alone, whole=piece.whole):
+            if place is not None and self.survival.outlived(
+                *place, alone=alone, whole=piece.whole, joins=is_try_to_join(piece)
+            ):
                 yield msgspec.structs.replace(piece, role="context", outlived=True)
             elif place is not None and self.survival.passed(*place, alone=alone):
                 yield msgspec.structs.replace(piece, passed=True)
@@ -230,30 +226,16 @@ def source_of(file: Path) -> Source:
 
 
 def rank_siblings(sources: Iterable[Source]) -> None:
-    """Sets the ranks of files that differ only in a number from 0 on, as ``2.log`` or ``worker-2.txt``.
-
-    Numbers of nodes, and files with lines of several ranks or of a launcher, give no rank.
-    """
-    groups: dict[tuple[str, str], dict[int, list[Source]]] = {}
+    """Sets the ranks of files that differ only in a number; files with lines of several ranks or of a launcher have none."""
+    by_name: dict[str, list[Source]] = {}
     for source in sources:
-        folder, _, name = source.name.rpartition("/")
-        stem = name.lower()[:_MAX_NAME]
-        for endings in _ENDINGS:
-            stem = next((stem.removesuffix(one) for one in endings if stem.endswith(one)), stem)
-        found = _NUMBER.search(stem)
-        number = numbers.matched(found[0]) if found else None
-        if found is None or number is None or stem == name.lower() or _OF_NODES.search(stem[: found.start()]):
+        by_name.setdefault(source.name, []).append(source)
+    for group in numbered_siblings(by_name):
+        ranks = [(number, source) for number, names in group.items() for name in names for source in by_name[name]]
+        if any(s.rank is not None or s.local_rank is not None or s.prefixed or s.reported for _, s in ranks):
             continue
-        groups.setdefault((folder, stem[: found.start()]), {}).setdefault(number, []).append(source)
-    for group in groups.values():
-        members = [source for one in group.values() for source in one]
-        if len(group) < 2 or set(group) != set(range(len(group))):  # noqa: PLR2004 - one number alone means nothing
-            continue
-        if any(s.rank is not None or s.local_rank is not None or s.prefixed or s.reported for s in members):
-            continue
-        for number, named in group.items():
-            for source in named:
-                source.rank = number
+        for number, source in ranks:
+            source.rank = number
 
 
 class TextReader:
@@ -364,33 +346,43 @@ class TextReader:
 
     def _keep_last_error(self) -> None:
         """Stores the last line that resembles an error, for a verdict without a cause."""
-        pieces = (*self._source.found, *self._source.last.values())
-        # A launcher's bare end, or its lines about other processes, explain nothing.
-        ends = [piece for piece in pieces if piece.signature in BARE_ENDS or reports_code(piece)]
-        if any(piece.role != "context" and piece.slug not in NEVER_CAUSE and piece not in ends for piece in pieces):
+        pieces = [*self._source.outlasted(alone=False)]
+        ends, findings, explained = sorted_out(pieces)
+        if explained:
             return
-        first = self._next - len(self._tail)
+        first = self._base + self._given - len(self._tail)
         cut = self._tail.find(b"\n") + 1 if first > 0 else 0
+        cut = max(cut, steady_work(self._tail))
         known = {piece.order - first for piece in pieces if piece.order is not None}
+        lines = texts.candidate_lines(self._tail, since=cut)
+        others = (each for each in lines if not any(each[0] <= at <= each[0] + len(each[1]) for at in known))
+        place = make.TextPlace(self._source.group, first, self._where_in_tail)
+        if findings:
+            piece = make.of_reason(others, findings, place=place, catalogue=self._catalogue)
+            self._source.found += [] if piece is None else [self._of_one_rank(piece)]
+            return
         found = texts.best_error_line(self._tail, since=cut, known=known, ended=bool(ends))
         traced = any(piece.whole and piece.role != "context" for piece in pieces)
         if found is None or (found[2] != "error" and ends) or (traced and not texts.states_reason(found[1])):
             if traced or not ends:
                 return  # A launcher's exception is better.
             found = None
-        others = (each for each in texts.candidate_lines(self._tail, since=cut) if each[0] not in known)
-        piece = make.of_last_error(
-            found, others, stream=self._source.group, first=first, where=self._where_in_tail, catalogue=self._catalogue
-        )
+        piece = make.of_last_error(found, others, place=place, catalogue=self._catalogue)
         if piece is None:
             return  # A launcher's report of an end is better.
         if piece.rank is not None and texts.ranks_with_errors(self._tail, since=cut) - {piece.rank}:
             piece = msgspec.structs.replace(piece, rank=None)
+        piece = self._of_one_rank(piece)
         behind = self._tail[(piece.order or 0) - first :]
         line, _, behind = behind.partition(b"\n")
         if (detail := texts.detail_behind(line, behind)) is not None:
             self._source.details[piece.id] = texts.decode(detail)
         self._source.found.append(piece)
+
+    def _of_one_rank(self, piece: Evidence) -> Evidence:
+        """The piece without its rank, if other ranks printed the same line."""
+        ranks = texts.ranks_that_print(self._tail, piece.line.encode()) if piece.rank is not None else set()
+        return msgspec.structs.replace(piece, rank=None, local_rank=None) if ranks - {piece.rank} else piece
 
     def _where_in_tail(self, begin: int) -> str:
         number = self._scanner.lines - self._tail.count(b"\n", begin) + 1

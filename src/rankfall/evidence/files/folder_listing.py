@@ -8,12 +8,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rankfall.model import NotFound
+from rankfall.evidence.files.bounded_read import SUFFIXES
+from rankfall.model import NotFound, numbers
+from rankfall.model.patterns import bounded
 
 # This many levels fit into the kernel's path limit of 4,096 bytes.
 MAX_DEPTH: Final = 64
@@ -26,6 +28,16 @@ MAX_PROBLEMS: Final = 8
 MAX_NOTES: Final = 5
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+# Longest file name whose number is read.
+_MAX_NAME: Final = 256
+_ENDINGS: Final = (
+    SUFFIXES,
+    (".log", ".txt", ".out", ".err"),
+    (".stdout", ".stderr", ".out", ".err"),
+)
+_NUMBER: Final = bounded(r"\d{1,6}\Z", limit=_MAX_NAME)
+_NO_RANKS: Final = "node|host|pod|slot|replica|attempt|restart|run|job|step|epoch|part"
+_OF_NODES: Final = bounded(rf"(?:{_NO_RANKS})[^a-z]*$", limit=_MAX_NAME)
 _UNITS: Final = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
@@ -271,3 +283,24 @@ class _Walk:
             self._left.note(f"{self._outside:,} links out of {root} were not followed; name their targets")
         if self._special:
             self._left.note(f"{self._special:,} pipes, sockets and devices in {root} were not opened")
+
+
+def numbered_siblings(names: Iterable[str]) -> Iterator[dict[int, list[str]]]:
+    """Yields files that differ only in a number from 0 on, as ``2.log`` or ``worker-2.txt``, by that number.
+
+    Numbers of nodes, attempts and the like do not count.
+    """
+    groups: dict[tuple[str, str], dict[int, list[str]]] = {}
+    for path in names:
+        folder, _, name = path.rpartition("/")
+        stem = name.lower()[:_MAX_NAME]
+        for endings in _ENDINGS:
+            stem = next((stem.removesuffix(one) for one in endings if stem.endswith(one)), stem)
+        found = _NUMBER.search(stem)
+        number = numbers.matched(found[0]) if found else None
+        if found is None or number is None or stem == name.lower() or _OF_NODES.search(stem[: found.start()]):
+            continue
+        groups.setdefault((folder, stem[: found.start()]), {}).setdefault(number, []).append(path)
+    for group in groups.values():
+        if len(group) > 1 and set(group) == set(range(len(group))):
+            yield group

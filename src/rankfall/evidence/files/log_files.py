@@ -327,7 +327,7 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
             next(iter(speaks))
             if len(speaks) == 1 and source.local_rank is not None
             else source.rank
-            if not speaks
+            if speaks <= {source.rank}
             else None
         )
         for piece in source.weighed(alone=owner is not None or source.local_rank is not None):

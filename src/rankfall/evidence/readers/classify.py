@@ -5,18 +5,20 @@ Cost: a fixed part of each message is read, once for each exception of a chain; 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from re import Match
 from typing import Final, Literal
 
 import msgspec
 
 from rankfall.evidence.readers.frames import QUOTED_HEAD
-from rankfall.evidence.readers.text import normalise
+from rankfall.evidence.readers.prefixes import parse_prefix
+from rankfall.evidence.readers.text import is_severe, normalise
 from rankfall.model import EvidenceRole, numbers
 from rankfall.model.causes import Retry
 from rankfall.model.numbers import whole
 from rankfall.model.patterns import bounded
+from rankfall.verdict.diagnose.cause_tables import NEAREST, WEAK_PRIMARIES
 from rankfall.verdict.signatures.catalogue import Catalogue
 from rankfall.verdict.signatures.matcher import Hit, best
 
@@ -306,3 +308,27 @@ def _short(name: str) -> str:
 def _one_line(kind: str, message: str) -> bytes:
     text = f"{_short(kind)}: {message}" if message else f"{_short(kind)}:"
     return " ".join(text.split("\n"))[:4000].encode("utf-8", "replace")
+
+
+#: Specificity of words that a job which continues does not print.
+SURE_WORDS: Final = 35
+#: What ranks that waited or were stopped print too.
+OF_THE_REST: Final = WEAK_PRIMARIES | NEAREST.keys() | {"cancelled", "hub_unreachable", "killed_unknown", "user_exit"}
+
+
+def best_words(
+    lines: Iterable[tuple[int, bytes]], *, catalogue: Catalogue, ignored: Collection[str] = ()
+) -> tuple[int, bytes, Hit] | None:
+    """Returns first byte, line and hit of the line with the surest words of any program; of equals the last one.
+
+    ``ignored``: causes that do not count.
+    """
+    found: tuple[int, bytes, Hit] | None = None
+    for begin, line in lines:
+        hit = best(catalogue.match_line(line[parse_prefix(line).length :].strip(), where="wording"))
+        least = 0 if is_severe(line) else SURE_WORDS
+        if hit is None or hit.signature.slug in ignored:
+            continue
+        if hit.signature.specificity >= (found[2].signature.specificity if found else least):
+            found = begin, line, hit
+    return found

@@ -13,9 +13,10 @@ import msgspec
 from rankfall.evidence.readers.classify import Meaning, meaning_of_hit
 from rankfall.evidence.readers.frames import exception_of
 from rankfall.evidence.readers.prefixes import LOGGER_WORD, Prefix, parse_prefix
-from rankfall.evidence.readers.text import decode, is_low, message_of, normalise
+from rankfall.evidence.readers.text import decode, message_of, normalise
 from rankfall.model import numbers
 from rankfall.model.patterns import anchored, bounded, linear
+from rankfall.verdict.diagnose.survived_lines import is_low
 from rankfall.verdict.signatures.catalogue import Catalogue
 from rankfall.verdict.signatures.matcher import Hit, Matcher, best
 

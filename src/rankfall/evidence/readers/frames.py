@@ -39,9 +39,21 @@ COMM_FILE: Final = bounded(
     r"distributed_c10d\.py$|torch/distributed/|torch/nn/parallel/|c10d_logger\.py$|(?:^|[/\\])horovod[/\\](?:_?keras|common|mxnet|ray|runner|spark|tensorflow|torch)[/\\]|deepspeed/comm/",
     limit=4096,
 )
+# A name at whose end the text was cut.
+_CUT_TYPE: Final = bounded(rb"[a-z](?:Er|Err|Erro|Ex|Exc|Exce|Excep|Except|Excepti|Exceptio)\Z", limit=LONGEST)
+_STATEMENT: Final = bounded(
+    rb"\A(?:raise ([A-Za-z_][\w.]{0,120})(?:\([fr]?[\"']{1,3}(.*))?|assert\b ?(.*))", limit=4096
+)
+#: Ends of the types of exceptions; a line with another word before a colon may be anything.
+RAISED: Final = (b"Error", b"Exception", b"Timeout", b"Exit", b"Refused", b"Interrupt", b"Option", b"Disconnected")
 # Files of packages; else of the standard library, whose exceptions are about the call.
 _PACKAGE: Final = bounded(rb"(?:site|dist)-packages[/\\]", limit=1024)
 _STANDARD: Final = bounded(rb"[/\\]lib[/\\]python\d|<frozen ", limit=1024)
+# Files of libraries whose threads report, or move data: the program does not wait for them.
+_HELPER: Final = bounded(
+    rb"(?:site|dist)-packages/(?:aim|clearml|codecarbon|comet_ml|mlflow|neptune|prometheus_client|sentry_sdk|swanlab|tensorboardX?|wandb)/|torch/utils/data/_utils/pin_memory\.py$",
+    limit=1024,
+)
 # Statements that need a file of which another process may be the faster one.
 _REMOVAL: Final = bounded(
     rb"\b(?:os\.(?:remove|unlink|rename|replace|rmdir|scandir)|shutil\.(?:rmtree|move))\(|\.unlink\(|\.rmdir\(",
@@ -102,7 +114,7 @@ class Frames(msgspec.Struct):
         count: Number of frames.
         origins: ``damaged_report``, ``data_loader``, ``command``, ``launcher``, ``clean_up`` (finalizers, interpreter exit),
             ``spawned`` (a worker begins), ``removal`` (the last statement removes or renames a file), ``output`` (it creates one).
-            Further ``main_first`` (ranks wait for the first one's work) and ``library``: a package's frame is the innermost
+            Further ``helper`` (a library that reports or moves data), ``main_first`` (ranks wait for the first one's work) and ``library``: a package's frame is the innermost
             outside the standard library.
         collective: Outermost collective that the user's code called, or None.
         assertion: Statement of the last frame if it is an assertion: its exception often has no message.
@@ -142,6 +154,8 @@ class Frames(msgspec.Struct):
             self.origins.discard("library")
             self._user = [*self._user[1 - MAX_PLACES :], self._innermost]
         self.count += 1
+        if _HELPER.search(path) is not None:
+            self.origins.add("helper")
         for suffix, functions, origin in _ORIGINS:
             if path.endswith(suffix) and function in functions:
                 self.origins.add(origin)
@@ -181,6 +195,8 @@ class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
         final_start, final_end: Bytes of the raised exception's line, with those that its colon announces; ``final_line`` is its number.
         origins: Those of its ``Frames``.
         ignored: Python continued ("Exception ignored in ..."): never a cause.
+        threaded: Of a thread beside the main one.
+        pid: Process of Ray's remote task that raised it.
     """
 
     start: int
@@ -197,6 +213,8 @@ class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
     line: str
     origins: frozenset[str] = frozenset()
     ignored: bool = False
+    threaded: bool = False
+    pid: int | None = None
 
 
 class OpenTraceback(msgspec.Struct, kw_only=True):
@@ -217,6 +235,8 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
         continues: The message ends with a colon so far: the next line belongs to it, whatever it contains.
         notice: Number of lines left of a notice of mpirun that interrupts it.
         quotes: Its message quotes the traceback of a worker, whose lines follow.
+        threaded: Of a thread beside the main one.
+        pid: Process of Ray's remote task whose frames come next.
         held: Caller's data that waits for ``real``.
     """
 
@@ -245,7 +265,14 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
     continues: bool = False
     notice: int = 0
     quotes: bool = False
+    threaded: bool = False
+    pid: int | None = None
     held: list[Any] = msgspec.field(default_factory=list)
+
+    def drop_cut_type(self) -> None:
+        """Forgets a type whose name the text does not finish."""
+        if self.type is not None and _CUT_TYPE.search(self.type) is not None:
+            self.type, self.expect = None, True
 
     def extend(self, body: bytes, stop: int) -> None:
         """Adds a line that ends at ``stop`` to the displayed ones."""
@@ -282,3 +309,11 @@ def cut_above(data: bytes) -> tuple[int, int]:
             return position, number
         position += len(line) + 1
     return -1, 0
+
+
+def raising(text: bytes) -> tuple[bytes, bytes] | None:
+    """Returns type of the exception that a statement of Python raises, and its words or what it asserts; None for another line."""
+    match = _STATEMENT.match(text)
+    if match is None:
+        return None
+    return (match[1] or b"AssertionError").rpartition(b".")[2], match[3] or (match[2] or b"").rstrip(b"\"')")

@@ -305,6 +305,8 @@ class ChunkScanner:
             meaning = msgspec.structs.replace(meaning, signature=WAITS_FOR_FIRST)
         else:
             meaning = of_missing_file(meaning, item.origins)
+        if meaning.pid is None:
+            meaning = msgspec.structs.replace(meaning, pid=item.pid)
         known = meaning.signature
         if meaning.slug == OWN_CODE and known is None:
             meaning = msgspec.structs.replace(meaning, signature=OF_LIBRARY if "library" in item.origins else OF_OWN)
@@ -316,7 +318,7 @@ class ChunkScanner:
             prefix=item.prefix,
             explicit=not meaning.end,
             groups=meaning.groups if meaning.end else {},
-            clean_up="clean_up" in item.origins,
+            clean_up="clean_up" in item.origins or (item.threaded and "helper" in item.origins),
             place=next(iter(item.places), None),
             collective=item.collective,
             kind=(known or meaning.fingerprint, item.prefix.rank),

@@ -240,18 +240,26 @@ class Survival:
             tail = max(0, len(data) - TAIL)
             self._look(data, data.find(b"\n", tail) + 1 if tail else 0, len(data), base=base)
 
+    def advances_in(self, text: bytes) -> int:
+        """First of the newest ``ADVANCES`` ends of work lines in a whole text; 0 if there are fewer."""
+        self._look(text, 0, len(text), base=0)
+        return self._job.advances[0] if len(self._job.advances) == ADVANCES else 0
+
     def take_work(self) -> list[int]:
         """Ends of work lines since the last call: a sample, with the newest one."""
         ends = self._sample if self._sample[-1:] == [self.worked] else [*self._sample, self.worked]
         self._sample, self._stride, self._skipped = [], 1, 0
         return ends if self.worked else []
 
-    def outlived(self, prefix: Prefix, end: int, *, alone: bool, whole: bool, ordered: bool = False) -> bool:
+    def outlived(
+        self, prefix: Prefix, end: int, *, alone: bool, whole: bool, ordered: bool = False, joins: bool = False
+    ) -> bool:
         """True if a finding's speaker continued its work.
 
         ``alone``: one process; ``whole``: a whole traceback; ``ordered``: no other output of the process is here.
+        ``joins``: a failed try to join the others, without whom none works.
         """
-        return any(
+        return (joins and self.worked > end) or any(
             one.outlived(end, sure=sure, whole=whole, ordered=ordered) for one, sure in self._of(prefix, alone=alone)
         )
 
@@ -340,6 +348,11 @@ class Survival:
                 self._skipped = 0
             if len(self._sample) > _SAMPLE:
                 self._sample, self._stride = self._sample[1::2], 2 * self._stride
+
+
+def steady_work(text: bytes) -> int:
+    """Byte of a text before which no error ended its job: many lines behind it show work; 0 = none."""
+    return Survival().advances_in(text)
 
 
 def speaker_of(prefix: Prefix) -> bytes:

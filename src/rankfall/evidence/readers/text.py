@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.model.patterns import Linear, anchored, bounded, linear
+from rankfall.verdict.diagnose.survived_lines import is_low
 
 MAX_LINE: Final = 2000
 # Bytes compared in one step.
@@ -132,7 +133,7 @@ _ERROR: Final = linear(
 _PLACE: Final = bounded(rb"\A(?:[EWIF]\d{4}|[A-Z]{4,8}) [\d:. -]{8,32}(?:\d+ )?\S{1,256}:\d+\] ?", limit=MAX_ERROR_LINE)
 _NO_ERROR: Final = bounded(
     rb"(?i)\b0 errors?\b|\berror:? *[-=*#]{5,}\s*\Z|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Error executing job with overrides|Reporting training FAILURE|Root Cause \(first|FAILED$|aborting (?:MPI|job|run)\b|closing signal|Killing subprocess|return code"
-    rb"|NCCL INFO|^(?:mpirun|prterun)\b|^(?: {0,5}\d{1,6}: )?(?:srun|slurmstepd)[\w.-]*: (?:error: )?(?:\S{1,512}: tasks? \d|\*\*\*|Job|Step|Force|Terminating|launch/)|\bframe #\d|error_file|exitcode|^(?:During handling|The above exception)|^\s*(?:raise|except|File|Traceback)\b|^\s{4}|^-+ Logging error|Exception raised from|^(?:\[[^\[\]]{0,200}\]|[\s:,-]){1,20}$",
+    rb"|NCCL INFO|^(?:mpirun|prterun)\b|^(?: {0,5}\d{1,6}: )?(?:srun|slurmstepd)[\w.-]*: (?:error: )?(?:\S{1,512}: tasks? \d|\*\*\*|Job|Step|Force|Terminating|launch/)|\bframe #\d|error_file|exitcode|^(?:cat|chmod|cp|grep|kill|ln|ls|mkdir|mv|pkill|rm|rmdir|sed|tar|touch): |^(?:During handling|The above exception)|^\s*(?:raise|except|File|Traceback)\b|^\s{4}|^-+ Logging error|Exception raised from|^(?:\[[^\[\]]{0,200}\]|[\s:,-]){1,20}$",
     limit=MAX_ERROR_LINE,
 )
 # Advice and explanations of a message, and headers that announce one: never the error itself.
@@ -140,7 +141,7 @@ _ADVICE: Final = bounded(
     rb"(?i)\A(?:[\s|>#*=-]|\[[^\]\n]{1,64}\]:?|\d{1,2}[.)] )*(?:(?:This|It|That|There|Which) (?:may|might|could|can|usually|often|is likely|probably)\b|You (?:may|might|can|should|must|need)\b"
     rb"|(?:Please|Try|Check|Make sure|Make sure that|Consider|See also|Refer to|Rectify|Hint|Note|Tip)\b|Possible (?:reasons?|causes?)\b|There are \w+ reasons|If (?:you|this|the|it)\b"
     rb"|terminated by signals sent by|(?:a )?non-zero exit code\.|Primary job +terminated normally|Per user-direction|error message you will receive is this one|orte_create_session_dirs is set|detect that the abort call|exiting or it will be considered|Exception in thread\b|Where: +This error was|Terminating remaining workers\b|Reason: +(?:Error|Completed)\s*\Z)"
-    rb"|\bhas no info as to the process\b|YOU CAN IGNORE THE BELOW|\bSet MCA parameter \"|\bmore process(?:es)? ha(?:s|ve) sent help message|\bwrite_line (?:error|failure)\b"
+    rb"|: ignored\.?\s*\Z|^Error caught was: No module named 'triton'|Host engine connection invalid|potential root causes|\bhas no info as to the process\b|YOU CAN IGNORE THE BELOW|\bSet MCA parameter \"|\bmore process(?:es)? ha(?:s|ve) sent help message|\bwrite_line (?:error|failure)\b"
     rb"|\bHYDRA_FULL_ERROR=1\b|\bno trace information about the error\b|\bPETSC ERROR: (?:or |[Tt]ry |[Tt]o get |[Ss]ee |[Cc]onfigure |Run with )|\bEpoll (?:ADD|MOD|DEL)\(\d\) on fd \d",
     limit=MAX_ERROR_LINE,
 )
@@ -160,11 +161,6 @@ _HINT: Final = linear(
     rb"|shut(?:ting)? ?down|stuck|stalled|still waiting|waiting for|killing|exit ?code|\bsignal\b|BackOff)[^\n]*$"
 )
 _FILLED: Final = linear(rb"(?m)^[^\n]*\w[^\n]*$")
-# Levels of a line that no error has.
-_LOW_LEVEL: Final = bounded(
-    rb"(?:\A|[\[ (:|])(?:[WI]\d{4} |[WI] |(?:INFO|DEBUG|(?:[A-Z]\w+)?WARN(?:ING)?|\w*Warning)(?:\]|:| |\t))|level=(?:info|warn|debug)",
-    limit=MAX_ERROR_LINE,
-)
 _QUIET: Final = bounded(
     rb"(?:\A|[\[ (:|])(?:I\d{4} |I |(?:INFO|DEBUG)(?:\]|:| |\t))|level=(?:info|debug)", limit=MAX_ERROR_LINE
 )
@@ -179,6 +175,7 @@ _CODE: Final = bounded(
     rb"\A\s*(?:\^|File \"|Traceback|During handling|The above exception)|\bframe #\d|File \"[^\"]+(?:\", line \d|\Z)",
     limit=MAX_ERROR_LINE,
 )
+_NOT_DONE: Final = bounded(rb"(?i)\b(?:but|not|un\w+|fail\w*|error\w*)\b", limit=MAX_ERROR_LINE)
 # A type of an exception, before its message.
 _TYPE: Final = linear(
     rb"\b[A-Za-z_][\w.]*(?:Error|Exception|Timeout|Exit|Refused|Interrupt|Option|Disconnected)(?::|\z)"
@@ -216,6 +213,16 @@ def ranks_with_errors(text: bytes, *, since: int = 0) -> set[int]:
     return {rank for _, line in lines if (rank := parse_prefix(line).rank) is not None}
 
 
+def ranks_that_print(text: bytes, line: bytes) -> set[int]:
+    """Ranks whose prefix is before copies of a line, without its own prefix."""
+    body, ranks, at = line[parse_prefix(line).length :].strip(), set[int](), -1
+    while body and len(ranks) < _MAX_ERRORS and (at := text.find(body, at + 1)) >= 0:
+        before = text[text.rfind(b"\n", 0, at) + 1 : at + len(body)]
+        if (rank := parse_prefix(before).rank) is not None:
+            ranks.add(rank)
+    return ranks
+
+
 def _is_message(line: bytes) -> bool:
     """False for advice, and for lines of launchers about their processes."""
     return not _NO_ERROR.search(_PLACE.sub(b"", line, count=1)) and not _ADVICE.search(line)
@@ -240,6 +247,7 @@ def best_error_line(
     differ only in numbers the first counts. ``known``: first bytes of lines that are evidence already. ``ended``: a
     launcher reports the end, so no hint is needed.
     """
+    text = _without_empty_end(text)
     for begin, line in _lines(_RAISING, text, since, group=1):
         return begin, line, "cut_off"
     likely = (
@@ -265,7 +273,7 @@ def best_error_line(
         not loud or _LAUNCHER.match(text[max(0, cut[0] - MAX_ERROR_LINE) : cut[0]].rpartition(b'File "')[2]) is None
     ):
         return (*cut, "cut_off")
-    done = _DONE.search(text[-MAX_ERROR_LINE:]) is not None
+    done = _is_done(text)
     if not known and cut is None:
         # Nothing else shows that the job failed.
         hints = [] if done else [one for one in hints if not _QUIET.search(one[1])]
@@ -275,21 +283,32 @@ def best_error_line(
     return (*(reasons or loud or hints)[-1], "hint") if hints else None
 
 
+def _without_empty_end(text: bytes) -> bytes:
+    """The text without its last lines that have nothing but a prefix."""
+    for _ in range(_MAX_ERRORS):
+        line = text[text.rfind(b"\n", 0, len(text) - 1) + 1 :]
+        if not line or len(line) > _MAX_ROW or line[parse_prefix(line.strip()).length :].strip():
+            break
+        text = text[: len(text) - len(line)]
+    return text
+
+
 def candidate_lines(text: bytes, *, since: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yields the lines from byte ``since`` on that may state a cause, with their first byte, the last one first.
 
     No warnings, advice, frames or lines of launchers about their processes; none of a job that reports its success.
     """
-    if _DONE.search(text[-MAX_ERROR_LINE:]) is not None:
+    if _is_done(text):
         return
     for begin, line in _lines(_FILLED, text, since):
         if not is_low(line) and _is_message(line) and not _is_code(line):
             yield begin, line
 
 
-def is_low(line: bytes) -> bool:
-    """True for a line of a warning or a lower level; NCCL calls its errors warnings."""
-    return b"NCCL WARN" not in line and _LOW_LEVEL.search(line) is not None
+def _is_done(text: bytes) -> bool:
+    """True if one of the last lines reports success."""
+    found = _DONE.search(text[-MAX_ERROR_LINE:])
+    return found is not None and _NOT_DONE.search(found[0].partition(b"\n")[0]) is None
 
 
 def is_severe(line: bytes) -> bool:
@@ -310,6 +329,8 @@ _NO_DETAIL: Final = bounded(
 )
 
 
+# Head of another message.
+_OTHER_HEAD: Final = b"terminate called after throwing"
 # Rows of a report: an exit code, and the row before it that names the process.
 _CODE_ROW: Final = bounded(rb"(?:\A|\s)(?:exitcode|Exit [Cc]ode) ?(?:  )?: *-?\d", limit=MAX_ERROR_LINE)
 _NAME_ROW: Final = bounded(rb"(?:\A|\s)(?:rank +: \d|Process name: |Reason: +\w)[^\n]{0,400}\Z", limit=512)
@@ -339,6 +360,8 @@ def detail_behind(line: bytes, behind: bytes, *, above: bytes = b"") -> bytes | 
         prefix = parse_prefix(each)
         text = each[prefix.length :].strip()
         if prefix.raw not in {speaker.raw, b""} or (text and _NO_DETAIL.match(text) is not None):
+            return None
+        if text.startswith(_OTHER_HEAD):
             return None
         found = _DETAIL.match(text)
         if text and (announced or (found is not None and found.end() < len(text))):

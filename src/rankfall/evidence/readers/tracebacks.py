@@ -26,7 +26,7 @@ from rankfall.evidence.readers.frames import (
 )
 from rankfall.evidence.readers.prefixes import MAX_LEARNED, Prefix, fold, learn, parse_prefix
 from rankfall.evidence.readers.text import decode, repeats, traceback_within, unescape
-from rankfall.model.numbers import whole
+from rankfall.model.numbers import matched, whole
 from rankfall.model.patterns import bounded
 
 # Maximum lines of a traceback.
@@ -60,10 +60,15 @@ _IGNORED: Final = (
     b"Error in atexit._run_exitfuncs",
     b"--- Logging error ---",
 )
+_IN_THREAD: Final = b"Exception in thread "
 _CONTINUATIONS: Final = (
     b"details = ", b"status = StatusCode.", b"Exception raised from", b"Last error:", b"Missing key", b"Parameter", b"Socket ",
     b"Unexpected key", b"frame #", b"nccl", b"size mismatch",
 )  # fmt: skip
+# Ray's line about a remote task, before the frames of that task; the type's exception follows them.
+_REMOTE: Final = bounded(
+    rb"\A(?:(?:ray\.exceptions\.)?RayTaskError(?:\([\w.]{1,128}\))?: )?ray::\S{1,256}\(\) \(pid=(\d{1,9})\b", limit=512
+)
 # Printed by torch.multiprocessing and Ray Train before a process's traceback.
 _ANNOUNCED: Final = bounded(
     rb"-- Process (?P<local_rank>\d{1,6}) terminated with the following error:|\[Rank (?P<rank>\d{1,6}) Error Snippet\]:",
@@ -155,6 +160,7 @@ class TracebackReader:
             self._announced = self._announcement(data, size)
         while final and self._by_start:
             last = next(iter(self._by_start.values()))
+            last.drop_cut_type()
             self.cut_off = last.prefix if last.frames.count and (last.expect or not last.message) else self.cut_off
             self._close(last, at + size)
         closed, self._closed = self._closed, []
@@ -214,6 +220,7 @@ class TracebackReader:
             end=at + stop,
             seen=number,
             ignored=ignored,
+            threaded=self._follows(data, position, _IN_THREAD),
             key=key,
             learned=head if learned else 0,
             tags=own.raw,
@@ -342,6 +349,11 @@ class TracebackReader:
                 state.frames.statement(text)
                 state.end = stop
                 return True
+            if (remote := _REMOTE.match(text)) is not None:
+                state.frames.chain()
+                state.pid = matched(remote[1])
+                state.end = stop
+                return False
             raised = exception_of(text)
             if raised is None:
                 return None
@@ -418,6 +430,8 @@ class TracebackReader:
                 line=state.line,
                 origins=frozenset(state.frames.origins),
                 ignored=state.ignored,
+                threaded=state.threaded,
+                pid=state.pid,
             )
         self._closed.append(Closed(state, found))
 
@@ -428,4 +442,9 @@ class TracebackReader:
         begin = data.rfind(b"\n", 0, start - 1) + 1
         match = _ANNOUNCED.search(data[begin : min(start, begin + _ANNOUNCED.limit)])
         ranks = {name: whole(text) or 0 for name, text in match.groupdict().items() if text} if match else {}
-        return any(data.find(words, begin, start) >= 0 for words in _IGNORED), ranks
+        return self._follows(data, start, *_IGNORED), ranks
+
+    def _follows(self, data: bytes, start: int, *words: bytes) -> bool:
+        """True if the line before ``start`` in this chunk holds one of these words."""
+        begin = data.rfind(b"\n", 0, start - 1) + 1
+        return start > 0 and any(data.find(each, begin, start) >= 0 for each in words)

@@ -12,7 +12,7 @@ Tiers (errors.md section 5, step 10); a higher one wins before clocks:
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -21,13 +21,14 @@ from rankfall.model.evidence import StampedBy, surely_after
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.cause_tables import (
     ABORT_REPORTS,
-    ABORTS,
     AT_SHUTDOWN,
+    CAUSES_OF_CODES,
     CHILD_DEATHS,
     CRASH_SIGNALS,
     DEATHS,
     DELETED_POD,
     ENDS_OF_THE_REST,
+    ENDS_OF_WAITS,
     ENDS_OTHERS,
     KERNEL_SIGNATURE_IDS,
     LOST_PEER_SLUGS,
@@ -44,12 +45,14 @@ from rankfall.verdict.diagnose.cause_tables import (
     WATCHDOG_ABORTS,
     WEAK_PRIMARIES,
     WORDING,
+    WRAPPER,
     YIELDS_TO,
     called_abort,
     exit_slug,
     signal_slug,
 )
 from rankfall.verdict.diagnose.subjects import Subject, of_own_code, without_outlived
+from rankfall.verdict.diagnose.survived_lines import without_aftermath, without_passed
 
 PLATFORM: Final = 5
 CONFIRMED: Final = 4
@@ -62,6 +65,8 @@ HANGS: Final = frozenset({"rank_stuck", "slow_rank_timeout", "collective_mismatc
 _NS = 1_000_000_000
 # Maximum seconds of work after the exception of a thread on which the rest of its process waits.
 _SILENT_SINCE_S = 5.0
+# Maximum bytes from an exception to an abort directly after it, with its message.
+_MESSAGE = 4096
 # Causes of a launcher's line about an end.
 _BARE = frozenset({"killed_unknown", "user_exit", "unknown"})
 _SIGKILL = 9
@@ -147,8 +152,11 @@ class Candidate(msgspec.Struct, kw_only=True):
 def candidate_of(subject: Subject) -> Candidate | None:
     """Subject's best explanation; None for a bystander, a consequence, or success."""
     own = [e for e in subject.evidence if e.role == "primary" and e.source != "exit" and e.slug not in NEVER_CAUSE]
+    own = without_passed(own, subject.evidence)
     # Evidence from after the work counts only without other.
-    pieces = without_outlived(subject, _terminal(subject, [e for e in own if not e.teardown] or own))
+    lost = [e for e in subject.complaints if e.slug in LOST_PEER_SLUGS]
+    own = [e for e in own if not e.teardown] or ([] if lost else own)
+    pieces = without_outlived(subject, _terminal(subject, without_aftermath(own, lost)))
     unforged = [e for e in pieces if not _repeats_the_kernel(subject, e)]
     pieces = unforged if any(e.slug not in _BARE for e in unforged) else pieces
     pieces = _without_later_faults(subject, pieces)
@@ -157,9 +165,10 @@ def candidate_of(subject: Subject) -> Candidate | None:
     pieces = _without_caught_before_crash(subject, pieces)
     stood = pieces
     pieces = _without_hang_after_exception(subject, pieces)
-    if lost := [e for e in subject.complaints if e.slug in LOST_PEER_SLUGS]:
+    if lost:
         pieces = [e for e in pieces if e.signature not in WATCHDOG_ABORTS]
-        pieces = [e for e in pieces if e.signature not in ABORTS or not any(surely_after(e, one) for one in lost)]
+        pieces = [e for e in pieces if e.signature != WRAPPER or not any(surely_after(x, e) for x in lost)]
+        pieces = [e for e in pieces if e.signature not in ENDS_OF_WAITS or not any(surely_after(e, x) for x in lost)]
     best = _best(_without_bare_ends(subject, pieces))
     silent = _silent_end(subject, explained=best is not None)
     if best is None or (silent is not None and silent.tier >= CONFIRMED and not _trusted(best)):
@@ -212,9 +221,12 @@ def _without_abort_at_shutdown(subject: Subject, pieces: list[Evidence]) -> list
     """Removes an abort during the exit of a process that had reported its reason."""
     aborts = [e for e in pieces if e.slug == "native_abort"]
     left = any(e.signature in AT_SHUTDOWN for e in aborts)
-    # A library that aborts prints a reason; one that the exit of its process destroys need not.
-    unsaid = all(e.signature in ABORT_REPORTS for e in aborts) and any(of_own_code(e) for e in pieces)
-    if not (left or unsaid):
+    raised = [e for e in pieces if e.whole and e.slug not in _BARE]
+    # A library that aborts prints a reason; one that its process's exit destroys need not.
+    unsaid = all(e.signature in ABORT_REPORTS for e in aborts) and any(map(of_own_code, pieces))
+    near = [any(surely_after(e, r) and (e.order or 0) - (r.order or 0) < _MESSAGE for r in raised) for e in aborts]
+    exited = aborts and all(near) and all(e.signature in ENDS_OF_WAITS for e in aborts)
+    if not (left or unsaid or exited):
         return pieces
     kept = [e for e in pieces if e.slug != "native_abort"]
     explained = any(e.slug not in _BARE for e in kept)
@@ -256,6 +268,7 @@ def _without_bare_ends(subject: Subject, pieces: list[Evidence]) -> list[Evidenc
         if e.source != "log"
         # The meaning of the same code, where a report alone gives the facts.
         or (reported is not None and e.exit_code == reported and e.slug not in _BARE)
+        or e.slug not in CAUSES_OF_CODES
         or (e.exit_code is None and (e.slug not in _BARE or (fell_itself and e.signature in CHILD_DEATHS)))
         or (not known and (e.signature in DEATHS or all(surely_after(c, e) for c in subject.complaints)))
     ]
@@ -376,15 +389,6 @@ def _best(pieces: list[Evidence]) -> Evidence | None:
 def text_place(piece: Evidence) -> tuple[str, int]:
     """Sort key of a piece's place in its text; pieces without one are last."""
     return piece.stream or "~", piece.order if piece.order is not None else 1 << 62
-
-
-def place_of(chosen: Candidate, kind: Literal["node", "pod"]) -> str | None:
-    """Node or pod of the decisive line in a text of several, else of the subject; None if several ranks name several."""
-    found = {getattr(each, kind) for each in chosen.same if each.rank is not None}
-    best, facts = chosen.best, chosen.subject.rank or chosen.subject.slot
-    own = getattr(best, kind) if best is not None and best.source == "log" else None
-    mine = (getattr(facts, kind) if facts is not None else None) or own or getattr(chosen.subject, kind)
-    return mine if found <= {mine, None} else None
 
 
 def ended_without_message(candidate: Candidate) -> bool:

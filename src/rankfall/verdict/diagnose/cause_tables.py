@@ -103,6 +103,8 @@ LAST_ERROR: Final = "unknown:last error"
 HINT: Final = "unknown:hint"
 # A progress bar of preparing data that ran until the others' time-out.
 WORKING_BAR: Final = "slow_rank_timeout.bar"
+# The head of an exception of a remote task; its own traceback follows.
+WRAPPER: Final = "user_code_exception.ray"
 # A process group's watchdog that no longer advances: also on ranks that only wait.
 WATCHDOG: Final = "rank_stuck.watchdog"
 # Of the last line of a traceback without its exception.
@@ -160,6 +162,9 @@ LACKS_OF_LINE: Final = MappingProxyType(
 # Fingerprint of a pod that was deleted while it ran.
 DELETED_POD: Final = "external_signal:deleted pod"
 
+# A rank's exchange of sizes before the first step, in which another one has none: after a time-out its consequence.
+NONE_RECEIVED: Final = "collective_mismatch.ddp_none"
+
 # A launcher's report of an ordinary exit code, or that a rank ended all others.
 BARE_ENDS: Final = frozenset(
     {"user_exit.exit", "user_exit.two", "user_exit.mpi", *OWN_ABORTS, "unknown.child_failed", "unknown.mpi_exit"}
@@ -204,6 +209,9 @@ WATCHDOG_ABORTS: Final = frozenset({"native_abort.terminate", "native_abort.term
 # Reports of any abort: a watchdog's only after its complaint.
 ABORTS: Final = frozenset({"native_abort.handler", "native_abort.faulthandler", "native_abort.shell"})
 
+# Of a rank that complained of the others before.
+ENDS_OF_WAITS: Final = WATCHDOG_ABORTS | ABORTS | ABORT_REPORTS
+
 # Mismatches that a receiver reports about one sender: either may be the odd one.
 BETWEEN_TWO: Final = frozenset({"collective_mismatch.gloo", "collective_mismatch.nccl_truncated"})
 
@@ -217,7 +225,7 @@ IMAGES: Final = frozenset({"driver_too_old"})
 
 # A child's death, reported by the process that needed it.
 CHILD_DEATHS: Final = frozenset(
-    {"killed_unknown.dataloader", "killed_unknown.nanny", "killed_unknown.pool", "killed_unknown.ray_worker"}
+    {"dataloader_died.sigkill", "killed_unknown.nanny", "killed_unknown.pool", "killed_unknown.ray_worker"}
 )
 
 # Of these, a report by a supervisor with the process id and no reason: the process's messages come first.
@@ -252,6 +260,14 @@ KERNEL_SIGNATURE_IDS: Final = frozenset(
 
 # Cause of an exit code without other explanation.
 EXIT_SLUGS: Final = MappingProxyType({126: "permission_denied", 127: "command_not_found", 138: "retryable_exception"})
+
+# Causes that a code or signal alone may give.
+CAUSES_OF_CODES: Final = frozenset(
+    {*EXIT_SLUGS.values(), *SIGNAL_SLUGS.values(), "external_signal", "host_oom", "unknown", "user_exit"}
+)
+
+# Of torchrun's agent.
+SIGNAL_OF_AGENT: Final = "external_signal.signal_exception"
 
 # A process causes these ends itself: equivalent to a message.
 OWN_FAULT_SIGNALS: Final = frozenset({4, 6, 7, 8, 11, 24, 25, 31})

@@ -18,6 +18,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     ENDS_OF_THE_REST,
     MPI_ABORT,
     NEVER_CAUSE,
+    OWN_ABORTS,
     OWN_CODE,
     STEP_ENDS,
     STEP_TAKEN,
@@ -187,9 +188,12 @@ def drop_after_abort(candidates: list[Candidate], subjects: Subjects, root: Root
     return kept or candidates
 
 
+_ABORTS: Final = OWN_ABORTS | {MPI_ABORT}
+
+
 def drop_cancelled_after_abort(candidates: list[Candidate], subjects: Subjects, root: Root) -> list[Candidate]:
     """Drops the batch system's end of a step that MPI had ended; its own error may have no cause."""
-    aborts = [e for s in subjects.all.values() for e in s.evidence if e.signature == MPI_ABORT]
+    aborts = [e for s in subjects.all.values() for e in s.evidence if e.signature in _ABORTS]
 
     def follows(candidate: Candidate) -> bool:
         best = candidate.best

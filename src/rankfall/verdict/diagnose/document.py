@@ -30,10 +30,10 @@ from rankfall.model.evidence import same_line
 from rankfall.model.exit_codes import MAX_CODE, code_row, shell_code
 from rankfall.model.timestamps import Moment, rfc3339
 from rankfall.verdict.diagnose import cause_tables as known
-from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node, place_of, text_place
+from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node, text_place
 from rankfall.verdict.diagnose.consequences import only_text
 from rankfall.verdict.diagnose.displayed_line import lacks_reason, last_error, named_rank, nearest_line, whole_message
-from rankfall.verdict.diagnose.node_faults import named_hosts
+from rankfall.verdict.diagnose.node_faults import named_hosts, place_of
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, state_of, work_over
 
 MAX_PROOF: Final = 40

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -247,3 +247,12 @@ def named_hosts(subjects: Subjects, chosen: Candidate) -> tuple[str, ...]:
     pieces = sorted((e for e in chosen.subject.evidence if e.slug == chosen.slug), key=lambda e: (e.order or 0, e.id))
     named = dict.fromkeys(host for e in pieces for host in (e.node, *e.peer_hosts) if host)
     return tuple(host for host in islice(named, _MAX_HOSTS) if _HOSTS.fullmatch(host))
+
+
+def place_of(chosen: Candidate, kind: Literal["node", "pod"]) -> str | None:
+    """Node or pod of the decisive line in a text of several, else of the subject; None if several ranks name several."""
+    found = {getattr(each, kind) for each in chosen.same if each.rank is not None}
+    best, facts = chosen.best, chosen.subject.rank or chosen.subject.slot
+    own = getattr(best, kind) if best is not None and best.source == "log" else None
+    mine = (getattr(facts, kind) if facts is not None else None) or own or getattr(chosen.subject, kind)
+    return mine if found <= {mine, None} else None

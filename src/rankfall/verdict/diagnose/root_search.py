@@ -30,8 +30,10 @@ from rankfall.verdict.diagnose.cause_tables import (
     NEAREST,
     NEVER_CAUSE,
     NEVER_STARTED,
+    NONE_RECEIVED,
     OWN_CODE,
     PLAIN_CONNECTIONS,
+    SIGNAL_OF_AGENT,
     TAKEN_AWAY,
     WATCHDOG,
 )
@@ -58,6 +60,7 @@ from rankfall.verdict.diagnose.node_faults import (
     without_faults_elsewhere,
 )
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure
+from rankfall.verdict.diagnose.survived_lines import without_passed
 from rankfall.verdict.diagnose.waited_for import (
     MISMATCH,
     collective_number,
@@ -136,6 +139,9 @@ def _failures(case: Case, subjects: Subjects, root: Root) -> list[Candidate]:
     candidates = drop_cancelled_after_abort(drop_after_abort(candidates, subjects, root), subjects, root)
     candidates = without_ends_by_launcher(without_stopped_from_outside(candidates, subjects), subjects)
     candidates = drop_ends_after_stop(candidates, root)
+    candidates = _without_passed(candidates, subjects, root)
+    if any(e.slug == "collective_timeout" for s in subjects.all.values() for e in s.complaints):
+        candidates = [c for c in candidates if c.best is None or c.best.signature != NONE_RECEIVED]
     if (left := left_before_joining(candidates, case, subjects)) is not None:
         root.rejected += [(c, "waited for a rank that had ended before it joined") for c in candidates]
         candidates = [left]
@@ -149,6 +155,15 @@ def _failures(case: Case, subjects: Subjects, root: Root) -> list[Candidate]:
     if candidates:
         root.rejected += [(c, "its rank had finished its work") for c in late]
     return drop_outlived(candidates or late, subjects, root, hung=case.hung)
+
+
+def _without_passed(candidates: list[Candidate], subjects: Subjects, root: Root) -> list[Candidate]:
+    """Drops lines after which the job continued until another subject failed."""
+    complaints = [e for s in subjects.all.values() for e in s.complaints]
+    bests = [c.best for c in candidates if c.best is not None]
+    kept = {id(e) for e in without_passed(bests, complaints)}
+    root.rejected += [(c, "its program continued") for c in candidates if c.best is not None and id(c.best) not in kept]
+    return [c for c in candidates if c.best is None or id(c.best) in kept]
 
 
 def _waits(candidate: Candidate) -> bool:
@@ -336,10 +351,13 @@ def _complains(subjects: Subjects, rank: int) -> bool:
 
 
 def _follows_lost_peer(signalled: Evidence, subject: Subject, subjects: Subjects) -> bool:
-    """True if a rank printed a signal certainly after another had lost a peer: its stop followed from that."""
-    others = (s for s in subjects.all.values() if s is not subject)
-    lost = (e for s in others for e in s.complaints if e.slug in LOST_PEER_SLUGS)
-    return signalled.signature == "external_signal.text" and any(surely_after(signalled, e) for e in lost)
+    """True if a rank or launcher was stopped certainly after a rank had lost a peer: its stop followed from that."""
+    # A user or launcher stops what does not continue; for the handler of a rank, only what others reported before counts.
+    stopped = signalled.source == "log" and (signalled.whole or signalled.signature == SIGNAL_OF_AGENT)
+    if not stopped and signalled.signature != "external_signal.text":
+        return False
+    reported_by = (s for s in subjects.all.values() if s is not subject or stopped)
+    return any(surely_after(signalled, e) for s in reported_by for e in s.complaints if e.slug in LOST_PEER_SLUGS)
 
 
 def only_consequences(case: Case, subjects: Subjects) -> Root:

@@ -68,7 +68,7 @@ def differing_calls(subjects: Subjects) -> list[Candidate]:
                 places[subject.rank_number] = (piece.collective, piece.place), subject, piece
     if len({collective for (collective, _), _, _ in places.values()} - _PAIRWISE) > 1:
         calls["", "place"] = {rank: row for rank, row in places.items() if row[0][0] not in _PAIRWISE}
-    for ranks in calls.values():
+    for ranks in map(_comparable, calls.values()):
         votes = Counter(call for call, _, _ in ranks.values()).most_common()
         if len(votes) < 2:  # noqa: PLR2004 - all made the same call
             continue
@@ -79,6 +79,13 @@ def differing_calls(subjects: Subjects) -> list[Candidate]:
             for rank in (least if clear else sorted(ranks))
         ]
     return [one for ranks in firsts.values() if (one := _behind(ranks)) is not None]
+
+
+def _comparable(ranks: dict[int, tuple[_Call, Subject, Evidence]]) -> dict[int, tuple[_Call, Subject, Evidence]]:
+    """The calls without their sizes, if a line is cut before its own."""
+    if all(size for (_, size), _, _ in ranks.values()):
+        return ranks
+    return {rank: ((kind, ""), subject, piece) for rank, ((kind, _), subject, piece) in ranks.items()}
 
 
 def _behind(ranks: dict[int, tuple[int, str, Subject, Evidence]]) -> Candidate | None:

@@ -192,6 +192,8 @@ class Matcher:
         self._ready = True
 
     def _line(self, line: bytes, offset: int) -> Iterator[Hit]:
+        # Terminals and Windows end lines with more than a newline.
+        size, line = len(line), bytes(line).rstrip(b" \t\r")
         chosen = set(self._always)
         if self._owners:
             for word in self.words.within(line):
@@ -211,7 +213,7 @@ class Matcher:
                 for name, value in match.groupdict().items()
                 if value is not None
             }
-            yield Hit(signature, offset + match.start(), offset + match.end(), offset, offset + len(line), groups)
+            yield Hit(signature, offset + match.start(), offset + match.end(), offset, offset + size, groups)
 
     def _likely(self, line: bytes, chosen: tuple[int, ...]) -> Iterable[int]:
         """Returns those of the chosen signatures whose patterns match, or all if their words are rare."""

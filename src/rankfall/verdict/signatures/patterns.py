@@ -20,6 +20,7 @@ SCAN_MEMORY = 96 << 20
 #: Bytes of the line automaton.
 SET_MEMORY = 32 << 20
 _GROUP: Final = "(?P<"
+_END: Final = bounded(rb"\$(?=[|)]|\Z)", limit=1 << 16)
 _NAMED: Final = bounded(rb"\(\?P<\w{1,64}>", limit=1 << 16)
 #: Maximum length of a pattern.
 MAX_PATTERN = 2_000
@@ -59,7 +60,8 @@ def compile_candidates(words: Iterable[bytes], patterns: Iterable[str]) -> Any:
     """Compiles one automaton of words and patterns, without groups."""
     parts = [re2.escape(each) for each in words]
     # RE2 captures named groups even with never_capture.
-    parts += [_NAMED.sub(b"(?:", whole_line(each)) for each in patterns]
+    # Lines are matched without the blanks at their end.
+    parts += [_END.sub(rb"[ \\t\\r]*$", _NAMED.sub(b"(?:", whole_line(each))) for each in patterns]
     return _compile(b"|".join(parts), memory=SCAN_MEMORY, capture=False)
 
 

@@ -1,0 +1,151 @@
+"""Lines of a text that end nothing: a program or pod continued after them, or a script printed them after the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from rankfall.model import Evidence
+from rankfall.model.evidence import surely_after
+from rankfall.model.patterns import bounded
+from rankfall.verdict.diagnose.cause_tables import (
+    BARE_ENDS,
+    ENDS_OF_THE_REST,
+    ENDS_OF_WAITS,
+    LOST_PEER_SLUGS,
+    NEVER_CAUSE,
+    SEEN_FROM_OUTSIDE,
+    reports_code,
+)
+
+# Lines after which a program continues, beside warnings and lines that state another try.
+_NOTICES: Final = frozenset({"command_not_found.shell", "driver_too_old.smi"})
+# Causes in such lines, each with its consequences: a later failure of another cause is the reason of the end.
+_CONSEQUENCES: Final = MappingProxyType(
+    {
+        "address_in_use": frozenset({"rdzv_closed", "rdzv_unreachable"}),
+        "command_not_found": frozenset({"bad_arguments", "dataset_missing", "entrypoint_missing", "permission_denied"}),
+        "driver_too_old": frozenset({"gpu_busy", "nccl_system_error", "no_gpu_visible"}),
+        "gpu_oom": frozenset({"killed_unknown", "native_abort"}),
+        "hostname_resolution": frozenset({"dataset_missing", "hub_unreachable", "rdzv_closed", "rdzv_unreachable"}),
+        "hub_rate_limit": frozenset({"dataset_missing", "hub_unreachable"}),
+        "hub_unreachable": frozenset({"dataset_missing", "hostname_resolution"}),
+        "import_error": frozenset({"no_gpu_visible"}),
+        "rdzv_unreachable": frozenset({"external_signal", "killed_unknown", "rdzv_closed"}),
+        "shared_fs_error": frozenset({"bad_sample", "checkpoint_corrupt", "dataset_missing", "disk_fault"}),
+    }
+)
+# Causes that commands of a script report, as those that clean up or notify.
+_OF_SCRIPTS: Final = frozenset(
+    {
+        "command_not_found",
+        "dataset_missing",
+        "hostname_resolution",
+        "hub_unreachable",
+        "permission_denied",
+        "ssh_unreachable",
+    }
+)
+# Of commands of scripts, which download or notify.
+_DOWNLOADS: Final = "hostname_resolution.curl"
+# Ends of a process whose line has no further details.
+_KILLS: Final = frozenset(
+    {"cancelled", "gpu_oom", "host_oom", "killed_unknown", "node_lost", "preempted", "segfault", "walltime_or_requeue"}
+)
+_OF_RENDEZVOUS: Final = frozenset({"address_in_use", "rdzv_unreachable"})
+# Ends without a reason, before which any line may be the reason.
+_NO_REASON: Final = frozenset({"unknown", "user_exit"})
+_AGAIN: Final = bounded(
+    rb"(?i)\bre-?trying\b|\bwill (?:be )?re-?tr(?:y|ied)\b|\bretry in\b|\btr(?:y|ying) again\b|\[Retry \d|\bentering retry loop\b|\bthrown while requesting\b|\b(?:attempt|try|retry) ?#?\d{1,4} ?(?:/|of) ?\d",
+    limit=4096,
+)
+# Levels of a line that no error has.
+_LOW_LEVEL: Final = bounded(
+    rb"(?:\A|[\[ (:|])(?:[WI]\d{3,4} |[WI] |(?:INFO|DEBUG|(?:[A-Z]\w+)?WARN(?:ING)?|\w*Warning)(?:\]|:| |\t))|level=(?:info|warn|debug)",
+    limit=4096,
+)
+_WARNS: Final = bounded(
+    rb"(?:\A|[\[ (:|])(?:W\d{3,4} |W |(?:(?:[A-Z]\w+)?WARN(?:ING)?|\w*Warning)(?:\]|:| |\t))|level=warn", limit=4096
+)
+# Events of a pod that passed what earlier ones reported, with the causes of these.
+_PASSED: Final = MappingProxyType(
+    {
+        "teardown_noise.pod_assigned": frozenset({"unschedulable"}),
+        "teardown_noise.image_pulled": frozenset({"image_pull", "unschedulable"}),
+        "teardown_noise.container_started": frozenset({"image_pull", "unschedulable", "volume_mount"}),
+    }
+)
+# Messages of ranks of a group that had joined.
+_WAITED: Final = frozenset({"collective_timeout", "peer_lost"})
+_ENDS_OF_THE_REST: Final = ENDS_OF_THE_REST | {"killed_unknown"}
+
+
+def sorted_out(pieces: Sequence[Evidence]) -> tuple[list[Evidence], list[Evidence], bool]:
+    """Returns a text's reports of ends that explain nothing, its other findings, and True if one of these is a cause."""
+    # A launcher's bare end, or its lines about other processes.
+    ends = [e for e in pieces if e.signature in BARE_ENDS or reports_code(e)]
+    findings = [e for e in pieces if e.role != "context" and e.slug not in NEVER_CAUSE and e not in ends]
+    findings = without_passed(findings, pieces)
+    # A launcher that reports a code stops the others after it.
+    rest = [e for e in findings if e.slug in _ENDS_OF_THE_REST and any(surely_after(e, end) for end in ends)]
+    lost = [e for e in findings if e.slug in LOST_PEER_SLUGS]
+    rest += [e for e in findings if e.signature in ENDS_OF_WAITS and any(surely_after(e, one) for one in lost)]
+    weak = [e for e in findings if e.teardown or e.signature in SEEN_FROM_OUTSIDE or is_notice(e)]
+    return ends, findings, any(e.role == "primary" and e not in rest and e not in weak for e in findings)
+
+
+def is_low(line: bytes) -> bool:
+    """True for a line of a warning or a lower level, or that states another try; NCCL calls its errors warnings."""
+    return (b"NCCL WARN" not in line and _LOW_LEVEL.search(line) is not None) or _AGAIN.search(line) is not None
+
+
+def is_notice(piece: Evidence) -> bool:
+    """True for a line after which its program continues: a warning, a try that is repeated, a command of a script."""
+    if piece.source != "log" or piece.whole or piece.slug not in _CONSEQUENCES:
+        return False
+    line = piece.line.encode("utf-8", "surrogateescape")
+    # Collectors give each line the lowest level.
+    warns = b"NCCL WARN" not in line and _WARNS.search(line) is not None
+    return warns or piece.signature in _NOTICES or _AGAIN.search(line) is not None
+
+
+def is_try_to_join(piece: Evidence) -> bool:
+    """True for a notice about a rendezvous, without which no rank of the job works."""
+    return piece.slug in _OF_RENDEZVOUS and is_notice(piece)
+
+
+def without_aftermath(pieces: Sequence[Evidence], complaints: Sequence[Evidence]) -> list[Evidence]:
+    """Removes lines after a failure that ended its process: of scripts, and about the process as seen by others."""
+    own = [e for e in (*pieces, *complaints) if e.signature != _DOWNLOADS]
+    ended = [e for e in (*pieces, *complaints) if e.whole and not e.teardown]
+    ended += [e for e in pieces if e.slug in _KILLS and e.signature not in SEEN_FROM_OUTSIDE]
+
+    def follows(piece: Evidence) -> bool:
+        if piece.source != "log" or piece.whole:
+            return False
+        late = piece.slug in _OF_SCRIPTS or piece.signature in SEEN_FROM_OUTSIDE
+        failed = own if piece.signature == _DOWNLOADS else ended if late else ()
+        return any(piece.rank in {None, e.rank} and surely_after(piece, e) for e in failed)
+
+    return [e for e in pieces if not follows(e)]
+
+
+def without_passed(pieces: Sequence[Evidence], others: Iterable[Evidence]) -> list[Evidence]:
+    """Removes notices before a failure of another cause, and a pod's events before those that show it passed.
+
+    ``others``: further findings of the same text, as of ranks that waited.
+    """
+    others = [*others]
+    later = [e for e in pieces if not is_notice(e)] + [e for e in others if e.slug in _WAITED]
+
+    def passed(piece: Evidence) -> bool:
+        if is_notice(piece):
+            own = _CONSEQUENCES[piece.slug] | _NO_REASON | {piece.slug}
+            return any(e.slug not in own and surely_after(e, piece) for e in later)
+        return piece.source == "log" and any(
+            piece.slug in _PASSED.get(e.signature or "", ()) and e.pod in {None, piece.pod} and surely_after(e, piece)
+            for e in others
+        )
+
+    return [e for e in pieces if not passed(e)]
