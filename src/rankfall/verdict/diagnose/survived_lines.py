@@ -85,14 +85,16 @@ def sorted_out(pieces: Sequence[Evidence]) -> tuple[list[Evidence], list[Evidenc
     """Returns a text's reports of ends that explain nothing, its other findings, and True if one of these is a cause."""
     # A launcher's bare end, or its lines about other processes.
     ends = [e for e in pieces if e.signature in BARE_ENDS or reports_code(e)]
-    findings = [e for e in pieces if e.role != "context" and e.slug not in NEVER_CAUSE and e not in ends]
+    plain = {id(e) for e in ends}
+    findings = [e for e in pieces if e.role != "context" and e.slug not in NEVER_CAUSE and id(e) not in plain]
     findings = without_passed(findings, pieces)
     # A launcher that reports a code stops the others after it.
-    rest = [e for e in findings if e.slug in _ENDS_OF_THE_REST and any(surely_after(e, end) for end in ends)]
-    lost = [e for e in findings if e.slug in LOST_PEER_SLUGS]
-    rest += [e for e in findings if e.signature in ENDS_OF_WAITS and any(surely_after(e, one) for one in lost)]
-    weak = [e for e in findings if e.teardown or e.signature in SEEN_FROM_OUTSIDE or is_notice(e)]
-    return ends, findings, any(e.role == "primary" and e not in rest and e not in weak for e in findings)
+    first_ends = _earliest(ends)
+    rest = {id(e) for e in findings if e.slug in _ENDS_OF_THE_REST and any(surely_after(e, end) for end in first_ends)}
+    lost = _earliest(e for e in findings if e.slug in LOST_PEER_SLUGS)
+    rest |= {id(e) for e in findings if e.signature in ENDS_OF_WAITS and any(surely_after(e, one) for one in lost)}
+    weak = {id(e) for e in findings if e.teardown or e.signature in SEEN_FROM_OUTSIDE or is_notice(e)}
+    return ends, findings, any(e.role == "primary" and id(e) not in rest and id(e) not in weak for e in findings)
 
 
 def is_low(line: bytes) -> bool:
@@ -117,9 +119,10 @@ def is_try_to_join(piece: Evidence) -> bool:
 
 def without_aftermath(pieces: Sequence[Evidence], complaints: Sequence[Evidence]) -> list[Evidence]:
     """Removes lines after a failure that ended its process: of scripts, and about the process as seen by others."""
-    own = [e for e in (*pieces, *complaints) if e.signature != _DOWNLOADS]
-    ended = [e for e in (*pieces, *complaints) if e.whole and not e.teardown]
-    ended += [e for e in pieces if e.slug in _KILLS and e.signature not in SEEN_FROM_OUTSIDE]
+    every = [*pieces, *complaints]
+    own = _earliest(e for e in every if e.signature != _DOWNLOADS)
+    ended = [e for e in every if e.whole and not e.teardown]
+    ended = _earliest(ended + [e for e in pieces if e.slug in _KILLS and e.signature not in SEEN_FROM_OUTSIDE])
 
     def follows(piece: Evidence) -> bool:
         if piece.source != "log" or piece.whole:
@@ -137,15 +140,36 @@ def without_passed(pieces: Sequence[Evidence], others: Iterable[Evidence]) -> li
     ``others``: further findings of the same text, as of ranks that waited.
     """
     others = [*others]
-    later = [e for e in pieces if not is_notice(e)] + [e for e in others if e.slug in _WAITED]
+    notices = {id(e) for e in pieces if is_notice(e)}
+    later = [e for e in pieces if id(e) not in notices] + [e for e in others if e.slug in _WAITED]
+    later = _latest(later) if notices else []
+    events = [e for e in others if e.signature in _PASSED]
 
     def passed(piece: Evidence) -> bool:
-        if is_notice(piece):
+        if id(piece) in notices:
             own = _CONSEQUENCES[piece.slug] | _NO_REASON | {piece.slug}
             return any(e.slug not in own and surely_after(e, piece) for e in later)
         return piece.source == "log" and any(
-            piece.slug in _PASSED.get(e.signature or "", ()) and e.pod in {None, piece.pod} and surely_after(e, piece)
-            for e in others
+            piece.slug in _PASSED[e.signature or ""] and e.pod in {None, piece.pod} and surely_after(e, piece)
+            for e in events
         )
 
     return [e for e in pieces if not passed(e)]
+
+
+def _earliest(pieces: Iterable[Evidence]) -> list[Evidence]:
+    """The first of each rank in each stream, by place and by time: enough to show what any of them precedes."""
+    pieces = [*pieces]
+    placed = sorted((e for e in pieces if e.order is not None), key=lambda e: -(e.order or 0))
+    timed = sorted((e for e in pieces if e.at is not None), key=lambda e: -(e.at or 0))
+    firsts = [{(e.stream, e.slot, e.rank): e for e in each} for each in (placed, timed)]
+    return [e for first in firsts for e in first.values()]
+
+
+def _latest(pieces: Iterable[Evidence]) -> list[Evidence]:
+    """The last of each cause in each stream, by place and by time: enough to show what any of them follows."""
+    pieces = [*pieces]
+    placed = sorted((e for e in pieces if e.order is not None), key=lambda e: e.order or 0)
+    timed = sorted((e for e in pieces if e.at is not None), key=lambda e: e.at or 0)
+    lasts = [{(e.stream, e.slot, e.slug): e for e in each} for each in (placed, timed)]
+    return [e for last in lasts for e in last.values()]
