@@ -165,6 +165,9 @@ PIECES = st.sampled_from(
         b"step 7 loss 0.1\n",
         b"frame #0: x\n",
         b"Exception ignored in: <f>\n",
+        b"Exception in thread StatsThr:\n"
+        + HEAD
+        + b'  File "/opt/site-packages/wandb/a.py", line 3, in run\nOSError: [Errno 5] x\n',
         b"torch.distributed.DistBackendError: NCCL error in: x\n",
         b"W0101 1 torch/distributed/elastic/multiprocessing/api.py:9] Sending process 7 closing signal SIGTERM\n",
         b"  rank      : 2 (local_rank: 0)\n  exitcode  : -9 (pid: 7458)\n",

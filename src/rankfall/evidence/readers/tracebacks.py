@@ -9,8 +9,9 @@ Memory: at most ``MAX_OPEN`` open tracebacks with at most ``MAX_TEXT`` bytes in 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -102,6 +103,14 @@ def find_tracebacks(data: bytes) -> Iterator[TracebackText]:
             yield item.found
 
 
+class _Announcement(NamedTuple):
+    """Content of the line before a traceback: Python ignored its exception, a thread raised it, and the process's ranks."""
+
+    ignored: bool = False
+    threaded: bool = False
+    ranks: Mapping[str, int] = MappingProxyType({})
+
+
 class TracebackReader:
     """Reads the tracebacks of one stream; its chunks come in order, split between lines."""
 
@@ -116,7 +125,7 @@ class TracebackReader:
         # Until here no traceback has to be closed.
         self._line_limit = self._byte_limit = -1
         # What the previous chunk's last line announced.
-        self._announced: tuple[bool, dict[str, int]] = (False, {})
+        self._announced = _Announcement()
         self._closed: list[Closed] = []
         #: Prefix of the last traceback whose exception the text does not hold.
         self.cut_off: Prefix | None = None
@@ -188,7 +197,7 @@ class TracebackReader:
                 owner, body = bare, line
         if owner is not None:
             if begins and not owner.chain and owner.type is None:
-                self._restart(owner, start, number, ignored=self._announcement(data, position)[0])
+                self._restart(owner, start, number, announced=self._announcement(data, position))
                 return owner, True
             if owner.expect and not owner.key and (owner.notice or line.startswith(_RULE)):
                 ends = owner.notice and line.startswith(_RULE)
@@ -209,9 +218,9 @@ class TracebackReader:
         before, gap = line[:head], line[own.length : head].removesuffix(_GROUP)
         learned = own.length > head or bool(gap.strip(_BARS))
         prefix, key = (learn(before), fold(before)) if learned else (own, own.raw)
-        ignored, ranks = self._announcement(data, position)
+        announced = self._announcement(data, position)
         if prefix.local_rank is prefix.rank is None:
-            prefix = msgspec.structs.replace(prefix, **ranks)
+            prefix = msgspec.structs.replace(prefix, **announced.ranks)
         if key in self._open:
             self._close(self._open[key], start)
         owner = OpenTraceback(
@@ -219,8 +228,8 @@ class TracebackReader:
             start=start,
             end=at + stop,
             seen=number,
-            ignored=ignored,
-            threaded=self._follows(data, position, _IN_THREAD),
+            ignored=announced.ignored,
+            threaded=announced.threaded,
             key=key,
             learned=head if learned else 0,
             tags=own.raw,
@@ -318,12 +327,13 @@ class TracebackReader:
             else:
                 return
 
-    def _restart(self, owner: OpenTraceback, start: int, number: int, *, ignored: bool) -> None:
+    def _restart(self, owner: OpenTraceback, start: int, number: int, *, announced: _Announcement) -> None:
         """Starts again at another head of a speaker whose traceback ended before it named an exception."""
         del self._by_start[owner.start]
         self._by_start[start] = owner
         owner.start = owner.end = start
-        owner.seen, owner.lines, owner.ignored = number, 1, ignored
+        owner.seen, owner.lines = number, 1
+        owner.ignored, owner.threaded = announced.ignored, announced.threaded
         owner.frames.clear()
         self._open.move_to_end(owner.key)
 
@@ -435,16 +445,14 @@ class TracebackReader:
             )
         self._closed.append(Closed(state, found))
 
-    def _announcement(self, data: bytes, start: int) -> tuple[bool, dict[str, int]]:
-        """Returns what the line before ``start`` announces: an ignored exception, and ranks of the next traceback."""
+    def _announcement(self, data: bytes, start: int) -> _Announcement:
+        """Returns what the line before ``start`` announces about the next traceback."""
         if not start:
             return self._announced
         begin = data.rfind(b"\n", 0, start - 1) + 1
         match = _ANNOUNCED.search(data[begin : min(start, begin + _ANNOUNCED.limit)])
-        ranks = {name: whole(text) or 0 for name, text in match.groupdict().items() if text} if match else {}
-        return self._follows(data, start, *_IGNORED), ranks
-
-    def _follows(self, data: bytes, start: int, *words: bytes) -> bool:
-        """True if the line before ``start`` in this chunk holds one of these words."""
-        begin = data.rfind(b"\n", 0, start - 1) + 1
-        return start > 0 and any(data.find(each, begin, start) >= 0 for each in words)
+        return _Announcement(
+            ignored=any(data.find(each, begin, start) >= 0 for each in _IGNORED),
+            threaded=data.find(_IN_THREAD, begin, start) >= 0,
+            ranks={name: whole(text) or 0 for name, text in match.groupdict().items() if text} if match else {},
+        )
