@@ -18,11 +18,11 @@ from rankfall.evidence.readers.classify import (
     of_missing_file,
 )
 from rankfall.evidence.readers.findings import Finding
-from rankfall.evidence.readers.frames import RAISED, exception_of, raising
+from rankfall.evidence.readers.frames import exception_of, raising
 from rankfall.evidence.readers.kernel_log import KernelLine
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.stream_reader import When
-from rankfall.evidence.readers.text import ErrorKind, decode, is_severe, normalise
+from rankfall.evidence.readers.text import RAISED, ErrorKind, decode, is_severe, normalise
 from rankfall.evidence.readers.tracebacks import find_tracebacks
 from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
 from rankfall.model.evidence import digest

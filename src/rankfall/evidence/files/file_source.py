@@ -21,7 +21,7 @@ from rankfall.evidence.readers.findings import Finding
 from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.scan import ChunkScanner
 from rankfall.evidence.readers.stacks import NewestDump
-from rankfall.evidence.readers.survival import Bar, Survival, bars_of, steady_work
+from rankfall.evidence.readers.survival import Bar, Survival, bars_of
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Evidence, RankfallError, numbers
 from rankfall.model.evidence import digest
@@ -351,8 +351,7 @@ class TextReader:
         if explained:
             return
         first = self._base + self._given - len(self._tail)
-        cut = self._tail.find(b"\n") + 1 if first > 0 else 0
-        cut = max(cut, steady_work(self._tail))
+        cut = max(self._tail.find(b"\n") + 1 if first > 0 else 0, Survival().steady_work(self._tail))
         known = {piece.order - first for piece in pieces if piece.order is not None}
         lines = texts.candidate_lines(self._tail, since=cut)
         others = (each for each in lines if not any(each[0] <= at <= each[0] + len(each[1]) for at in known))

@@ -44,8 +44,6 @@ _CUT_TYPE: Final = bounded(rb"[a-z](?:Er|Err|Erro|Ex|Exc|Exce|Excep|Except|Excep
 _STATEMENT: Final = bounded(
     rb"\A(?:raise ([A-Za-z_][\w.]{0,120})(?:\([fr]?[\"']{1,3}(.*))?|assert\b ?(.*))", limit=4096
 )
-#: Ends of the types of exceptions; a line with another word before a colon may be anything.
-RAISED: Final = (b"Error", b"Exception", b"Timeout", b"Exit", b"Refused", b"Interrupt", b"Option", b"Disconnected")
 # Files of packages; else of the standard library, whose exceptions are about the call.
 _PACKAGE: Final = bounded(rb"(?:site|dist)-packages[/\\]", limit=1024)
 _STANDARD: Final = bounded(rb"[/\\]lib[/\\]python\d|<frozen ", limit=1024)
@@ -114,8 +112,8 @@ class Frames(msgspec.Struct):
         count: Number of frames.
         origins: ``damaged_report``, ``data_loader``, ``command``, ``launcher``, ``clean_up`` (finalizers, interpreter exit),
             ``spawned`` (a worker begins), ``removal`` (the last statement removes or renames a file), ``output`` (it creates one).
-            Further ``helper`` (a library that reports or moves data), ``main_first`` (ranks wait for the first one's work) and ``library``: a package's frame is the innermost
-            outside the standard library.
+            Further ``helper`` (a library that reports or moves data), ``main_first`` (ranks wait for the first one's work)
+            and ``library``: a package's frame is the innermost outside the standard library.
         collective: Outermost collective that the user's code called, or None.
         assertion: Statement of the last frame if it is an assertion: its exception often has no message.
     """

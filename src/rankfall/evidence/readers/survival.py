@@ -240,8 +240,8 @@ class Survival:
             tail = max(0, len(data) - TAIL)
             self._look(data, data.find(b"\n", tail) + 1 if tail else 0, len(data), base=base)
 
-    def advances_in(self, text: bytes) -> int:
-        """First of the newest ``ADVANCES`` ends of work lines in a whole text; 0 if there are fewer."""
+    def steady_work(self, text: bytes) -> int:
+        """Byte of a whole text before which no error ended its job: many lines behind it show work; 0 = none."""
         self._look(text, 0, len(text), base=0)
         return self._job.advances[0] if len(self._job.advances) == ADVANCES else 0
 
@@ -348,11 +348,6 @@ class Survival:
                 self._skipped = 0
             if len(self._sample) > _SAMPLE:
                 self._sample, self._stride = self._sample[1::2], 2 * self._stride
-
-
-def steady_work(text: bytes) -> int:
-    """Byte of a text before which no error ended its job: many lines behind it show work; 0 = none."""
-    return Survival().advances_in(text)
 
 
 def speaker_of(prefix: Prefix) -> bytes:

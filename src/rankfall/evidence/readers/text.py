@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.model.patterns import Linear, anchored, bounded, linear
-from rankfall.verdict.diagnose.survived_lines import is_low
+from rankfall.verdict.diagnose.survived_lines import is_low, levels
 
 MAX_LINE: Final = 2000
 # Bytes compared in one step.
@@ -161,14 +161,9 @@ _HINT: Final = linear(
     rb"|shut(?:ting)? ?down|stuck|stalled|still waiting|waiting for|killing|exit ?code|\bsignal\b|BackOff)[^\n]*$"
 )
 _FILLED: Final = linear(rb"(?m)^[^\n]*\w[^\n]*$")
-_QUIET: Final = bounded(
-    rb"(?:\A|[\[ (:|])(?:I\d{4} |I |(?:INFO|DEBUG)(?:\]|:| |\t))|level=(?:info|debug)", limit=MAX_ERROR_LINE
-)
+_QUIET: Final = levels(b"I", b"INFO|DEBUG", b"info|debug", digits=b"4")
 # Levels of lines about an error, which need not contain the word.
-_SEVERE: Final = bounded(
-    rb"(?:\A|[\[ (:|])(?:[EF]\d{4} |[EF] |(?:ERROR|FATAL|CRITICAL|SEVERE|PANIC)(?:\]|:| |\t))|level=(?:error|fatal|panic)",
-    limit=MAX_ERROR_LINE,
-)
+_SEVERE: Final = levels(b"EF", b"ERROR|FATAL|CRITICAL|SEVERE|PANIC", b"error|fatal|panic", digits=b"4")
 # The end of a job that succeeded.
 _DONE: Final = linear(rb"(?i)\b(?:finished|completed|done|success\w*|succeeded)\b[^\n]*\n?(?:[^\n]*\n?){0,3}\z")
 _CODE: Final = bounded(
@@ -176,10 +171,10 @@ _CODE: Final = bounded(
     limit=MAX_ERROR_LINE,
 )
 _NOT_DONE: Final = bounded(rb"(?i)\b(?:but|not|un\w+|fail\w*|error\w*)\b", limit=MAX_ERROR_LINE)
+#: Ends of the types of exceptions; a line with another word before a colon may be anything.
+RAISED: Final = (b"Error", b"Exception", b"Timeout", b"Exit", b"Refused", b"Interrupt", b"Option", b"Disconnected")
 # A type of an exception, before its message.
-_TYPE: Final = linear(
-    rb"\b[A-Za-z_][\w.]*(?:Error|Exception|Timeout|Exit|Refused|Interrupt|Option|Disconnected)(?::|\z)"
-)
+_TYPE: Final = linear(rb"\b[A-Za-z_][\w.]*(?:%b)(?::|\z)" % b"|".join(RAISED))
 # A traceback that is cut off at its statement, or between its frames: its last line with text.
 _RAISING: Final = linear(
     rb'(?m)^[^"\n]*(?:"[^"\n]+)?", line \d+, in [^\n]*\n([^\n]*?\b(?:raise [A-Za-z_]|assert )[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'

@@ -25,7 +25,7 @@ from rankfall.verdict.diagnose.candidates import (
     candidate_of,
     of_node,
 )
-from rankfall.verdict.diagnose.cause_tables import NODE_SOURCES, OWN_CODE, TAKEN_AWAY
+from rankfall.verdict.diagnose.cause_tables import NODE_SOURCES, OWN_CODE, TAKEN_AWAY, TIMED_OUT
 from rankfall.verdict.diagnose.consequences import is_without_message
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, own_failure
 from rankfall.verdict.signatures.matcher import SLURM
@@ -33,8 +33,6 @@ from rankfall.verdict.signatures.matcher import SLURM
 _SIGTERM: Final = 15
 _OWN_RESOURCES: Final = frozenset({"user", "data", "memory", "gpu", "storage"})
 _NS: Final = 1_000_000_000
-# Messages of ranks that wait for a hanging rank.
-_WAITED: Final = frozenset({"collective_timeout", "rdzv_closed"})
 # Slurm's host lists in a document, and their form.
 _MAX_HOSTS: Final = 64
 _HOSTS: Final = bounded(r"[\w.,\[\]-]+", limit=512)
@@ -140,7 +138,7 @@ def _confidence(
         rivals = [its for other, its in others if other.tier >= SILENT and its.failed and not _perhaps_echo(other)]
         doubted = any(order(fall.until, its.since) != "before" for its in rivals)
         return "likely" if doubted and fault.confidence == "proven" else fault.confidence
-    waited = case.hung or any(e.slug in _WAITED for s in subjects.all.values() for e in s.complaints)
+    waited = case.hung or any(e.slug in TIMED_OUT for s in subjects.all.values() for e in s.complaints)
     return fault.confidence if fall.failed is None or fall.victim or waited else "suspected"
 
 

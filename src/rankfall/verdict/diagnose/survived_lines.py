@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
 
 from rankfall.model import Evidence
 from rankfall.model.evidence import surely_after
-from rankfall.model.patterns import bounded
+from rankfall.model.patterns import Bounded, bounded
 from rankfall.verdict.diagnose.cause_tables import (
     BARE_ENDS,
     ENDS_OF_THE_REST,
@@ -60,14 +61,21 @@ _AGAIN: Final = bounded(
     rb"(?i)\bre-?trying\b|\bwill (?:be )?re-?tr(?:y|ied)\b|\bretry in\b|\btr(?:y|ying) again\b|\[Retry \d|\bentering retry loop\b|\bthrown while requesting\b|\b(?:attempt|try|retry) ?#?\d{1,4} ?(?:/|of) ?\d",
     limit=4096,
 )
-# Levels of a line that no error has.
-_LOW_LEVEL: Final = bounded(
-    rb"(?:\A|[\[ (:|])(?:[WI]\d{3,4} |[WI] |(?:INFO|DEBUG|(?:[A-Z]\w+)?WARN(?:ING)?|\w*Warning)(?:\]|:| |\t))|level=(?:info|warn|debug)",
-    limit=4096,
-)
-_WARNS: Final = bounded(
-    rb"(?:\A|[\[ (:|])(?:W\d{3,4} |W |(?:(?:[A-Z]\w+)?WARN(?:ING)?|\w*Warning)(?:\]|:| |\t))|level=warn", limit=4096
-)
+_WARNING: Final = rb"(?:[A-Z]\w+)?WARN(?:ING)?|\w*Warning"
+
+
+def levels(letters: bytes, names: bytes, fields: bytes, *, digits: bytes = b"3,4") -> Bounded[bytes]:
+    """Pattern of levels as loggers write them: by a letter, by a name, and in a field ``level=``.
+
+    ``digits``: numbers of digits of the date behind the letter; torch omits the month's zero.
+    """
+    letter = rb"[%b]\d{%b} |[%b] " % (letters, digits, letters)
+    return bounded(rb"(?:\A|[\[ (:|])(?:%b|(?:%b)(?:\]|:| |\t))|level=(?:%b)" % (letter, names, fields), limit=4096)
+
+
+# Levels of a line that no error has, and of warnings alone.
+_LOW_LEVEL: Final = levels(b"WI", b"INFO|DEBUG|" + _WARNING, b"info|warn|debug")
+_WARNS: Final = levels(b"W", _WARNING, b"warn")
 # Events of a pod that passed what earlier ones reported, with the causes of these.
 _PASSED: Final = MappingProxyType(
     {
@@ -77,7 +85,7 @@ _PASSED: Final = MappingProxyType(
     }
 )
 # Messages of ranks of a group that had joined.
-_WAITED: Final = frozenset({"collective_timeout", "peer_lost"})
+_WAITED: Final = LOST_PEER_SLUGS - {"rdzv_closed"}
 _ENDS_OF_THE_REST: Final = ENDS_OF_THE_REST | {"killed_unknown"}
 
 
@@ -98,8 +106,13 @@ def sorted_out(pieces: Sequence[Evidence]) -> tuple[list[Evidence], list[Evidenc
 
 
 def is_low(line: bytes) -> bool:
-    """True for a line of a warning or a lower level, or that states another try; NCCL calls its errors warnings."""
-    return (b"NCCL WARN" not in line and _LOW_LEVEL.search(line) is not None) or _AGAIN.search(line) is not None
+    """True for a line of a warning or a lower level, or that states another try."""
+    return _has_level(_LOW_LEVEL, line) or _AGAIN.search(line) is not None
+
+
+def _has_level(levels: Bounded[bytes], line: bytes) -> bool:
+    """True for a line of these levels; NCCL calls its errors warnings."""
+    return b"NCCL WARN" not in line and levels.search(line) is not None
 
 
 def is_notice(piece: Evidence) -> bool:
@@ -108,8 +121,7 @@ def is_notice(piece: Evidence) -> bool:
         return False
     line = piece.line.encode("utf-8", "surrogateescape")
     # Collectors give each line the lowest level.
-    warns = b"NCCL WARN" not in line and _WARNS.search(line) is not None
-    return warns or piece.signature in _NOTICES or _AGAIN.search(line) is not None
+    return piece.signature in _NOTICES or _has_level(_WARNS, line) or _AGAIN.search(line) is not None
 
 
 def is_try_to_join(piece: Evidence) -> bool:
@@ -158,18 +170,20 @@ def without_passed(pieces: Sequence[Evidence], others: Iterable[Evidence]) -> li
 
 
 def _earliest(pieces: Iterable[Evidence]) -> list[Evidence]:
-    """The first of each rank in each stream, by place and by time: enough to show what any of them precedes."""
-    pieces = [*pieces]
-    placed = sorted((e for e in pieces if e.order is not None), key=lambda e: -(e.order or 0))
-    timed = sorted((e for e in pieces if e.at is not None), key=lambda e: -(e.at or 0))
-    firsts = [{(e.stream, e.slot, e.rank): e for e in each} for each in (placed, timed)]
-    return [e for first in firsts for e in first.values()]
+    """The first of each rank in each stream: enough to show what any of them precedes."""
+    return _outermost(pieces, of=attrgetter("stream", "slot", "rank"), last=False)
 
 
 def _latest(pieces: Iterable[Evidence]) -> list[Evidence]:
-    """The last of each cause in each stream, by place and by time: enough to show what any of them follows."""
+    """The last of each cause in each stream: enough to show what any of them follows."""
+    return _outermost(pieces, of=attrgetter("stream", "slot", "slug"), last=True)
+
+
+def _outermost(pieces: Iterable[Evidence], *, of: Callable[[Evidence], object], last: bool) -> list[Evidence]:
+    """The first or last by place and by time, of each group."""
     pieces = [*pieces]
-    placed = sorted((e for e in pieces if e.order is not None), key=lambda e: e.order or 0)
-    timed = sorted((e for e in pieces if e.at is not None), key=lambda e: e.at or 0)
-    lasts = [{(e.stream, e.slot, e.slug): e for e in each} for each in (placed, timed)]
-    return [e for last in lasts for e in last.values()]
+    found: dict[object, Evidence] = {}
+    for name in ("order", "at"):
+        known = sorted((e for e in pieces if getattr(e, name) is not None), key=attrgetter(name), reverse=not last)
+        found |= {(name, of(e)): e for e in known}
+    return [*found.values()]
