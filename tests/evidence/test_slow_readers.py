@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -420,7 +421,12 @@ def test_i18_a_stream_whose_name_is_no_utf8_is_named_and_not_read(tmp_path: Path
     assert any("its name is not UTF-8" in text for text in attempt.observer.case().missing)
 
 
-def test_i18_ordinary_text_is_read_whole_also_when_it_comes_fast(tmp_path: Path) -> None:
+def test_i18_ordinary_text_is_read_whole_also_when_it_comes_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Ordinary text costs nothing beyond its rate; a machine that stands still for a moment would count as cost.
+    still = partial(reader_guard.ReadingTime, cpu=lambda: 0.0)
+    monkeypatch.setattr("rankfall.evidence.readers.stream_reader.ReadingTime", still)
     attempt = Attempt(tmp_path)
     attempt.write("0.out.log", b"".join(b"step %07d loss 2.3451 lr 1e-4 gpu 71%%\n" % n for n in range(20_000)) * 20)
     attempt.observer.shorten_grace()
