@@ -9,6 +9,7 @@ import pytest
 from rankfall.evidence.builders import of_error
 from rankfall.evidence.files.log_files import case_of_stream
 from rankfall.evidence.readers.classify import exception_meaning
+from rankfall.explain import explain_files
 from rankfall.model import ErrorInfo, Record
 from rankfall.verdict.signatures.catalogue import default_catalogue
 
@@ -16,6 +17,11 @@ RESET = ("ConnectionResetError", "[Errno 104] Connection reset by peer")
 GLOO = ("RuntimeError", "[/x/third_party/gloo/gloo/transport/tcp/pair.cc:545] Connection closed by peer [10.0.0.1]:1")
 FULL = ("OSError", "[Errno 28] No space left on device")
 OWN = ("ValueError", "bucket size 0")
+WAIT = (
+    "RuntimeError",
+    "[/x/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms for recv operation to complete",
+)
+MISS = ("KeyError", "'group 3'")
 
 
 @pytest.mark.parametrize(
@@ -27,6 +33,14 @@ OWN = ("ValueError", "bucket size 0")
         ((FULL,), "disk_full", False),
         # The raised exception is the lost peer's own.
         ((RESET, OWN), "peer_lost", False),
+        # As in a `finally` that calls a collective.
+        ((WAIT, OWN), "user_code_exception", True),
+        ((WAIT, FULL), "disk_full", True),
+        # A program that goes on may call a collective while it handles these.
+        ((WAIT, MISS), "collective_timeout", False),
+        ((WAIT, ("StopIteration", "")), "collective_timeout", False),
+        ((WAIT, ("TimeoutError", "")), "collective_timeout", False),
+        ((WAIT,), "collective_timeout", False),
     ],
 )
 def test_a_record_keeps_whether_its_exception_handled_a_lost_peer(chain, slug, handled):
@@ -107,3 +121,68 @@ def test_the_exception_that_a_data_worker_quotes_is_in_the_text(last, slug):
 def test_a_data_workers_message_without_its_traceback_stays():
     for text in (_WORKER.format("ValueError"), _WORKER.format("ValueError") + _TRACE, _TRACE):
         assert exception_meaning(default_catalogue(), [("ValueError", text)]).text == f"ValueError: {text}"
+
+
+TRAINS = """  File "/app/train.py", line 122, in main
+    loss.backward()
+  File "/opt/lib/python3.11/site-packages/torch/_tensor.py", line 623, in backward
+    torch.autograd.backward(
+  File "/opt/lib/python3.11/site-packages/torch/autograd/__init__.py", line 395, in backward
+    _engine_run_backward(
+"""
+BARRIER = """  File "/app/train.py", line 80, in step
+    dist.barrier()
+  File "/opt/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83, in wrapper
+    return func(*args, **kwargs)
+  File "/opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 6614, in barrier
+    work.wait()
+"""
+HEAD, ENDED = "Traceback (most recent call last):\n", ": ".join(WAIT) + "\n"
+FIRST = f"""{HEAD}  File "/app/train.py", line 79, in step
+    batch = batches[i]
+IndexError: list index out of range
+
+During handling of the above exception, another exception occurred:
+
+"""
+
+
+def _verdict(tmp_path, **ranks):
+    text = "".join(f"[{name}]: {line}\n" for name, own in ranks.items() for line in own.splitlines())
+    path = tmp_path / "job.log"
+    path.write_text(text)
+    return explain_files([path]).verdict
+
+
+def test_a_rank_that_raised_and_waited_in_its_finally_failed_first(tmp_path):
+    trains = HEAD + TRAINS + ENDED
+    verdict = _verdict(tmp_path, rank0=trains, rank1=trains, rank2=FIRST + HEAD + BARRIER + ENDED, rank3=trains)
+    assert (verdict.rank, verdict.cause.slug, verdict.retry) == (2, "user_code_exception", "no")
+    # Of a chain the exception that gives the cause is displayed, at its own line.
+    assert verdict.decisive is not None
+    assert verdict.decisive.line == "[rank2]: IndexError: list index out of range"
+    lines = (tmp_path / "job.log").read_text().splitlines()
+    assert lines[int(verdict.decisive.where.rpartition(":")[2]) - 1] == verdict.decisive.line
+
+
+def test_a_rank_in_a_barrier_while_the_others_reduce_gradients_called_another_collective(tmp_path):
+    trains = HEAD + TRAINS + ENDED
+    verdict = _verdict(tmp_path, rank0=trains, rank1=trains, rank2=HEAD + BARRIER + ENDED, rank3=trains)
+    assert (verdict.rank, verdict.cause.slug) == (2, "collective_mismatch")
+    same = _verdict(tmp_path, rank0=trains, rank1=trains, rank2=trains, rank3=trains)
+    assert (same.rank, same.cause.slug) == (None, "collective_timeout")
+
+
+def test_the_reason_before_an_exception_of_a_library_without_one_is_the_cause(tmp_path):
+    path = tmp_path / "job.log"
+    reason = (
+        "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm)."
+    )
+    raised = f"""{HEAD}  File "/opt/lib/python3.6/site-packages/torch/multiprocessing/reductions.py", line 333, in reduce_storage
+    fd, size = storage._share_fd_()
+RuntimeError: unable to write to file </tor
+"""
+    path.write_text(f"{reason}\n{raised}")
+    assert explain_files([path]).verdict.cause.slug == "shm_exhausted"
+    path.write_text(raised)
+    assert explain_files([path]).verdict.cause.slug == "unknown"

@@ -169,7 +169,7 @@ def test_i23_p2_a_line_of_a_launcher_or_logger_ends_no_traceback(line):
 def test_i23_p2_each_kind_of_exception_ends_a_traceback(line):
     whole = TRACEBACK.rpartition("KeyError")[0] + line + "\n"
     (found,) = find_tracebacks(whole.encode())
-    assert found.line == line
+    assert found.finals[0].text == line
 
 
 @pytest.mark.parametrize("cut", ["before the announcement", "before the head", "nowhere"])

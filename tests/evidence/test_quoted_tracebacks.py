@@ -37,7 +37,7 @@ def test_i23_p3_a_traceback_in_one_line_is_read_with_its_rank_and_place(line, wh
     assert found.chain[0][0] == "KeyError"
     assert found.chain[0][1].startswith('"it\'s"')
     assert found.places == ("/app/data.py:61 in load", "/app/train.py:88 in <module>")
-    assert found.final_line == 2
+    assert found.finals[0].number == 2
     verdict = why(f"step 1\n{line}\nstep 2\n")
     assert (verdict.cause.slug, verdict.rank) == ("user_code_exception", 3)
     assert verdict.decisive is not None

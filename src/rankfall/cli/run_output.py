@@ -315,7 +315,7 @@ def _raised_in_text(verdict: Verdict, lines: Sequence[str], after: Sequence[str]
     from rankfall.evidence.readers.tracebacks import find_tracebacks  # noqa: PLC0415
 
     text = "\n".join((*lines, verdict.decisive.line, "")).encode("utf-8", "replace")
-    found = [each for each in find_tracebacks(text) if each.final_line > len(lines)]
+    found = [each for each in find_tracebacks(text) if each.finals[0].number > len(lines)]
     return found[-1].places if found else ()
 
 

@@ -54,7 +54,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         outlived: Text; its writer worked on, so ``role`` is ``context``.
         place: Traceback: ``FILE:LINE in FUNCTION`` of the user's innermost frame.
         collective: Traceback: collective that the user's code called.
-        lost_peer: Exception: its chain contains that of a lost peer.
+        lost_peer: Exception: its chain contains that of a lost peer, or of a wait for the other ranks.
         thread: Record: the exception ended a thread other than the main one.
     """
 

@@ -83,6 +83,12 @@ _OF_A_LAUNCHER: Final = frozenset(
 )
 # An exception that only repeats another one, with its traceback in the message.
 _WRAPPERS = frozenset({"user_code_exception.dataloader"})
+# Types of exceptions during whose handling a program that goes on may call a collective, and those of waits.
+_HANDLED: Final = bounded(
+    r"(?:Timeout|TimeoutError|Empty|Full|EOFError|Connection\w*Error|BrokenPipeError|CancelledError|socket\.error|Exit"
+    r"|Interrupt|StopIteration|KeyError|AttributeError|ImportError|NotFoundError|NotImplementedError)\Z",
+    limit=512,
+)
 _RAISED: Final = bounded(r"\A([A-Za-z_][\w.]{0,200})(?:: (.*))?\Z", limit=_MOST)
 _QUOTED = f"\n{QUOTED_HEAD.decode()}\n"
 _EXTERNAL = frozenset(
@@ -100,8 +106,9 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         groups: Named parts of the signature's hit.
+        place: Of the exception in the chain that gives the cause.
         end: It only reports the end of another process, as a launcher's exception.
-        lost_peer: The exceptions that it followed from contain a lost peer's.
+        lost_peer: Its chain contains a lost peer's exception, or that of a wait for the others.
     """
 
     slug: str
@@ -116,6 +123,7 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str | None = None
     pid: int | None = None
     groups: dict[str, str] = {}
+    place: int = 0
     end: bool = False
     lost_peer: bool = False
 
@@ -132,10 +140,13 @@ def exception_meaning(
     """Classifies an exception by its types and messages.
 
     The raised one has precedence, then the most specific of its chain: an error while handling a lost connection is
-    its consequence. If another one gives the cause, the text has it as well. ``launcher``: a launcher raised it about
+    its consequence. A wait in vain while handling an error is the error's. If another one gives the cause, the text has it as well. ``launcher``: a launcher raised it about
     a process.
     """
     chain = _unwrapped(chain)
+    handled = _handled(catalogue, chain)
+    chain = chain[handled:]
+    waited = handled > 0
     head_type, head_text = chain[0] if chain else ("", "")
     print_of = f"{_short(head_type)}:{normalise(head_text.split(chr(10), 1)[0])}:{frame}"
     spoken = f"{_short(head_type)}: {head_text}" if head_text else _short(head_type)
@@ -171,7 +182,7 @@ def exception_meaning(
     found = None
     plain = False
     hits = [best(catalogue.match_line(_one_line(kind, message), where="exception")) for kind, message in chain]
-    lost_peer = any(hit is not None and hit.signature.slug == "peer_lost" for hit in hits[1:])
+    lost_peer = waited or any(hit is not None and hit.signature.slug == "peer_lost" for hit in hits[1:])
     repeats = [kind.endswith(_GROUPS) or _is_wrapper(hit) for (kind, _), hit in zip(chain, hits, strict=True)]
     # A wrapper or group gives way to the first exception that is none.
     displayed = repeats.index(False) if repeats[:1] == [True] and False in repeats else 0
@@ -189,6 +200,7 @@ def exception_meaning(
     if displayed and (repeats[0] or (found is not None and found.signature.slug != "user_code_exception")):
         kind, message = chain[displayed]
         spoken = f"{spoken}\n{_short(kind)}: {message}" if message else f"{spoken}\n{_short(kind)}"
+        handled += displayed
     if mark == "retryable":
         return Meaning(
             slug="retryable_exception", role="primary", specificity=90, text=spoken, fingerprint=f"retryable:{print_of}"
@@ -202,10 +214,22 @@ def exception_meaning(
             specificity=GENERIC,
             text=spoken,
             fingerprint=f"user_code_exception:{print_of}",
+            place=handled,
             lost_peer=lost_peer,
         )
     made = meaning_of_hit(found, text=spoken, fingerprint=f"{found.signature.slug}:{print_of}")
-    return msgspec.structs.replace(made, lost_peer=lost_peer)
+    return msgspec.structs.replace(made, place=handled, lost_peer=lost_peer)
+
+
+def _handled(catalogue: Catalogue, chain: Sequence[tuple[str, str]]) -> int:
+    """Place of the exception during whose handling the rank waited in vain for the others, as in a ``finally``; else 0."""
+    for place, (kind, message) in enumerate(chain):
+        hit = best(catalogue.match_line(_one_line(kind, message), where="exception"))
+        if not place and (hit is None or hit.signature.slug != "collective_timeout"):
+            return 0
+        if _HANDLED.search(kind) is None and (hit is None or hit.signature.role == "primary"):
+            return place
+    return 0
 
 
 def _suggested(catalogue: Catalogue, kind: str, message: str) -> Hit | None:

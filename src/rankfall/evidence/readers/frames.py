@@ -39,6 +39,8 @@ COMM_FILE: Final = bounded(
     r"distributed_c10d\.py$|torch/distributed/|torch/nn/parallel/|c10d_logger\.py$|(?:^|[/\\])horovod[/\\](?:_?keras|common|mxnet|ray|runner|spark|tensorflow|torch)[/\\]|deepspeed/comm/",
     limit=4096,
 )
+# Data-parallel ranks reduce their gradients in it.
+_GRADIENTS: Final = bounded(r"torch/autograd/__init__\.py$", limit=4096)
 # A name at whose end the text was cut.
 _CUT_TYPE: Final = bounded(rb"[a-z](?:Er|Err|Erro|Ex|Exc|Exce|Excep|Except|Excepti|Exceptio)\Z", limit=LONGEST)
 _STATEMENT: Final = bounded(
@@ -143,7 +145,7 @@ class Frames(msgspec.Struct):
         self._innermost, self._flat, self.assertion = (path, line, function), flat, b""
         name, file = decode(function), decode(path)
         communicates = COMM_FILE.search(file) is not None
-        if communicates and self.collective is None and COLLECTIVES.match(name):
+        if self.collective is None and ((communicates and COLLECTIVES.match(name)) or _GRADIENTS.search(file)):
             self.collective = name
         self.origins -= _STATEMENTS.keys()
         if communicates or _PACKAGE.search(path) is not None:
@@ -183,6 +185,15 @@ class Frames(msgspec.Struct):
         self.origins.clear()
 
 
+class LastLine(msgspec.Struct, frozen=True):
+    """Type and message of an exception: their bytes with those that a colon announces, number from 1, and text."""
+
+    start: int
+    end: int
+    number: int
+    text: str
+
+
 class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
     """One traceback with its chain.
 
@@ -190,7 +201,7 @@ class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
         start, end: Bytes from the first line to the last's end.
         chain: ``(type, message)`` of each exception, the raised one first.
         frame, places, collective: Those of its ``Frames``; of a chain those of the raised exception.
-        final_start, final_end: Bytes of the raised exception's line, with those that its colon announces; ``final_line`` is its number.
+        finals: Last line of each exception of ``chain``.
         origins: Those of its ``Frames``.
         ignored: Python continued ("Exception ignored in ..."): never a cause.
         threaded: Of a thread beside the main one.
@@ -205,10 +216,7 @@ class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[str, ...]
     collective: str | None
     frames: int
-    final_start: int
-    final_end: int
-    final_line: int
-    line: str
+    finals: tuple[LastLine, ...]
     origins: frozenset[str] = frozenset()
     ignored: bool = False
     threaded: bool = False
@@ -250,8 +258,8 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
     size: int = 0
     text: int = 0
     frames: Frames = msgspec.field(default_factory=Frames)
-    final: tuple[int, int, int] = (0, 0, 0)
-    line: str = ""
+    final: LastLine = LastLine(0, 0, 0, "")
+    finals: list[LastLine] = msgspec.field(default_factory=list)
     expect: bool = True
     real: bool | None = None
     closed_at: int = 0
@@ -274,8 +282,8 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
 
     def extend(self, body: bytes, stop: int) -> None:
         """Adds a line that ends at ``stop`` to the displayed ones."""
-        self.line += "\n" + decode(body)
-        self.final = (self.final[0], stop, self.final[2])
+        last = self.final
+        self.final = LastLine(last.start, stop, last.number, last.text + "\n" + decode(body))
 
 
 def exception_of(line: bytes) -> tuple[bytes, bytes] | None:

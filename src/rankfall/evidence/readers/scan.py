@@ -17,7 +17,7 @@ import msgspec
 
 from rankfall.evidence.readers.classify import Meaning, exception_meaning, of_missing_file, ran_training
 from rankfall.evidence.readers.findings import Finding, LineMeaning, line_meanings
-from rankfall.evidence.readers.frames import OpenTraceback, TracebackText
+from rankfall.evidence.readers.frames import LastLine, OpenTraceback, TracebackText
 from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.survival import Survival
 from rankfall.evidence.readers.text import repeats
@@ -171,9 +171,8 @@ class ChunkScanner:
         events: list[_Event] = []
         for item in read.closed:
             if item.found is not None:
-                found = self._of_traceback(item.found)
-                place = item.found.final_start, found.kind, found, item.found.final_line
-                events.append(_Event(item.read.closed_at, *place))
+                found, last = self._of_traceback(item.found)
+                events.append(_Event(item.read.closed_at, last.start, found.kind, found, last.number))
             else:
                 events += [
                     _Event(item.read.closed_at, byte, kind, finding, line)
@@ -282,7 +281,8 @@ class ChunkScanner:
         if count >= FLOOD and len(self._flooded) < _MAX_FLOODED:
             self._flooded |= {word}
 
-    def _of_traceback(self, item: TracebackText) -> Finding:
+    def _of_traceback(self, item: TracebackText) -> tuple[Finding, LastLine]:
+        """Finding of a traceback, and the line of the exception that gives the cause."""
         meaning = self._meaning_of_chain(item)
         if item.ignored:
             meaning = msgspec.structs.replace(meaning, slug="teardown_noise", role="context")
@@ -310,10 +310,11 @@ class ChunkScanner:
         known = meaning.signature
         if meaning.slug == OWN_CODE and known is None:
             meaning = msgspec.structs.replace(meaning, signature=OF_LIBRARY if "library" in item.origins else OF_OWN)
-        return Finding(
+        last = item.finals[min(meaning.place, len(item.finals) - 1)]
+        found = Finding(
             start=0,
-            end=item.final_end - item.final_start,
-            line=item.line,
+            end=last.end - last.start,
+            line=last.text,
             meaning=meaning,
             prefix=item.prefix,
             explicit=not meaning.end,
@@ -323,6 +324,7 @@ class ChunkScanner:
             collective=item.collective,
             kind=(known or meaning.fingerprint, item.prefix.rank),
         )
+        return found, last
 
     def _meaning_of_chain(self, item: TracebackText) -> Meaning:
         launcher = "launcher" in item.origins

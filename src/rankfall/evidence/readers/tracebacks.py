@@ -20,6 +20,7 @@ from rankfall.evidence.readers.frames import (
     HEAD,
     LONGEST,
     QUOTED_HEAD,
+    LastLine,
     OpenTraceback,
     TracebackText,
     cut_above,
@@ -259,8 +260,10 @@ class TracebackReader:
         read = OpenTraceback(
             prefix=prefix, start=start, end=stop, seen=number, ignored=False, real=True, closed_at=stop
         )
-        place = {"start": start, "end": stop, "final_start": start, "final_end": stop, "final_line": number + 1}
-        self._closed.append(Closed(read, msgspec.structs.replace(found, prefix=prefix, **place)))
+        finals = tuple(LastLine(start, stop, number + 1, last.text) for last in found.finals)
+        self._closed.append(
+            Closed(read, msgspec.structs.replace(found, prefix=prefix, finals=finals, start=start, end=stop))
+        )
         return read
 
     def _speaker(self, line: bytes, own: Prefix) -> tuple[OpenTraceback | None, bytes]:
@@ -372,12 +375,11 @@ class TracebackReader:
             state.continues = text.endswith(b":")
             state.message = [] if state.continues and not message else [message]
             if state.quotes:
-                state.line = state.line.partition("\n")[0]
+                state.final = msgspec.structs.replace(state.final, text=state.final.text.partition("\n")[0])
                 state.extend(body, stop)
             else:
-                state.final, state.line = (at, stop, number + 1), decode(line)
-                if not message and state.frames.assertion:
-                    state.line += "\n" + decode(state.frames.assertion)
+                also = b"\n" + state.frames.assertion if not message and state.frames.assertion else b""
+                state.final = LastLine(at, stop, number + 1, decode(line) + decode(also))
             state.end, state.expect = stop, False
             self._grow(state, len(state.type) + len(message))
             return False
@@ -404,9 +406,11 @@ class TracebackReader:
         message = b"\n".join(state.message)[:MAX_MESSAGE]
         place = len(state.chain) - state.quotes
         state.chain.insert(place, (state.type.decode("utf-8", "replace"), message.decode("utf-8", "replace")))
+        state.finals.insert(place, state.final)
         state.type, state.message, state.size = None, [], 0
         if len(state.chain) > MAX_CHAIN:
             left_out = state.chain.pop(MAX_CHAIN // 2)
+            del state.finals[MAX_CHAIN // 2]
             self._grow(state, -sum(map(len, left_out)))
 
     def _grow(self, state: OpenTraceback, size: int) -> None:
@@ -434,10 +438,7 @@ class TracebackReader:
                 places=state.frames.places,
                 collective=state.frames.collective,
                 frames=state.frames.count,
-                final_start=state.final[0],
-                final_end=state.final[1],
-                final_line=state.final[2],
-                line=state.line,
+                finals=tuple(reversed(state.finals)),
                 origins=frozenset(state.frames.origins),
                 ignored=state.ignored,
                 threaded=state.threaded,

@@ -42,6 +42,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     SUSPECT_ONLY,
     TERMINAL_WINDOW_S,
     TRUSTED,
+    UNRECOGNIZED,
     WATCHDOG_ABORTS,
     WEAK_PRIMARIES,
     WORDING,
@@ -286,10 +287,12 @@ def from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Cand
     else:
         tier = EXPLICIT
     confidence: Confidence = "proven" if trusted or best.trust == "inside" else "likely"
-    if best.id in subject.by_elimination:
+    if best.id in subject.by_elimination or best.lost_peer:
         confidence = "likely"
     repeated = _repeats_the_kernel(subject, best)
-    if repeated or best.signature in SUSPECT_ONLY or (best.signature or "").endswith(WORDING):
+    # What a hook records ended its process, recognized or not.
+    doubtful = SUSPECT_ONLY - UNRECOGNIZED if best.source == "record" else SUSPECT_ONLY
+    if repeated or best.signature in doubtful or (best.signature or "").endswith(WORDING):
         confidence = "suspected"
     elif best.slug in WEAK_PRIMARIES or tier == HANG:
         confidence = "suspected" if best.source == "recorder" else "likely"

@@ -172,7 +172,7 @@ BARE_ENDS: Final = frozenset(
 
 # Exceptions of the job's own code that no signature recognizes, or of common types without a traceback: only
 # suspected, but a retry seldom helps.
-UNRECOGNIZED: Final = frozenset({OF_OWN, "user_code_exception.line"})
+UNRECOGNIZED: Final = frozenset({OF_OWN, "user_code_exception.line", "user_code_exception.usage"})
 
 # Native code still active at the exit: the process ended anyway.
 AT_SHUTDOWN: Final = frozenset({"native_abort.thread_left"})

@@ -21,6 +21,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     ENDS_OF_THE_REST,
     HINT,
     NEVER_CAUSE,
+    OF_LIBRARY,
     OWN_CODE,
     SAME_FAULT,
     STEP_ENDS,
@@ -406,6 +407,8 @@ def _weighed(subject: Subject, piece: Evidence) -> Evidence:
 
 # Characters of an exception's message that a repeating line contains; minimum length.
 _MESSAGE: Final = 200
+# Specificity of a line that gives the reason of a later exception of a library.
+_SURE: Final = 60
 _LEAST_MESSAGE: Final = 12
 
 
@@ -441,6 +444,8 @@ def _stands_beside(piece: Evidence, finals: list[Evidence]) -> bool:
 def _same_fault(piece: Evidence, final: Evidence) -> bool:
     """True if a line may be a library's detail before the exception."""
     if piece.slug == final.slug or piece.slug in YIELDS_TO.get(final.slug, frozenset()) or repeats(piece, final):
+        return True
+    if final.signature == OF_LIBRARY and piece.specificity >= _SURE:
         return True
     family = cause_info(piece.slug).family
     return final.slug != OWN_CODE and family in SAME_FAULT and family == cause_info(final.slug).family
