@@ -48,8 +48,8 @@ _OF_SCRIPTS: Final = frozenset(
         "ssh_unreachable",
     }
 )
-# Of commands of scripts, which download or notify.
-_DOWNLOADS: Final = "hostname_resolution.curl"
+# Of commands of scripts: downloads, notices, and arguments that a missing backslash parts from the job's command.
+_AFTER_ANY: Final = frozenset({"bad_arguments.continuation", "hostname_resolution.curl"})
 # Ends of a process whose line has no further details.
 _KILLS: Final = frozenset(
     {"cancelled", "gpu_oom", "host_oom", "killed_unknown", "node_lost", "preempted", "segfault", "walltime_or_requeue"}
@@ -132,7 +132,7 @@ def is_try_to_join(piece: Evidence) -> bool:
 def without_aftermath(pieces: Sequence[Evidence], complaints: Sequence[Evidence]) -> list[Evidence]:
     """Removes lines after a failure that ended its process: of scripts, and about the process as seen by others."""
     every = [*pieces, *complaints]
-    own = _earliest(e for e in every if e.signature != _DOWNLOADS)
+    own = _earliest(e for e in every if e.signature not in _AFTER_ANY)
     ended = [e for e in every if e.whole and not e.teardown]
     ended = _earliest(ended + [e for e in pieces if e.slug in _KILLS and e.signature not in SEEN_FROM_OUTSIDE])
 
@@ -140,7 +140,7 @@ def without_aftermath(pieces: Sequence[Evidence], complaints: Sequence[Evidence]
         if piece.source != "log" or piece.whole:
             return False
         late = piece.slug in _OF_SCRIPTS or piece.signature in SEEN_FROM_OUTSIDE
-        failed = own if piece.signature == _DOWNLOADS else ended if late else ()
+        failed = own if piece.signature in _AFTER_ANY else ended if late else ()
         return any(piece.rank in {None, e.rank} and surely_after(piece, e) for e in failed)
 
     return [e for e in pieces if not follows(e)]
