@@ -891,3 +891,45 @@ def test_i23_p1_a_rank_in_a_field_or_head_of_its_own_is_read(why, line, answer_)
 @pytest.mark.parametrize("field", ["from rank=2", "remote rank=2", "to rank=2", "root rank=2"])
 def test_i23_p1_a_trailing_field_about_another_rank_names_none(why, field):
     assert why(f"ERROR store: Segmentation fault (core dumped) {field}\n").rank is None
+
+
+# Two agents in one text, node after node, as a folder's files or a merged console.
+STOPPED = """W1130 14:22:10.108000 2475 torch/distributed/elastic/agent/server/api.py:752] Received 15 death signal, shutting down workers
+Traceback (most recent call last):
+  File "/opt/lib/python3.11/site-packages/torch/distributed/elastic/multiprocessing/api.py", line 86, in _terminate_process_handler
+    raise SignalException(f"Process {os.getpid()} got signal: {sigval}", sigval=sigval)
+torch.distributed.elastic.multiprocessing.api.SignalException: Process 2475 got signal: 15
+"""
+FAILED_AT = """E1130 14:22:{second}.432000 2473 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 2784) of binary: /usr/bin/python
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-30_14:22:{second}
+  host      : gpu-1
+  rank      : 2 (local_rank: 0)
+  exitcode  : 1 (pid: 2784)
+  error_file: <N/A>
+"""
+LOST = "[rank1]: RuntimeError: [/x/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [10.0.0.1]:1\n"
+TIMED_OUT = "[rank1]: RuntimeError: [/x/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms for recv operation to complete\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        # srun, Kubernetes and Rankfall stop the launchers of the other nodes after a rank's end.
+        (LOST + STOPPED + FAILED_AT.format(second="09"), ("unknown", 2)),
+        (LOST + FAILED_AT.format(second="09") + STOPPED, ("unknown", 2)),
+        # Stopped from outside first: the other node's ranks lost it.
+        (LOST + STOPPED + FAILED_AT.format(second="14"), ("external_signal", None)),
+        (LOST + FAILED_AT.format(second="14") + STOPPED, ("external_signal", None)),
+        (LOST + STOPPED, ("external_signal", None)),
+        # Somebody ends what hangs.
+        (TIMED_OUT + STOPPED, ("collective_timeout", None)),
+        (STOPPED + TIMED_OUT, ("external_signal", None)),
+        # The job went on, as after another try.
+        (TIMED_OUT + "".join(f"step {i} loss 1.0\n" for i in range(60)) + STOPPED, ("external_signal", None)),
+    ],
+)
+def test_a_launcher_that_was_stopped_after_another_one_failed_is_no_cause(answer, text, found):
+    assert answer(text) == found

@@ -309,7 +309,9 @@ class ChunkScanner:
             meaning = msgspec.structs.replace(meaning, pid=item.pid)
         known = meaning.signature
         if meaning.slug == OWN_CODE and known is None:
-            meaning = msgspec.structs.replace(meaning, signature=OF_LIBRARY if "library" in item.origins else OF_OWN)
+            # What a data worker collates is the job's own.
+            of_library = "library" in item.origins and "in DataLoader worker process" not in item.chain[0][1]
+            meaning = msgspec.structs.replace(meaning, signature=OF_LIBRARY if of_library else OF_OWN)
         last = item.finals[min(meaning.place, len(item.finals) - 1)]
         found = Finding(
             start=0,

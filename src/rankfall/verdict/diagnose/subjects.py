@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from typing import Final, Literal
 
 import msgspec
@@ -24,12 +23,12 @@ from rankfall.verdict.diagnose.cause_tables import (
     OF_LIBRARY,
     OWN_CODE,
     SAME_FAULT,
-    STEP_ENDS,
     STEP_TAKEN,
     TRUSTED,
     WORK_DONE,
     YIELDS_TO,
 )
+from rankfall.verdict.diagnose.survived_lines import ends_in_order, is_end_by_launcher, is_task_of_srun
 
 # Secondary messages that are no complaint of a rank.
 _NO_COMPLAINT: Final = NEVER_CAUSE | {"unknown"}
@@ -181,14 +180,14 @@ class Subjects:
             # With the hook, the slot's stream contains the launcher's lines, never that rank's.
             if own_failure(facts) and facts.hook != "loaded":
                 self._failed_at[_speaker(facts)].add(facts.rank)
-        evidence = [*_of_srun(case.evidence)]
+        evidence = ends_in_order(case.evidence)
         for piece in evidence:
             # Ranks of files have no hook.
-            if piece.rank is not None and _launcher_end(piece):
+            if piece.rank is not None and is_end_by_launcher(piece):
                 self._failed_at[piece.stream].add(piece.rank)
         for piece in evidence:
             # A text without a rank may also be of a task of which srun states a reason.
-            named = piece.role == "primary" and _TASK.search(piece.line) is not None
+            named = piece.role == "primary" and is_task_of_srun(piece)
             if named and piece.rank is not None and self._failed_at.get(piece.stream):
                 self._failed_at[piece.stream].add(piece.rank)
         self._printed_again = _printed_again(evidence)
@@ -291,53 +290,6 @@ class Subjects:
         if len(failed) == 1 and piece.source == "log" and piece.trust == "job" and piece.role == "primary":
             return next(iter(failed)), True
         return None, False
-
-
-# srun's report of tasks, and causes after which it ends them.
-_TASK: Final = bounded(r"srun: error: \S{1,512}: tasks? [\d,-]{1,400}: ", limit=2_000)
-_STOPS: Final = frozenset({"cancelled", "peer_teardown", "preempted", "walltime_or_requeue"})
-
-
-def _of_srun(evidence: Sequence[Evidence]) -> Iterable[Evidence]:
-    """Classifies ends of Slurm's tasks by earlier lines.
-
-    SIGTERM before any other end came from outside; SIGKILL after the step's end is its consequence, and srun ends a step
-    after a failed task. A step counts memory events at its end.
-    """
-    found = {e.id: e for e in evidence}
-    text = [e for e in found.values() if e.source == "log" and e.stream is not None and e.order is not None]
-    if not any(_TASK.search(e.line) or e.signature in STEP_ENDS for e in text):
-        return evidence
-    text.sort(key=lambda e: (e.stream or "", e.order or 0))
-    for _, stream in groupby(text, key=lambda e: e.stream):
-        ended = failed = stopped = taken = False
-        for _, line in groupby(stream, key=lambda e: e.order):
-            pieces = list(line)
-            tasks = _TASK.search(pieces[0].line) is not None
-            for e in pieces:
-                if e.signature == "peer_teardown.srun_task" and not ended:
-                    found[e.id] = _renamed(e, "external_signal")
-                elif (e.slug == "killed_unknown" and tasks and stopped) or (
-                    e.signature == "cancelled.slurm" and failed and "*** STEP " in e.line
-                ):
-                    found[e.id] = msgspec.structs.replace(_renamed(e, "peer_teardown"), role="secondary")
-                elif e.signature in {"host_oom.slurm", "host_oom.srun"} and taken:
-                    found[e.id] = msgspec.structs.replace(e, role="context")
-            failed = failed or (tasks and any(_launcher_end(e) for e in pieces))
-            ended = ended or tasks or any(e.slug in _STOPS for e in pieces)
-            stopped = stopped or any(e.signature in STEP_ENDS for e in pieces)
-            taken = taken or any(e.signature in STEP_TAKEN for e in pieces)
-    return found.values()
-
-
-def _launcher_end(piece: Evidence) -> bool:
-    """True for a report in a file that a task failed; it is context where the task is a launcher with its own report."""
-    ended = piece.exit_code is not None or piece.signal is not None
-    return ended and piece.source == "log" and piece.slot is None and piece.role != "secondary"
-
-
-def _renamed(piece: Evidence, slug: str) -> Evidence:
-    return msgspec.structs.replace(piece, slug=slug, fingerprint=f"{slug}:{piece.signature}")
 
 
 def _words(piece: Evidence) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 from rankfall.model import Evidence
 from rankfall.model.evidence import surely_after
@@ -17,6 +20,10 @@ from rankfall.verdict.diagnose.cause_tables import (
     LOST_PEER_SLUGS,
     NEVER_CAUSE,
     SEEN_FROM_OUTSIDE,
+    SIGNAL_OF_AGENT,
+    STEP_ENDS,
+    STEP_TAKEN,
+    TIMED_OUT,
     reports_code,
 )
 
@@ -187,3 +194,104 @@ def _outermost(pieces: Iterable[Evidence], *, of: Callable[[Evidence], object], 
         known = sorted((e for e in pieces if getattr(e, name) is not None), key=attrgetter(name), reverse=not last)
         found |= {(name, of(e)): e for e in known}
     return [*found.values()]
+
+
+# Stops of torchrun by a signal, and its time of a line.
+_STOPS_OF_AGENTS: Final = frozenset({SIGNAL_OF_AGENT, "external_signal.torchrun_death"})
+_TORCH_TIME: Final = bounded(r"\A\W{0,4}(?:\[?\d{4}-|[WEI])(\d\d)-?(\d\d) (\d\d:\d\d:\d\d[.,]\d{1,6})", limit=2_000)
+_NEVER: Final = 1 << 62
+# srun's report of tasks, and causes after which it ends them.
+_TASK: Final = bounded(r"srun: error: \S{1,512}: tasks? [\d,-]{1,400}: ", limit=2_000)
+_STOPPED_BY: Final = frozenset({"cancelled", "peer_teardown", "preempted", "walltime_or_requeue"})
+
+
+def ends_in_order(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """Ends as earlier lines show them: of Slurm's tasks, and of launchers that were stopped after a failure."""
+    return _of_agents([*_of_srun(evidence)])
+
+
+def is_task_of_srun(piece: Evidence) -> bool:
+    """True for srun's report of a task."""
+    return _TASK.search(piece.line) is not None
+
+
+def _of_agents(evidence: list[Evidence]) -> list[Evidence]:
+    """Classifies stops of torchrun from outside: after a failure they are its consequence, as by srun on other nodes."""
+    stops = [e for e in evidence if e.source == "log" and _stops_agent(e)]
+    if not stops:
+        return evidence
+    texts = [e for e in evidence if e.source == "log" and e.role != "context" and not e.passed]
+    failed = [e for e in texts if reports_code(e) or e.slug in TIMED_OUT]
+    stamps = [(_stamp(e.line), e) for e in failed]
+    first = min((stamp for stamp, _ in stamps if stamp), default="")
+    # The rows of a report have no time.
+    unstamped = _first_orders(e for stamp, e in stamps if not stamp and not reports_code(e))
+    orders = _first_orders(failed)
+
+    def late(stop: Evidence) -> bool:
+        stamp = _stamp(stop.line)
+        known = unstamped if stamp and first else orders
+        return "" < first < stamp or known.get(stop.stream, _NEVER) < (stop.order or 0)
+
+    after = {id(e) for e in stops if late(e)}
+    # The exception of a stopped agent has no time.
+    agents = {e.stream: id(e) in after for e in stops if _stamp(e.line)}
+    after |= {id(e) for e in stops if not _stamp(e.line) and agents.get(e.stream)}
+    return [_renamed(e, "peer_teardown") if id(e) in after else e for e in evidence]
+
+
+def _stops_agent(piece: Evidence) -> bool:
+    raised = piece.slug == "external_signal" and piece.whole and "SignalException: " in piece.line
+    return raised or piece.signature in _STOPS_OF_AGENTS
+
+
+def _first_orders(pieces: Iterable[Evidence]) -> dict[str | None, int]:
+    return {e.stream: e.order or 0 for e in sorted(pieces, key=lambda e: -(e.order or 0))}
+
+
+def _stamp(line: str) -> str:
+    """Time that torchrun prints, without its year; empty without one."""
+    found = _TORCH_TIME.search(line)
+    return f"{found[1]}{found[2]} {found[3]}" if found is not None else ""
+
+
+def _of_srun(evidence: Sequence[Evidence]) -> Iterable[Evidence]:
+    """Classifies ends of Slurm's tasks by earlier lines.
+
+    SIGTERM before any other end came from outside; SIGKILL after the step's end is its consequence, and srun ends a step
+    after a failed task. A step counts memory events at its end.
+    """
+    found = {e.id: e for e in evidence}
+    text = [e for e in found.values() if e.source == "log" and e.stream is not None and e.order is not None]
+    if not any(_TASK.search(e.line) or e.signature in STEP_ENDS for e in text):
+        return evidence
+    text.sort(key=lambda e: (e.stream or "", e.order or 0))
+    for _, stream in groupby(text, key=lambda e: e.stream):
+        ended = failed = stopped = taken = False
+        for _, line in groupby(stream, key=lambda e: e.order):
+            pieces = list(line)
+            tasks = _TASK.search(pieces[0].line) is not None
+            for e in pieces:
+                if e.signature == "peer_teardown.srun_task" and not ended:
+                    found[e.id] = _renamed(e, "external_signal")
+                elif (e.slug == "killed_unknown" and tasks and stopped) or (
+                    e.signature == "cancelled.slurm" and failed and "*** STEP " in e.line
+                ):
+                    found[e.id] = msgspec.structs.replace(_renamed(e, "peer_teardown"), role="secondary")
+                elif e.signature in {"host_oom.slurm", "host_oom.srun"} and taken:
+                    found[e.id] = msgspec.structs.replace(e, role="context")
+            failed = failed or (tasks and any(is_end_by_launcher(e) for e in pieces))
+            ended = ended or tasks or any(e.slug in _STOPPED_BY for e in pieces)
+            stopped = stopped or any(e.signature in STEP_ENDS for e in pieces)
+            taken = taken or any(e.signature in STEP_TAKEN for e in pieces)
+    return found.values()
+
+
+def is_end_by_launcher(piece: Evidence) -> bool:
+    """True for a report in a file that a task failed; it is context where the task is a launcher with its own report."""
+    ended = piece.exit_code is not None or piece.signal is not None
+    return ended and piece.source == "log" and piece.slot is None and piece.role != "secondary"
+
+
+def _renamed(piece: Evidence, slug: str) -> Evidence:
+    return msgspec.structs.replace(piece, slug=slug, fingerprint=f"{slug}:{piece.signature}")
