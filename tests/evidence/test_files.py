@@ -290,3 +290,14 @@ def test_i23_p6_an_exception_in_one_file_beats_a_silent_one(tmp_path):
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.log").write_text(f"step 1\n{text}")
     assert explain_files([tmp_path]).verdict.rank == 1
+
+
+def test_an_empty_log_of_a_rank_shows_that_there_is_such_a_rank(tmp_path):
+    waited = "RuntimeError: [/x/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms for recv operation\n"
+    for rank in (0, 1, 3):
+        (tmp_path / f"rank_{rank}.log").write_text(f"[rank{rank}]: {waited}")
+    verdict = explain_files([tmp_path]).verdict
+    assert (verdict.cause.slug, verdict.rank) == ("collective_timeout", None)
+    (tmp_path / "rank_2.log").touch()
+    verdict = explain_files([tmp_path]).verdict
+    assert (verdict.cause.slug, verdict.rank) == ("rank_stuck", 2)

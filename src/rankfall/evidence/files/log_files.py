@@ -118,6 +118,7 @@ class _Pile:
         self._guard = ReaderGuard()
         self._room = Room()
         self._sources: dict[int, Source] = {}
+        self._silent: list[tuple[int, Source]] = []
         self._dumps = Dumps()
 
     def case(self) -> Case:
@@ -152,6 +153,7 @@ class _Pile:
         if chosen and not any(file.size or file.pipe for _, file in chosen):
             self._left.add("any text: the files are empty")
         if self._sources or self._dumps.read:
+            self._sources.update((number, source) for number, source in self._silent if number not in self._sources)
             return
         if self._left.unreadable is not None:
             raise UsageError(
@@ -178,8 +180,13 @@ class _Pile:
     def _chosen(self, paths: Iterable[Path], within: Path) -> list[tuple[int, Listed]]:
         """Files with their list numbers: each once, small ones first."""
         listed = enumerate(file for path in paths for file in list_files(path, self._left, skip=_no_log, within=within))
-        # An empty log has no information; an empty error file or dump has.
-        useful = [(number, file) for number, file in listed if file.size or not file.parts or _says_by_its_name(file)]
+        useful = []
+        for number, file in listed:
+            if file.size or not file.parts or _says_by_its_name(file):
+                useful.append((number, file))
+            elif (source := source_of(file.path)).rank is not None:
+                # The name of an empty log shows that there is such a rank.
+                self._silent.append((number, source))
         useful.sort(key=lambda row: (_rank_of_use(row[1]), row[1].size, row[0]))
         unique = list({file.inode: (number, file) for number, file in reversed(useful)}.values())[::-1]
         most = self._allowance.limits.files

@@ -83,7 +83,7 @@ _OF_A_LAUNCHER: Final = frozenset(
 )
 # An exception that only repeats another one, with its traceback in the message.
 _WRAPPERS = frozenset({"user_code_exception.dataloader"})
-# Types of exceptions during whose handling a program that goes on may call a collective, and those of waits.
+# Types of exceptions during whose handling a program that continues may call a collective, and those of waits.
 _HANDLED: Final = bounded(
     r"(?:Timeout|TimeoutError|Empty|Full|EOFError|Connection\w*Error|BrokenPipeError|CancelledError|socket\.error|Exit"
     r"|Interrupt|StopIteration|KeyError|AttributeError|ImportError|NotFoundError|NotImplementedError)\Z",
