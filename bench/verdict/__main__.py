@@ -38,6 +38,7 @@ def main(argv: list[str]) -> int:
     if "corpus" in parts:
         judged = {folder.name: corpus.judge(folder) for folder in folders}
         found += [row for name, logs in judged.items() for row in corpus.rows(logs, name)]
+        found += [row for folder in folders for row in corpus.of_second_reader(folder)]
         found += corpus.calibration([one for logs in judged.values() for one in logs])
         shown = [one for name, logs in judged.items() if name != corpus.MEASURED for one in logs]
         pages.append(f"## Logs of which something was not said\n\n{corpus.page(shown)}")

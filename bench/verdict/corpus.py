@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,6 +70,10 @@ def labels_of(folder: Path) -> list[Label]:
         raise SystemExit(
             f"{folder} holds no labels.jsonl: name a folder of logs with labels: make bench-verdict CORPUS=FOLDER"
         )
+    return _read(labels)
+
+
+def _read(labels: Path) -> list[Label]:
     return [msgspec.json.decode(line, type=Label) for line in labels.read_bytes().splitlines() if line]
 
 
@@ -92,6 +97,30 @@ def judged(label: Label, verdict: Verdict) -> Judged:
         line=_line(label.decisive_line, verdict.decisive.line if verdict.decisive else ""),
         retry=_retry(label.retryable, said),
         harmful=label.retryable == "no" and verdict.retry in ("yes", "elsewhere"),
+    )
+
+
+def of_second_reader(folder: Path) -> list[Row]:
+    """How often a second person who read the same logs answers as their labels; no rows without such answers."""
+    path = folder / "second.jsonl"
+    answers = {label.log: label for label in _read(path)} if path.is_file() else {}
+    both = [(label, answers[label.log]) for label in labels_of(folder) if label.log in answers]
+    found = [_answered(label, answer) for label, answer in both]
+    made = [_row(found, part, f"{folder.name}, a second reader") for part in _PARTS] if found else []
+    return [dataclasses.replace(row, bound="-", holds=None) for row in made]
+
+
+def _answered(label: Label, answer: Label) -> Judged:
+    slug = answer.accept[0]
+    return Judged(
+        label=label,
+        slug=slug,
+        confidence="",
+        cause="right" if slug in label.accept else "unknown" if slug == "unknown" else "wrong",
+        rank=_rank(label.rank, answer.rank),
+        line=_line(label.decisive_line, answer.decisive_line or ""),
+        retry=_retry(label.retryable, answer.retryable),
+        harmful=label.retryable == "no" and answer.retryable == "yes",
     )
 
 

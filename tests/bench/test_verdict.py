@@ -55,6 +55,23 @@ def test_a_wrong_cause_counts_against_its_confidence(logs):
     assert (found[0].retry, found[0].harmful) == ("wrong", False)
 
 
+def test_a_second_readers_answers_are_compared_with_the_labels(logs):
+    assert corpus.of_second_reader(logs) == []
+    answers = [
+        LABELS[0] | {"retryable": "unknown"},
+        LABELS[1] | {"accept": ["host_oom", "gpu_oom"], "rank": 2},
+    ]
+    (logs / "second.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    cause, rank, line, retry = corpus.of_second_reader(logs)
+    assert cause.figure == "1 of 2 right (50%), 1 wrong, 0 unknown"
+    assert rank.figure == "0 of 1 right (0%), 1 wrong, 0 unknown"
+    assert (line.figure, retry.figure) == (
+        "1 of 1 right (100%), 0 wrong, 0 unknown",
+        "0 of 1 right (0%), 0 wrong, 1 unknown",
+    )
+    assert {row.holds for row in (cause, rank, line, retry)} == {None}
+
+
 def test_a_text_is_judged_in_all_its_forms(logs):
     counts = forms.judge(logs)
     assert counts.total() == 2 * len(forms.FORMS) >= 80

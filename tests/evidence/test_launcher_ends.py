@@ -274,8 +274,8 @@ UNSIGNED = f"{HEAD}  File \"/w/t.py\", line 3, in f\nKeyError: 'x'\n"
 
 @pytest.mark.parametrize("end", [MPI_EXIT, MPI_ABORT, MPI_ABORT_5])
 def test_i23_p2_open_mpi_names_the_rank_of_an_unsigned_traceback(located, end):
-    # The report of an end with 1 has no reason; a program that calls MPI_Abort decided it, for whatever reason.
-    assert located(f"step 1\n{end}")[:2] == ("unknown" if end == MPI_EXIT else "user_exit", 2)
+    # Neither an end with 1 nor an MPI_Abort without a message has a reason.
+    assert located(f"step 1\n{end}")[:2] == ("unknown", 2)
     assert located(f"step 1\n{UNSIGNED}{end}")[:2] == ("user_code_exception", 2)
     # Signed lines outweigh the report.
     signed = "".join(f"[1,3]<stderr>:{line}\n" for line in UNSIGNED.splitlines())
@@ -636,7 +636,7 @@ def test_a_report_with_blank_lines_between_its_rows_is_read(located):
         # The code of an abort is no signal, whatever its sign.
         (
             "MPI_ABORT was invoked on rank 344 in communicator MPI_COMM_WORLD\nwith errorcode -1.\n",
-            ("user_exit", 344),
+            ("unknown", 344),
         ),
         ("application called MPI_Abort(MPI_COMM_WORLD, -11) - process 3\n", ("user_exit", 3)),
         ("            Exit status of rank 2: killed by signal 9\n", ("killed_unknown", 2)),
@@ -669,16 +669,16 @@ def test_a_report_with_blank_lines_between_its_rows_is_read(located):
         # MPI_Abort with 0 is no success, and the step is cancelled after it.
         (
             "Rank 5 [Tue Aug  3 11:22:14 2021] [c1] application called MPI_Abort(MPI_COMM_WORLD, 0) - process 5\nslurmstepd: error: *** STEP 31885208.0 ON nid00023 CANCELLED AT 2021-08-03T11:22:55 ***\n",
-            ("user_exit", 5),
+            ("unknown", 5),
         ),
         (
             "MPI_ABORT was invoked on rank 5 in communicator MPI_COMM_WORLD\nwith errorcode 0.\n",
-            ("user_exit", 5),
+            ("unknown", 5),
         ),
         # The numbers of ctest are no ranks.
         (
             "test 3\n3: Test command: /usr/bin/srun -n 2 a.out\n3: Working Directory: /b\n3: Abort(1) on node 1 (rank 1 in comm 0): Fatal error in PMPI_Recv: Message truncated, error stack:\n",
-            ("collective_mismatch", 1),
+            ("user_code_exception", 1),
         ),
     ],
 )
@@ -736,7 +736,7 @@ CRASH = "[1,73]<stderr>:[node4:10467:0:10467] Caught signal 11 (Segmentation fau
 
 
 def test_a_crash_after_another_ranks_abort_followed_it(located):
-    assert located(ABORT + CRASH)[:2] == ("user_exit", 80)
+    assert located(ABORT + CRASH)[:2] == ("unknown", 80)
     assert located(CRASH + ABORT)[:2] == ("segfault", 73)
     assert located(ABORT.replace("rank 80", "rank 73") + CRASH)[:2] == ("segfault", 73)
 

@@ -140,13 +140,13 @@ def exception_meaning(
     """Classifies an exception by its types and messages.
 
     The raised one has precedence, then the most specific of its chain: an error while handling a lost connection is
-    its consequence. A wait in vain while handling an error is the error's. If another one gives the cause, the text has it as well. ``launcher``: a launcher raised it about
-    a process.
+    its consequence, as is a wait in vain while handling an error. If another one gives the cause, the text has it as
+    well. ``launcher``: a launcher raised it about a process.
     """
     chain = _unwrapped(chain)
-    handled = _handled(catalogue, chain)
-    chain = chain[handled:]
-    waited = handled > 0
+    hits = [best(catalogue.match_line(_one_line(kind, message), where="exception")) for kind, message in chain]
+    place = _handled(chain, hits)
+    waited, chain, hits = place > 0, chain[place:], hits[place:]
     head_type, head_text = chain[0] if chain else ("", "")
     print_of = f"{_short(head_type)}:{normalise(head_text.split(chr(10), 1)[0])}:{frame}"
     spoken = f"{_short(head_type)}: {head_text}" if head_text else _short(head_type)
@@ -181,26 +181,25 @@ def exception_meaning(
         )
     found = None
     plain = False
-    hits = [best(catalogue.match_line(_one_line(kind, message), where="exception")) for kind, message in chain]
     lost_peer = waited or any(hit is not None and hit.signature.slug == "peer_lost" for hit in hits[1:])
     repeats = [kind.endswith(_GROUPS) or _is_wrapper(hit) for (kind, _), hit in zip(chain, hits, strict=True)]
     # A wrapper or group gives way to the first exception that is none.
     displayed = repeats.index(False) if repeats[:1] == [True] and False in repeats else 0
-    for place, hit in enumerate(hits):
+    for index, hit in enumerate(hits):
         if hit is None or hit.signature.specificity <= GENERIC or _is_wrapper(hit):
             continue
         better = found is None or hit.signature.specificity > found.signature.specificity
         # A raised exception of the job's own code yields only to the lost peer that it handled.
         if hit.signature.slug == "peer_lost" if plain else better:
-            found, displayed = hit, displayed if repeats[place] else place
-        if place == 0 and not repeats[0]:
+            found, displayed = hit, displayed if repeats[index] else index
+        if index == 0 and not repeats[0]:
             plain = hit.signature.slug == "user_code_exception"
             if not plain:
                 break
     if displayed and (repeats[0] or (found is not None and found.signature.slug != "user_code_exception")):
         kind, message = chain[displayed]
         spoken = f"{spoken}\n{_short(kind)}: {message}" if message else f"{spoken}\n{_short(kind)}"
-        handled += displayed
+        place += displayed
     if mark == "retryable":
         return Meaning(
             slug="retryable_exception", role="primary", specificity=90, text=spoken, fingerprint=f"retryable:{print_of}"
@@ -214,19 +213,18 @@ def exception_meaning(
             specificity=GENERIC,
             text=spoken,
             fingerprint=f"user_code_exception:{print_of}",
-            place=handled,
+            place=place,
             lost_peer=lost_peer,
         )
     made = meaning_of_hit(found, text=spoken, fingerprint=f"{found.signature.slug}:{print_of}")
-    return msgspec.structs.replace(made, place=handled, lost_peer=lost_peer)
+    return msgspec.structs.replace(made, place=place, lost_peer=lost_peer)
 
 
-def _handled(catalogue: Catalogue, chain: Sequence[tuple[str, str]]) -> int:
+def _handled(chain: Sequence[tuple[str, str]], hits: Sequence[Hit | None]) -> int:
     """Place of the exception during whose handling the rank waited in vain for the others, as in a ``finally``; else 0."""
-    for place, (kind, message) in enumerate(chain):
-        hit = best(catalogue.match_line(_one_line(kind, message), where="exception"))
-        if not place and (hit is None or hit.signature.slug != "collective_timeout"):
-            return 0
+    if not hits or hits[0] is None or hits[0].signature.slug != "collective_timeout":
+        return 0
+    for place, ((kind, _), hit) in enumerate(zip(chain, hits, strict=True)):
         if _HANDLED.search(kind) is None and (hit is None or hit.signature.role == "primary"):
             return place
     return 0

@@ -116,7 +116,7 @@ class Frames(msgspec.Struct):
             ``spawned`` (a worker begins), ``removal`` (the last statement removes or renames a file), ``output`` (it creates one).
             Further ``helper`` (a library that reports or moves data), ``main_first`` (ranks wait for the first one's work)
             and ``library``: a package's frame is the innermost outside the standard library.
-        collective: Outermost collective that the user's code called, or None.
+        collective: Outermost collective that the user's code called, also its backward pass, or None.
         assertion: Statement of the last frame if it is an assertion: its exception often has no message.
     """
 

@@ -16,6 +16,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     ABORTED_ALL,
     DELETED_POD,
     ENDS_OF_THE_REST,
+    LOST_PEER_SLUGS,
     MPI_ABORT,
     NEVER_CAUSE,
     OWN_ABORTS,
@@ -243,8 +244,10 @@ def without_ends_by_launcher(candidates: list[Candidate], subjects: Subjects) ->
         code = candidate.slug == "user_exit" and best.exit_code == 1
         aborted = best.signature == "native_abort.exit" and best.exit_code in _ABORTED
         in_text = code and (own.rank is None or own.rank.state != "ended")
+        timed_out = any(e.slug in TIMED_OUT for _, e in others)
+        expected = LOST_PEER_SLUGS if aborted and timed_out else TIMED_OUT
         if (best.signature == "killed_unknown.srun" or aborted or in_text) and all(
-            e.slug in TIMED_OUT and surely_after(best, e) for _, e in others
+            e.slug in expected and surely_after(best, e) for _, e in others
         ):
             return True
         # A complaint without a rank may be this rank's.

@@ -37,6 +37,8 @@ _OF_OTHERS: Final = bounded(
     r"(?i)[^\w\[(]\b(?:peers?|ranks?|remote|workers?|connect\w*|sockets?|timed? ?out|time-?out|wait\w*|heartbeat|lost|missing|stopp\w+|abort\w*)\b",
     limit=4096,
 )
+# Codes with which programs end all processes after any failure.
+_ANY_FAILURE: Final = frozenset({None, 0, 1, -1, 255})
 # Lines of one message, and from one to the next.
 _MAX_MESSAGE_LINES: Final = 4
 _APART: Final = 4
@@ -45,10 +47,19 @@ _SAME: Final = 0.8
 _WARNING: Final = anchored(r"\W{0,4}(?:W\d{0,4} |WARN)", limit=64)
 
 
-def lacks_reason(candidate: Candidate) -> bool:
-    """True if the evidence names a failure, but no cause: a library raises for any reason, and a text may end early."""
+def lacks_reason(candidate: Candidate, subjects: Subjects) -> bool:
+    """True if the evidence names a failure, but no cause.
+
+    A library raises for any reason, a text may end early, and a program may end all processes without a message.
+    """
     best = candidate.best
-    return (best is not None and best.signature == OF_LIBRARY) or ended_without_message(candidate)
+    if (best is not None and best.signature == OF_LIBRARY) or ended_without_message(candidate):
+        return True
+    if candidate.slug != "user_exit" or not called_abort(candidate.subject.evidence):
+        return False
+    facts = candidate.subject.rank
+    code = facts.exit_code if facts is not None else best.exit_code if best is not None else None
+    return code in _ANY_FAILURE and last_error(subjects, candidate) is None
 
 
 def _gave_no_reason(candidate: Candidate) -> bool:

@@ -226,7 +226,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
     )
     confidence = _tied(chosen.confidence) if root.tied else chosen.confidence
     slug = chosen.slug
-    if lacks_reason(chosen):
+    if lacks_reason(chosen, subjects):
         slug, confidence = "unknown", "unknown"
     info = cause_info(slug)
     late = chosen.after_work or work_over(case, subjects, subject)

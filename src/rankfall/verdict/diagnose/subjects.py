@@ -359,9 +359,9 @@ def _weighed(subject: Subject, piece: Evidence) -> Evidence:
 
 # Characters of an exception's message that a repeating line contains; minimum length.
 _MESSAGE: Final = 200
-# Specificity of a line that gives the reason of a later exception of a library.
-_SURE: Final = 60
 _LEAST_MESSAGE: Final = 12
+# Least specificity of a line that gives the reason of a later exception of a library.
+_SURE: Final = 60
 
 
 def without_outlived(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:

@@ -1,4 +1,4 @@
-"""Lines of a text that end nothing: a program or pod continued after them, or a script printed them after the end."""
+"""Lines of a text that end nothing: a program or pod continued after them, or they follow from an earlier end."""
 
 from __future__ import annotations
 
