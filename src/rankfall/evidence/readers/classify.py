@@ -140,7 +140,7 @@ def exception_meaning(
     """Classifies an exception by its types and messages.
 
     The raised one has precedence, then the most specific of its chain: an error while handling a lost connection is
-    its consequence, as is a wait in vain while handling an error. If another one gives the cause, the text has it as
+    its consequence. So is a wait in vain while handling an error. If another one gives the cause, the text has it as
     well. ``launcher``: a launcher raised it about a process.
     """
     chain = _unwrapped(chain)
