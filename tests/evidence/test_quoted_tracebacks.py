@@ -148,3 +148,23 @@ def test_blanks_between_a_prefix_and_a_traceback_are_no_part_of_it(gap):
     text = "".join(f"[rank3]:{gap}{line}\n" for line in lines)
     (found,) = find_tracebacks(text.encode())
     assert (found.chain, found.frames, found.prefix.rank) == ((("KeyError", "'x'"),), 1, 3)
+
+
+def test_the_exception_of_a_data_worker_is_displayed_with_the_one_that_quotes_it(why):
+    # Also where the first line gives the cause by its type alone.
+    missing = "FileNotFoundError: [Errno 2] No such file or directory: '/data/x'"
+    text = f"""Traceback (most recent call last):
+  File "/opt/lib/python3.10/site-packages/torch/_utils.py", line 694, in reraise
+    raise exception
+FileNotFoundError: Caught FileNotFoundError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/app/data.py", line 9, in __getitem__
+    return open(self.rows[i])
+{missing}
+"""
+    verdict = why(text)
+    assert verdict.cause.slug == "dataset_missing"
+    assert (
+        verdict.decisive.line
+        == f"FileNotFoundError: Caught FileNotFoundError in DataLoader worker process 0.\n{missing}"
+    )

@@ -406,7 +406,8 @@ class TracebackReader:
         message = b"\n".join(state.message)[:MAX_MESSAGE]
         place = len(state.chain) - state.quotes
         state.chain.insert(place, (state.type.decode("utf-8", "replace"), message.decode("utf-8", "replace")))
-        state.finals.insert(place, state.final)
+        # A quoted exception is displayed with the one that quotes it.
+        state.finals[place:] = [state.final] * (1 + state.quotes)
         state.type, state.message, state.size = None, [], 0
         if len(state.chain) > MAX_CHAIN:
             left_out = state.chain.pop(MAX_CHAIN // 2)
