@@ -84,20 +84,12 @@ def judge(folder: Path) -> list[Judged]:
 
 def judged(label: Label, verdict: Verdict) -> Judged:
     """Compares a verdict with the label of its log."""
-    slug = verdict.cause.slug
-    cause: Grade = "right" if slug in label.accept else "unknown" if slug == "unknown" else "wrong"
     # Once more, or elsewhere: a cautious yes.
     said = {"no": "no", "unknown": "unknown"}.get(verdict.retry, "yes")
-    return Judged(
-        label=label,
-        slug=slug,
-        confidence=verdict.cause.confidence,
-        cause=cause,
-        rank=_rank(label.rank, verdict.rank),
-        line=_line(label.decisive_line, verdict.decisive.line if verdict.decisive else ""),
-        retry=_retry(label.retryable, said),
-        harmful=label.retryable == "no" and verdict.retry in ("yes", "elsewhere"),
-    )
+    line = verdict.decisive.line if verdict.decisive else None
+    answer = Label(label.log, [verdict.cause.slug], rank=verdict.rank, decisive_line=line, retryable=said)
+    harmful = label.retryable == "no" and verdict.retry in ("yes", "elsewhere")
+    return _compared(label, answer, confidence=verdict.cause.confidence, harmful=harmful)
 
 
 def of_second_reader(folder: Path) -> list[Row]:
@@ -105,22 +97,25 @@ def of_second_reader(folder: Path) -> list[Row]:
     path = folder / "second.jsonl"
     answers = {label.log: label for label in _read(path)} if path.is_file() else {}
     both = [(label, answers[label.log]) for label in labels_of(folder) if label.log in answers]
-    found = [_answered(label, answer) for label, answer in both]
+    found = [
+        _compared(label, answer, harmful=label.retryable == "no" and answer.retryable == "yes")
+        for label, answer in both
+    ]
     made = [_row(found, part, f"{folder.name}, a second reader") for part in _PARTS] if found else []
     return [dataclasses.replace(row, bound="-", holds=None) for row in made]
 
 
-def _answered(label: Label, answer: Label) -> Judged:
+def _compared(label: Label, answer: Label, *, harmful: bool, confidence: str = "") -> Judged:
     slug = answer.accept[0]
     return Judged(
         label=label,
         slug=slug,
-        confidence="",
+        confidence=confidence,
         cause="right" if slug in label.accept else "unknown" if slug == "unknown" else "wrong",
         rank=_rank(label.rank, answer.rank),
         line=_line(label.decisive_line, answer.decisive_line or ""),
         retry=_retry(label.retryable, answer.retryable),
-        harmful=label.retryable == "no" and answer.retryable == "yes",
+        harmful=harmful,
     )
 
 

@@ -29,6 +29,7 @@ from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored, bounded
 from rankfall.verdict.diagnose.cause_tables import (
     CUT_OFF,
+    EXACT_WORDS,
     HINT,
     LAST_ERROR,
     LAST_LINE,
@@ -162,8 +163,6 @@ def of_finding(
 
 # The one process of a launcher's node, in the command that ended.
 _ONLY_RANK: Final = bounded(r"Command '?\[.{1,1500}--local[_-]rank=0'|\['[^\n]{1,1500}--local[_-]rank=0'", limit=2_048)
-# Specificity of a library's exact words.
-_EXACT: Final = 60
 # Bytes of a message, behind its first byte.
 _MESSAGE: Final = 512
 # Specificity of words that name a cause anywhere in a text.
@@ -259,7 +258,7 @@ def _of_error_line(tail: Evidence, line: bytes, kind: ErrorKind, catalogue: Cata
             # Without its traceback nothing shows whose code raised it.
             return _with_cause(tail, meaning, signature=OF_LIBRARY)
     # A library's exact words in the statement that raised leave no doubt.
-    exact = kind == "cut_off" and meaning.specificity >= _EXACT
+    exact = kind == "cut_off" and meaning.specificity >= EXACT_WORDS
     return _with_cause(tail, meaning, signature=meaning.signature if exact else LAST_LINE)
 
 

@@ -170,6 +170,9 @@ BARE_ENDS: Final = frozenset(
     {"user_exit.exit", "user_exit.two", "user_exit.mpi", *OWN_ABORTS, "unknown.child_failed", "unknown.mpi_exit"}
 )
 
+# Least specificity of a library's exact words.
+EXACT_WORDS: Final = 60
+
 # Exceptions of the job's own code that no signature recognizes, or of common types without a traceback: only
 # suspected, but a retry seldom helps.
 UNRECOGNIZED: Final = frozenset({OF_OWN, "user_code_exception.line", "user_code_exception.usage"})

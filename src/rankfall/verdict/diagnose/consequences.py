@@ -244,8 +244,7 @@ def without_ends_by_launcher(candidates: list[Candidate], subjects: Subjects) ->
         code = candidate.slug == "user_exit" and best.exit_code == 1
         aborted = best.signature == "native_abort.exit" and best.exit_code in _ABORTED
         in_text = code and (own.rank is None or own.rank.state != "ended")
-        timed_out = any(e.slug in TIMED_OUT for _, e in others)
-        expected = LOST_PEER_SLUGS if aborted and timed_out else TIMED_OUT
+        expected = LOST_PEER_SLUGS if aborted and any(e.slug in TIMED_OUT for _, e in others) else TIMED_OUT
         if (best.signature == "killed_unknown.srun" or aborted or in_text) and all(
             e.slug in expected and surely_after(best, e) for _, e in others
         ):

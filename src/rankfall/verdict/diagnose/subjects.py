@@ -18,6 +18,7 @@ from rankfall.model.timestamps import EXACT, Bound, Moment
 from rankfall.verdict.diagnose.cause_tables import (
     ECHO_TYPES,
     ENDS_OF_THE_REST,
+    EXACT_WORDS,
     HINT,
     NEVER_CAUSE,
     OF_LIBRARY,
@@ -360,8 +361,6 @@ def _weighed(subject: Subject, piece: Evidence) -> Evidence:
 # Characters of an exception's message that a repeating line contains; minimum length.
 _MESSAGE: Final = 200
 _LEAST_MESSAGE: Final = 12
-# Least specificity of a line that gives the reason of a later exception of a library.
-_SURE: Final = 60
 
 
 def without_outlived(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
@@ -397,7 +396,7 @@ def _same_fault(piece: Evidence, final: Evidence) -> bool:
     """True if a line may be a library's detail before the exception."""
     if piece.slug == final.slug or piece.slug in YIELDS_TO.get(final.slug, frozenset()) or repeats(piece, final):
         return True
-    if final.signature == OF_LIBRARY and piece.specificity >= _SURE:
+    if final.signature == OF_LIBRARY and piece.specificity >= EXACT_WORDS:
         return True
     family = cause_info(piece.slug).family
     return final.slug != OWN_CODE and family in SAME_FAULT and family == cause_info(final.slug).family

@@ -199,7 +199,6 @@ def _outermost(pieces: Iterable[Evidence], *, of: Callable[[Evidence], object], 
 # Stops of torchrun by a signal, and its time of a line.
 _STOPS_OF_AGENTS: Final = frozenset({SIGNAL_OF_AGENT, "external_signal.torchrun_death"})
 _TORCH_TIME: Final = bounded(r"\A\W{0,4}(?:\[?\d{4}-|[WEI])(\d\d)-?(\d\d) (\d\d:\d\d:\d\d[.,]\d{1,6})", limit=2_000)
-_NEVER: Final = 1 << 62
 # srun's report of tasks, and causes after which it ends them.
 _TASK: Final = bounded(r"srun: error: \S{1,512}: tasks? [\d,-]{1,400}: ", limit=2_000)
 _STOPPED_BY: Final = frozenset({"cancelled", "peer_teardown", "preempted", "walltime_or_requeue"})
@@ -225,13 +224,13 @@ def _of_agents(evidence: list[Evidence]) -> list[Evidence]:
     stamps = [(_stamp(e.line), e) for e in failed]
     first = min((stamp for stamp, _ in stamps if stamp), default="")
     # The rows of a report have no time.
-    unstamped = _first_orders(e for stamp, e in stamps if not stamp and not reports_code(e))
-    orders = _first_orders(failed)
+    unstamped = _earliest(e for stamp, e in stamps if not stamp and not reports_code(e))
+    every = _earliest(failed)
 
     def late(stop: Evidence) -> bool:
         stamp = _stamp(stop.line)
-        known = unstamped if stamp and first else orders
-        return "" < first < stamp or known.get(stop.stream, _NEVER) < (stop.order or 0)
+        known = unstamped if stamp and first else every
+        return "" < first < stamp or any(surely_after(stop, e) for e in known)
 
     after = {id(e) for e in stops if late(e)}
     # The exception of a stopped agent has no time.
@@ -243,10 +242,6 @@ def _of_agents(evidence: list[Evidence]) -> list[Evidence]:
 def _stops_agent(piece: Evidence) -> bool:
     raised = piece.slug == "external_signal" and piece.whole and "SignalException: " in piece.line
     return raised or piece.signature in _STOPS_OF_AGENTS
-
-
-def _first_orders(pieces: Iterable[Evidence]) -> dict[str | None, int]:
-    return {e.stream: e.order or 0 for e in sorted(pieces, key=lambda e: -(e.order or 0))}
 
 
 def _stamp(line: str) -> str:
