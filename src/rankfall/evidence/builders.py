@@ -9,13 +9,15 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rankfall.evidence.readers.classify import (
+    BY_FRAMES,
     OF_THE_REST,
     SURE_WORDS,
     Meaning,
     best_words,
     exception_meaning,
+    hit_of_words,
     meaning_of_hit,
-    of_missing_file,
+    of_frames,
 )
 from rankfall.evidence.readers.findings import Finding
 from rankfall.evidence.readers.frames import exception_of, raising
@@ -39,7 +41,7 @@ from rankfall.verdict.diagnose.cause_tables import (
 )
 from rankfall.verdict.diagnose.survived_lines import is_notice
 from rankfall.verdict.signatures.catalogue import Catalogue
-from rankfall.verdict.signatures.matcher import Hit, best
+from rankfall.verdict.signatures.matcher import Hit
 
 # A later exception counts only without other evidence.
 WORK_DONE: Final = frozenset({"teardown", "done"})
@@ -62,11 +64,11 @@ def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | Non
         frame = f"{top.file.rpartition('/')[2]}:{top.func}" if top else ""
     mark = error.mark if error else None
     meaning = exception_meaning(catalogue, pairs, frame=frame, mark=mark, exit_code=error.exit_code if error else None)
-    if meaning.slug == "dataset_missing" and error is not None:
+    if meaning.slug in BY_FRAMES and error is not None:
         read = list(find_tracebacks(error.traceback.encode("utf-8", "replace")))
         inner = error.frames[-1] if error.frames else None
         command = inner is not None and inner.func.endswith("_execute_child") and inner.file.endswith("/subprocess.py")
-        meaning = of_missing_file(meaning, {"command"} if command else read[-1].origins if read else ())
+        meaning = of_frames(meaning, frozenset({"command"}) if command else read[-1].origins if read else frozenset())
     at = error.raised_ns if error and error.raised_ns is not None else record.at_ns
     return Evidence(
         id=digest("record", record.id),
@@ -157,6 +159,7 @@ def of_finding(
         teardown=finding.clean_up,
         place=finding.place,
         collective=finding.collective,
+        caught=finding.caught,
         lost_peer=meaning.lost_peer,
     )
 
@@ -267,7 +270,7 @@ def _by_its_words(tail: Evidence, text: bytes, catalogue: Catalogue, *, least: i
 
     ``least``: specificity of the words.
     """
-    hit = best(catalogue.match_line(text, where="wording"))
+    hit = hit_of_words(text, catalogue)
     return tail if hit is None or hit.signature.specificity < least else _suggested(tail, hit, text)
 
 

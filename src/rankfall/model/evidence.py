@@ -54,6 +54,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         outlived: Text; its writer worked on, so ``role`` is ``context``.
         place: Traceback: ``FILE:LINE in FUNCTION`` of the user's innermost frame.
         collective: Traceback: collective that the user's code called.
+        caught: Traceback: the program caught the exception and printed it.
         lost_peer: Exception: its chain contains that of a lost peer, or of a wait for the other ranks.
         thread: Record: the exception ended a thread other than the main one.
     """
@@ -96,6 +97,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     outlived: bool = False
     place: str | None = None
     collective: str | None = None
+    caught: bool = False
     lost_peer: bool = False
     thread: bool = False
     detail: str | None = None

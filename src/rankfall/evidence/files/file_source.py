@@ -201,7 +201,7 @@ class Source(msgspec.Struct, kw_only=True):
                 piece = msgspec.structs.replace(piece, line=f"{piece.line}\n{detail}")  # noqa: PLW2901 - as above
             place = self.ends.get(piece.id)
             if place is not None and self.survival.outlived(
-                *place, alone=alone, whole=piece.whole, joins=is_try_to_join(piece)
+                *place, alone=alone, whole=piece.whole, caught=piece.caught, joins=is_try_to_join(piece)
             ):
                 yield msgspec.structs.replace(piece, role="context", outlived=True)
             elif place is not None and self.survival.passed(*place, alone=alone):

@@ -6,6 +6,7 @@ Cost: a fixed part of each message is read, once for each exception of a chain; 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from re import Match
 from typing import Final, Literal
 
@@ -253,11 +254,35 @@ def _unwrapped(chain: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return found
 
 
-def of_missing_file(meaning: Meaning, origins: Collection[str]) -> Meaning:
-    """Meaning of an exception about a missing file that is no data; ``origins``: as of its frames.
+# Types of Python's own exceptions about a connection.
+_REFUSED: Final = "ConnectionRefusedError:"
+_CONNECTION: Final = frozenset(
+    {"ConnectionResetError:", "ConnectionAbortedError:", _REFUSED, "BrokenPipeError:", "OSError:"}
+)
+# Origins of exceptions about another process of the job.
+_OF_PROCESSES: Final = frozenset({"helper", "library", "queue", "data_loader"})
+# Of a call that takes no path, as that for the current folder.
+_NO_PATH: Final = "FileNotFoundError: [Errno 2] No such file or directory"
+# Causes that an exception's type gives, but its frames may change.
+BY_FRAMES: Final = frozenset({"dataset_missing", "peer_lost"})
 
-    The start of a command raised it, another process removed the file first, or the code creates it in a missing folder.
+
+def of_frames(meaning: Meaning, origins: AbstractSet[str]) -> Meaning:
+    """Meaning of an exception about a missing file that is no data, or a connection that is to no peer; ``origins``: as of its frames.
+
+    The start of a command raised it, another process removed the file first, the code creates it in a missing folder,
+    or a client of a service lost its server.
     """
+    kinds = {line.partition(" ")[0] for line in meaning.text.split("\n")} & _CONNECTION
+    # No process listens at the port; a refused queue shows the end of its process.
+    refused = _REFUSED in kinds and origins.isdisjoint(_OF_PROCESSES)
+    if meaning.slug == "peer_lost" and kinds and (refused or "server" in origins):
+        # Without a client's frames the other end may be a rank after all.
+        return msgspec.structs.replace(
+            meaning, slug="hub_unreachable", role="primary", lost_peer="server" not in origins
+        )
+    if meaning.slug == "dataset_missing" and meaning.text.endswith(_NO_PATH):
+        return msgspec.structs.replace(meaning, slug="user_code_exception")
     origin = next((one for one in _NO_DATA if one in origins), None)
     exact = origin != "command" or meaning.signature == "dataset_missing.errno"
     if meaning.slug != "dataset_missing" or origin is None or not exact:
@@ -338,6 +363,17 @@ SURE_WORDS: Final = 35
 OF_THE_REST: Final = WEAK_PRIMARIES | NEAREST.keys() | {"cancelled", "hub_unreachable", "killed_unknown", "user_exit"}
 
 
+# Examples of causes, which explain a message.
+_EXAMPLES: Final = bounded(
+    rb"(?i)\((?:e\.g\.|i\.e\.|for example|for instance|such as|like|maybe|possibly)[^()\n]{1,400}\)", limit=4096
+)
+
+
+def hit_of_words(text: bytes, catalogue: Catalogue) -> Hit | None:
+    """Returns the hit of the surest words of any program in a line; ``text``: without a prefix."""
+    return best(catalogue.match_line(_EXAMPLES.sub(b"", text), where="wording"))
+
+
 def best_words(
     lines: Iterable[tuple[int, bytes]], *, catalogue: Catalogue, ignored: Collection[str] = ()
 ) -> tuple[int, bytes, Hit] | None:
@@ -347,7 +383,7 @@ def best_words(
     """
     found: tuple[int, bytes, Hit] | None = None
     for begin, line in lines:
-        hit = best(catalogue.match_line(line[parse_prefix(line).length :].strip(), where="wording"))
+        hit = hit_of_words(line[parse_prefix(line).length :].strip(), catalogue)
         least = 0 if is_severe(line) else SURE_WORDS
         if hit is None or hit.signature.slug in ignored:
             continue

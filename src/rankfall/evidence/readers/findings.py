@@ -53,6 +53,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         last: True if it represents its kind after the first ones.
         clean_up: True if raised during an ending process's cleanup.
         place, collective: Where the user's code raised it, and the collective that it called.
+        caught: The program caught the exception and printed it.
     """
 
     start: int
@@ -67,11 +68,17 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     clean_up: bool = False
     place: str | None = None
     collective: str | None = None
+    caught: bool = False
 
     @property
     def fails(self) -> bool:
         """True if the finding reports a failure, of its speaker or of another process."""
         return self.meaning.role != "context"
+
+    @property
+    def uncaught(self) -> bool:
+        """True for a cause that nothing caught: its process ended."""
+        return self.explicit and self.meaning.role == "primary" and not self.caught
 
 
 _INFO: Final = b" NCCL INFO "

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
 from rankfall.evidence.readers.text import decode
+from rankfall.model.numbers import whole
 from rankfall.model.patterns import bounded
 
 HEAD: Final = b"Traceback (most recent call last):"
@@ -16,6 +19,8 @@ QUOTED_HEAD: Final = b"Original " + HEAD
 # Places that are stored, and bytes of an assertion.
 MAX_PLACES: Final = 3
 _MAX_ASSERTION: Final = 512
+# Exceptions of a group that are stored.
+_MAX_MEMBERS: Final = 8
 
 # Bytes of a line that are read.
 LONGEST: Final = 5120
@@ -66,15 +71,25 @@ _OUTPUT: Final = bounded(
 )
 # Origins that the last statement shows.
 _STATEMENTS: Final = {"removal": _REMOVAL, "output": _OUTPUT}
+# Outermost functions of a program, a thread or a process: of an exception that nothing caught.
+_ENTRIES: Final = frozenset(
+    {b"<module>", b"_run_module_as_main", b"_bootstrap", b"_bootstrap_inner", b"run", b"spawn_main", b"_wrap", b"main"}
+)
 # Functions of data loaders and error files.
 _LOADER: Final = frozenset({b"_get_data", b"_get_batch", b"_try_get_data", b"_try_get_batch"})
 _REPORT: Final = frozenset({b"__post_init__", b"_get_error_data"})
-# Frames that show an exception's origin: path end, functions, name.
-_ORIGINS: Final = (
+# Frames that show an exception's origin: path end, functions (empty: any), name.
+_ORIGINS: Final[tuple[tuple[bytes, frozenset[bytes], str], ...]] = (
     (b"elastic/multiprocessing/errors/__init__.py", _REPORT, "damaged_report"),
     (b"torch/utils/data/dataloader.py", _LOADER, "data_loader"),
     (b"dataloader/dataloader_iter.py", _LOADER, "data_loader"),
     (b"/subprocess.py", frozenset({b"_execute_child"}), "command"),
+    (b"/os.py", frozenset({b"_execvpe"}), "command"),
+    (b"/http/client.py", frozenset(), "server"),
+    (b"/urllib3/util/connection.py", frozenset(), "server"),
+    (b"/aiohttp/connector.py", frozenset(), "server"),
+    (b"/multiprocessing/connection.py", frozenset(), "queue"),
+    (b"/redis/connection.py", frozenset(), "server"),
     (b"torch/multiprocessing/spawn.py", frozenset({b"join"}), "launcher"),
     (b"torch/distributed/launch.py", frozenset({b"main"}), "launcher"),
     (
@@ -89,6 +104,7 @@ _ORIGINS: Final = (
         "clean_up",
     ),
     (b"multiprocessing/spawn.py", frozenset({b"_main"}), "spawned"),
+    (b"multiprocessing/synchronize.py", frozenset({b"__setstate__"}), "semaphore"),
     (b"weakref.py", frozenset({b"_exitfunc", b"__call__", b"remove"}), "clean_up"),
     (b"threading.py", frozenset({b"_shutdown"}), "clean_up"),
     (b"concurrent/futures/thread.py", frozenset({b"_python_exit"}), "clean_up"),
@@ -107,15 +123,51 @@ _ORIGINS: Final = (
 )
 
 
+_IGNORED: Final = (
+    b"Exception ignored ",
+    b"Error in atexit._run_exitfuncs",
+    b"--- Logging error ---",
+)
+_IN_THREAD: Final = b"Exception in thread "
+# Printed by torch.multiprocessing and Ray Train before a process's traceback.
+_ANNOUNCED: Final = bounded(
+    rb"-- Process (?P<local_rank>\d{1,6}) terminated with the following error:|\[Rank (?P<rank>\d{1,6}) Error Snippet\]:",
+    limit=256,
+)
+
+
+class Announcement(NamedTuple):
+    """Content of the line before a traceback: Python ignored its exception, a thread raised it, and the process's ranks."""
+
+    ignored: bool = False
+    threaded: bool = False
+    ranks: Mapping[str, int] = MappingProxyType({})
+
+
+def announcement(data: bytes, start: int) -> Announcement | None:
+    """Returns what the line before byte ``start`` announces about the next traceback; None at the first byte."""
+    if not start:
+        return None
+    begin = data.rfind(b"\n", 0, start - 1) + 1
+    match = _ANNOUNCED.search(data[begin : min(start, begin + _ANNOUNCED.limit)])
+    return Announcement(
+        ignored=any(data.find(each, begin, start) >= 0 for each in _IGNORED),
+        threaded=data.find(_IN_THREAD, begin, start) >= 0,
+        ranks={name: whole(text) or 0 for name, text in match.groupdict().items() if text} if match else {},
+    )
+
+
 class Frames(msgspec.Struct):
     """Frames that were read so far, the outermost first.
 
     Attributes:
         count: Number of frames.
-        origins: ``damaged_report``, ``data_loader``, ``command``, ``launcher``, ``clean_up`` (finalizers, interpreter exit),
-            ``spawned`` (a worker begins), ``removal`` (the last statement removes or renames a file), ``output`` (it creates one).
-            Further ``helper`` (a library that reports or moves data), ``main_first`` (ranks wait for the first one's work)
-            and ``library``: a package's frame is the innermost outside the standard library.
+        origins: Of frames: ``damaged_report``, ``data_loader``, ``command``, ``launcher``, ``server`` (a client of a
+            service), ``queue`` (to another process), ``main_first`` (ranks wait for the first one's work). ``helper``: a
+            library that reports or moves data. ``library``: a package's frame is the innermost outside the standard library.
+            Of ends: ``clean_up`` (finalizers, interpreter exit), ``spawned`` (a worker begins), ``semaphore`` (it opens its
+            parent's), ``entry`` (the outermost frame begins a program, a thread or a process).
+            Of the last statement: ``removal`` (it removes or renames a file), ``output`` (it creates one).
         collective: Outermost collective that the user's code called, also its backward pass, or None.
         assertion: Statement of the last frame if it is an assertion: its exception often has no message.
     """
@@ -142,6 +194,10 @@ class Frames(msgspec.Struct):
     def add(self, path: bytes, line: bytes, function: bytes, *, flat: bool = False) -> None:
         """Adds the next inner frame; ``flat``: its line has no indent, as in a page that drops them."""
         path = path.replace(b"\\", b"/")
+        if self._innermost is None:
+            self.origins -= {"entry"}
+            if function in _ENTRIES:
+                self.origins.add("entry")
         self._innermost, self._flat, self.assertion = (path, line, function), flat, b""
         name, file = decode(function), decode(path)
         communicates = COMM_FILE.search(file) is not None
@@ -157,7 +213,7 @@ class Frames(msgspec.Struct):
         if _HELPER.search(path) is not None:
             self.origins.add("helper")
         for suffix, functions, origin in _ORIGINS:
-            if path.endswith(suffix) and function in functions:
+            if path.endswith(suffix) and (function in functions or not functions):
                 self.origins.add(origin)
 
     def belongs(self, body: bytes, text: bytes) -> bool:
@@ -240,6 +296,7 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
         cut: The text begins inside it; then only an exception that is named as one proves it.
         continues: The message ends with a colon so far: the next line belongs to it, whatever it contains.
         notice: Number of lines left of a notice of mpirun that interrupts it.
+        members: Number of a group's exceptions without tracebacks so far; None if it is of no group.
         quotes: Its message quotes the traceback of a worker, whose lines follow.
         threaded: Of a thread beside the main one.
         pid: Process of Ray's remote task whose frames come next.
@@ -271,6 +328,7 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
     continues: bool = False
     notice: int = 0
     quotes: bool = False
+    members: int | None = None
     threaded: bool = False
     pid: int | None = None
     held: list[Any] = msgspec.field(default_factory=list)
@@ -279,6 +337,18 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
         """Forgets a type whose name the text does not finish."""
         if self.type is not None and _CUT_TYPE.search(self.type) is not None:
             self.type, self.expect = None, True
+
+    def add_member(self, text: bytes, line: LastLine) -> int:
+        """Adds an exception of a group without a traceback; returns its size, 0 for another line."""
+        raised = exception_of(text)
+        if raised is None or self.members is None or self.members >= _MAX_MEMBERS:
+            return 0
+        self.end = line.end
+        place = len(self.chain) - 1 - self.members
+        self.chain.insert(place, (decode(raised[0]), decode(raised[1])))
+        self.finals.insert(place, line)
+        self.members += 1
+        return len(text)
 
     def extend(self, body: bytes, stop: int) -> None:
         """Adds a line that ends at ``stop`` to the displayed ones."""

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.evidence.readers.classify import Meaning, exception_meaning, of_missing_file, ran_training
+from rankfall.evidence.readers.classify import Meaning, exception_meaning, of_frames, ran_training
 from rankfall.evidence.readers.findings import Finding, LineMeaning, line_meanings
 from rankfall.evidence.readers.frames import LastLine, OpenTraceback, TracebackText
 from rankfall.evidence.readers.prefixes import Prefix
@@ -183,7 +183,7 @@ class ChunkScanner:
         lines, waiting, speaks = self._of_lines(text, read.spans)
         chosen = self._choose(sorted(events + lines, key=lambda one: (one.known, one.byte)))
         if self._survival is not None:
-            failures = ((f.prefix, f.end, f.explicit) for f in (one.finding for one in chosen) if f.fails)
+            failures = ((f.prefix, f.end, f.explicit, f.uncaught) for f in (one.finding for one in chosen) if f.fails)
             self._survival.push(text, at=self._at, found=failures)
         reports = self._reports.push(text, speaks=speaks)
         uncounted: list[_Event] = [one for one in (*chosen, *(event for event, _ in waiting)) if not one.line]
@@ -295,7 +295,7 @@ class ChunkScanner:
         elif "data_loader" in item.origins and item.chain[0][0].endswith("queue.Empty"):
             # Its workers deliver nothing: not an error of the loader.
             meaning = msgspec.structs.replace(meaning, slug="dataloader_died", role="secondary")
-        elif meaning.slug == "checkpoint_corrupt" and "spawned" in item.origins:
+        elif "spawned" in item.origins and (meaning.slug == "checkpoint_corrupt" or "semaphore" in item.origins):
             # The parent ended before its worker had started.
             meaning = msgspec.structs.replace(meaning, slug="peer_teardown", role="secondary")
         elif meaning.slug == "external_signal" and item.prefix.raw.endswith(b"^C"):
@@ -304,7 +304,7 @@ class ChunkScanner:
         elif meaning.slug == "collective_timeout" and "main_first" in item.origins:
             meaning = msgspec.structs.replace(meaning, signature=WAITS_FOR_FIRST)
         else:
-            meaning = of_missing_file(meaning, item.origins)
+            meaning = of_frames(meaning, item.origins)
         if meaning.pid is None:
             meaning = msgspec.structs.replace(meaning, pid=item.pid)
         known = meaning.signature
@@ -324,6 +324,7 @@ class ChunkScanner:
             clean_up="clean_up" in item.origins or (item.threaded and "helper" in item.origins),
             place=next(iter(item.places), None),
             collective=item.collective,
+            caught=item.frames > 0 and "entry" not in item.origins,
             kind=(known or meaning.fingerprint, item.prefix.rank),
         )
         return found, last

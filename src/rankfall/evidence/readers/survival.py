@@ -6,6 +6,7 @@ finding ``CREDIT`` bytes, then a ``SHARE``, are read.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -38,6 +39,10 @@ _MAX_LINE: Final = 512
 _INSIDE: Final = (b" ", b"\t", b"|", b"+")
 _MAX_SPEAKERS: Final = 2048
 _MAX_KEYS: Final = 16
+# Exceptions whose times are stored, length of a time without fractions, and longer than any time-out of a job's ranks.
+_MAX_ENDED: Final = 256
+_SECONDS: Final = 19
+_OTHER_RUN_S: Final = 3600
 _SAMPLE: Final = 64
 
 _NUMBER: Final = r"(\d{1,12}(?:\.\d{1,12})?)"
@@ -142,6 +147,7 @@ class Speaker(msgspec.Struct):
         newest, last_word: End of its newest finding, and of its newest whole traceback.
         advances, ordinary: Ends of its newest lines that show work, and of others.
         counters: Newest counters of work lines, by the text before them.
+        minutes: Ends of its newest work lines with a time, one of each minute, with that minute. A logger writes each line at once.
     """
 
     newest: int = 0
@@ -150,14 +156,18 @@ class Speaker(msgspec.Struct):
     advances: tuple[int, ...] = ()
     ordinary: tuple[int, ...] = ()
     counters: dict[str, tuple[bytes, ...]] = msgspec.field(default_factory=dict)
+    minutes: tuple[tuple[int, str], ...] = ()
 
     @property
     def settled(self) -> bool:
         """True if further lines cannot change the result for the findings so far."""
         return len(self.advances) == ADVANCES and self.advances[0] > self.newest + FLUSHED
 
-    def advanced(self, line: bytes, end: int) -> None:
-        """Adds a line of work."""
+    def advanced(self, line: bytes, end: int, *, stamp: str | None = None) -> None:
+        """Adds a line of work, with its time as printed."""
+        minute = None if stamp is None else ":".join(stamp.split(":", 2)[:2])
+        if minute is not None and (not self.minutes or self.minutes[-1][1] != minute):
+            self.minutes = (*self.minutes, (end, minute))[-ADVANCES:]
         found = _counters(line)
         key, counters = found or ("", (line,))
         held = self.counters.get(key)
@@ -173,16 +183,21 @@ class Speaker(msgspec.Struct):
         after = sum(at > end for at in self.advances)
         return after >= 2 or (len(self.ordinary) == ORDINARY and self.ordinary[0] > end)  # noqa: PLR2004 - a bar is printed once more at exit
 
-    def outlived(self, end: int, *, sure: bool, whole: bool, ordered: bool = False) -> bool:
+    def outlived(self, end: int, *, sure: bool, whole: bool, caught: bool = False, ordered: bool = False) -> bool:
         """True if the speaker continued its work after the finding that ends at byte ``end``.
 
         ``sure``: one process; otherwise more lines are needed, because a gang stops with one rank. ``whole``: the
-        finding is a whole traceback. ``ordered``: no other output of the process is in this stream.
+        finding is a whole traceback; ``caught``: of an exception that the program caught. ``ordered``: no other output
+        of the process is in this stream.
         """
         after = [at for at in self.advances if at > end]
         if whole:
             explained = bool(after) and (self.last_word > after[0] or after[-1] > end + FLUSHED)
             explained = explained or (ordered and len(after) >= ADVANCES // 2)
+            timed = sum(at > end for at, _ in self.minutes)
+            explained = explained or timed >= ADVANCES // 2
+            if caught and (timed >= 2 or len(after) == ADVANCES):  # noqa: PLR2004 - at least a minute apart
+                return True
             # Many lines, and then another traceback.
             talked = len(self.ordinary) == ORDINARY and end < self.ordinary[0] < self.last_word
             return (sure and talked) or (len(after) >= (2 if sure else ADVANCES) and explained)
@@ -213,19 +228,29 @@ class Survival:
         # Every ``_stride``-th work line since the last ``take_work``.
         self._sample: list[int] = []
         self._stride, self._skipped = 1, 0
+        # Ends of exceptions that nothing caught, with the time of the last line before each that has one, in seconds.
+        self._ended: dict[int, float] = {}
+        # End of the previous text.
+        self._last = b""
 
     def begin(self, at: int) -> None:
         """Sets the stream offset of the following text."""
         self._offset = at
 
-    def push(self, data: bytes, *, at: int, found: Iterable[tuple[Prefix, int, bool]]) -> None:
-        """Processes whole lines; ``found``: each finding's prefix, line end, and whole-traceback flag."""
+    def push(self, data: bytes, *, at: int, found: Iterable[tuple[Prefix, int, bool, bool]]) -> None:
+        """Processes whole lines; ``found``: each finding's prefix, line end, whole-traceback flag, and True if nothing caught it."""
         base = self._offset + at
         waiting = any(not speaker.settled for speaker in self._speakers.values())
         first = len(data)
-        for prefix, end, whole in found:
+        for prefix, end, whole, uncaught in found:
             first = min(first, max(0, end - at))
+            if uncaught and len(self._ended) < _MAX_ENDED:
+                text = self._last[: len(self._last) + end - at] if end <= at else data[: end - at]
+                seconds = _last_time(text[-_BEFORE:])
+                if seconds is not None:
+                    self._ended[self._offset + end] = seconds
             self._found(prefix, data[: max(0, end - at)], self._offset + end, whole=whole)
+        self._last = data[-_BEFORE:] or self._last
         if waiting or first < len(data):
             begin = 0 if waiting else first
             most = min(MAX_CREDIT, CREDIT + _EACH * len(self._speakers))
@@ -252,15 +277,37 @@ class Survival:
         return ends if self.worked else []
 
     def outlived(
-        self, prefix: Prefix, end: int, *, alone: bool, whole: bool, ordered: bool = False, joins: bool = False
+        self,
+        prefix: Prefix,
+        end: int,
+        *,
+        alone: bool,
+        whole: bool,
+        caught: bool = False,
+        ordered: bool = False,
+        joins: bool = False,
     ) -> bool:
         """True if a finding's speaker continued its work.
 
-        ``alone``: one process; ``whole``: a whole traceback; ``ordered``: no other output of the process is here.
-        ``joins``: a failed try to join the others, without whom none works.
+        ``alone``: one process; ``whole``: a whole traceback, ``caught`` by its program; ``ordered``: no other output of
+        the process is here. ``joins``: a failed try to join the others, without whom none works.
         """
-        return (joins and self.worked > end) or any(
-            one.outlived(end, sure=sure, whole=whole, ordered=ordered) for one, sure in self._of(prefix, alone=alone)
+        if (joins and self.worked > end) or (whole and (self._completed(end) or self._of_earlier_run(end))):
+            return True
+        return any(
+            one.outlived(end, sure=sure, whole=whole, caught=caught, ordered=ordered)
+            for one, sure in self._of(prefix, alone=alone)
+        )
+
+    def _completed(self, end: int) -> bool:
+        """True if the job worked after byte ``end``, as in another try, and then stated that its work is complete."""
+        return self.finished and any(at > end for at in self._job.advances)
+
+    def _of_earlier_run(self, end: int) -> bool:
+        """True if a process ended by another exception so much later that the text holds several runs."""
+        ended = self._ended.get(end)
+        return ended is not None and any(
+            at > end and seconds - ended > _OTHER_RUN_S for at, seconds in self._ended.items()
         )
 
     def passed(self, prefix: Prefix, end: int, *, alone: bool) -> bool:
@@ -321,7 +368,7 @@ class Survival:
             elif shows and _WORKED_AGAIN.search(text):
                 self._works(speaker, None, at)
             elif shows and _SHOWS_WORK.search(text):
-                self._works(speaker, text, at)
+                self._works(speaker, text, at, stamp=prefix.stamp)
             elif (
                 speaker is not None
                 and not text.startswith(_INSIDE)
@@ -330,7 +377,7 @@ class Survival:
             ):
                 speaker.ordinary = (*speaker.ordinary, at)[-ORDINARY:]
 
-    def _works(self, speaker: Speaker | None, text: bytes | None, at: int) -> None:
+    def _works(self, speaker: Speaker | None, text: bytes | None, at: int, *, stamp: str | None = None) -> None:
         before = len(self._job.advances), self._job.advances[-1] if self._job.advances else 0
         for one in (self._job, speaker):
             if one is None:
@@ -338,7 +385,7 @@ class Survival:
             if text is None:
                 one.advances = (*one.advances, at, at)[-ADVANCES:]
             else:
-                one.advanced(text, at)
+                one.advanced(text, at, stamp=stamp)
         if (len(self._job.advances), self._job.advances[-1] if self._job.advances else 0) != before:
             self.worked = at
             self.finished = False
@@ -348,6 +395,18 @@ class Survival:
                 self._skipped = 0
             if len(self._sample) > _SAMPLE:
                 self._sample, self._stride = self._sample[1::2], 2 * self._stride
+
+
+def _last_time(text: bytes) -> float | None:
+    """Time of the last line of a text that has one with its date, in seconds; None without one."""
+    for line in reversed(text.splitlines()):
+        stamp = parse_prefix(line[:_MAX_LINE]).stamp
+        if stamp is not None and stamp[:1].isdigit():
+            try:
+                return dt.datetime.fromisoformat(stamp[:_SECONDS]).replace(tzinfo=dt.UTC).timestamp()
+            except ValueError:
+                continue
+    return None
 
 
 def speaker_of(prefix: Prefix) -> bytes:

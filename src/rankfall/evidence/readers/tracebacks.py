@@ -9,9 +9,8 @@ Memory: at most ``MAX_OPEN`` open tracebacks with at most ``MAX_TEXT`` bytes in 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
@@ -20,15 +19,17 @@ from rankfall.evidence.readers.frames import (
     HEAD,
     LONGEST,
     QUOTED_HEAD,
+    Announcement,
     LastLine,
     OpenTraceback,
     TracebackText,
+    announcement,
     cut_above,
     exception_of,
 )
 from rankfall.evidence.readers.prefixes import MAX_LEARNED, Prefix, fold, learn, parse_prefix
 from rankfall.evidence.readers.text import decode, repeats, traceback_within, unescape
-from rankfall.model.numbers import matched, whole
+from rankfall.model.numbers import matched
 from rankfall.model.patterns import bounded
 
 # Maximum lines of a traceback.
@@ -47,6 +48,8 @@ _MAX_TYPE: Final = 512
 # Bytes and words between the tags of a prefix and a head that are no part of a prefix: those of an exception group.
 _BARS: Final = b" \t|+-"
 _GROUP: Final = b"Exception Group "
+# Begin of the line before each of its exceptions.
+_MEMBER: Final = b"+-"
 # Line that begins and ends a notice of mpirun, and the maximum lines between.
 _RULE: Final = 60 * b"-"
 _MAX_NOTICE: Final = 40
@@ -57,12 +60,6 @@ _CHAIN: Final = frozenset(
         b"The above exception was the direct cause of the following exception:",
     }
 )
-_IGNORED: Final = (
-    b"Exception ignored ",
-    b"Error in atexit._run_exitfuncs",
-    b"--- Logging error ---",
-)
-_IN_THREAD: Final = b"Exception in thread "
 _CONTINUATIONS: Final = (
     b"details = ", b"status = StatusCode.", b"Exception raised from", b"Last error:", b"Missing key", b"Parameter", b"Socket ",
     b"Unexpected key", b"frame #", b"nccl", b"size mismatch",
@@ -70,11 +67,6 @@ _CONTINUATIONS: Final = (
 # Ray's line about a remote task, before the frames of that task; the type's exception follows them.
 _REMOTE: Final = bounded(
     rb"\A(?:(?:ray\.exceptions\.)?RayTaskError(?:\([\w.]{1,128}\))?: )?ray::\S{1,256}\(\) \(pid=(\d{1,9})\b", limit=512
-)
-# Printed by torch.multiprocessing and Ray Train before a process's traceback.
-_ANNOUNCED: Final = bounded(
-    rb"-- Process (?P<local_rank>\d{1,6}) terminated with the following error:|\[Rank (?P<rank>\d{1,6}) Error Snippet\]:",
-    limit=256,
 )
 
 
@@ -104,14 +96,6 @@ def find_tracebacks(data: bytes) -> Iterator[TracebackText]:
             yield item.found
 
 
-class _Announcement(NamedTuple):
-    """Content of the line before a traceback: Python ignored its exception, a thread raised it, and the process's ranks."""
-
-    ignored: bool = False
-    threaded: bool = False
-    ranks: Mapping[str, int] = MappingProxyType({})
-
-
 class TracebackReader:
     """Reads the tracebacks of one stream; its chunks come in order, split between lines."""
 
@@ -126,7 +110,7 @@ class TracebackReader:
         # Until here no traceback has to be closed.
         self._line_limit = self._byte_limit = -1
         # What the previous chunk's last line announced.
-        self._announced = _Announcement()
+        self._announced = Announcement()
         self._closed: list[Closed] = []
         #: Prefix of the last traceback whose exception the text does not hold.
         self.cut_off: Prefix | None = None
@@ -167,7 +151,7 @@ class TracebackReader:
                     spans.append((position, stop, owner))
             position, number = stop + 1, number + 1
         if data:
-            self._announced = self._announcement(data, size)
+            self._announced = announcement(data, size) or self._announced
         while final and self._by_start:
             last = next(iter(self._by_start.values()))
             last.drop_cut_type()
@@ -198,7 +182,7 @@ class TracebackReader:
                 owner, body = bare, line
         if owner is not None:
             if begins and not owner.chain and owner.type is None:
-                self._restart(owner, start, number, announced=self._announcement(data, position))
+                self._restart(owner, start, number, announced=announcement(data, position) or self._announced)
                 return owner, True
             if owner.expect and not owner.key and (owner.notice or line.startswith(_RULE)):
                 ends = owner.notice and line.startswith(_RULE)
@@ -219,7 +203,7 @@ class TracebackReader:
         before, gap = line[:head], line[own.length : head].removesuffix(_GROUP)
         learned = own.length > head or bool(gap.strip(_BARS))
         prefix, key = (learn(before), fold(before)) if learned else (own, own.raw)
-        announced = self._announcement(data, position)
+        announced = announcement(data, position) or self._announced
         if prefix.local_rank is prefix.rank is None:
             prefix = msgspec.structs.replace(prefix, **announced.ranks)
         if key in self._open:
@@ -330,7 +314,7 @@ class TracebackReader:
             else:
                 return
 
-    def _restart(self, owner: OpenTraceback, start: int, number: int, *, announced: _Announcement) -> None:
+    def _restart(self, owner: OpenTraceback, start: int, number: int, *, announced: Announcement) -> None:
         """Starts again at another head of a speaker whose traceback ended before it named an exception."""
         del self._by_start[owner.start]
         self._by_start[start] = owner
@@ -385,6 +369,8 @@ class TracebackReader:
             return False
         if not text:
             return True  # before a chained exception, or the traceback's end
+        if state.members is not None or (text.startswith(_MEMBER) and (state.type or b"").endswith(b"Group")):
+            return self._of_group(state, text, LastLine(at, stop, number + 1, decode(line)))
         if state.continues and state.type is not None and not text.startswith((b"--", b"==", b"**")):
             state.extend(body, stop)
             state.continues = text.endswith(b":") and state.size < MAX_MESSAGE
@@ -398,6 +384,15 @@ class TracebackReader:
         state.end = stop
         self._grow(state, len(text))
         return False
+
+    def _of_group(self, state: OpenTraceback, text: bytes, line: LastLine) -> bool | None:
+        if text.startswith(_MEMBER):
+            self._finish(state)
+            state.members = state.members or 0
+            return False
+        size = state.add_member(text.lstrip(b"| ")[:MAX_MESSAGE], line)
+        self._grow(state, size)
+        return False if size else None
 
     def _finish(self, state: OpenTraceback) -> None:
         if state.type is None or not state.message:
@@ -446,15 +441,3 @@ class TracebackReader:
                 pid=state.pid,
             )
         self._closed.append(Closed(state, found))
-
-    def _announcement(self, data: bytes, start: int) -> _Announcement:
-        """Returns what the line before ``start`` announces about the next traceback."""
-        if not start:
-            return self._announced
-        begin = data.rfind(b"\n", 0, start - 1) + 1
-        match = _ANNOUNCED.search(data[begin : min(start, begin + _ANNOUNCED.limit)])
-        return _Announcement(
-            ignored=any(data.find(each, begin, start) >= 0 for each in _IGNORED),
-            threaded=data.find(_IN_THREAD, begin, start) >= 0,
-            ranks={name: whole(text) or 0 for name, text in match.groupdict().items() if text} if match else {},
-        )

@@ -386,10 +386,27 @@ def _stands_beside(piece: Evidence, finals: list[Evidence]) -> bool:
         return True
     if any(piece is one for one in finals):
         return True
+    if _was_handled(piece, finals):
+        return False
     if piece.whole and not any(one.source != "log" and surely_after(one, piece) for one in finals):
         # The recorded exception, or its inner one, as printed.
         return True
     return any(_same_fault(piece, one) for one in finals) or all(surely_after(piece, one) for one in finals)
+
+
+def _was_handled(piece: Evidence, finals: list[Evidence]) -> bool:
+    """True for a printed traceback of an exception that a process caught, if one that it did not catch followed."""
+    if not (piece.whole and piece.caught) or (piece.rank is None and piece.pid is None):
+        return False
+    return all(
+        one.source == "log"
+        and one.role == "primary"
+        and not one.caught
+        and (one.rank, one.pid) == (piece.rank, piece.pid)
+        and surely_after(one, piece)
+        and not _same_fault(piece, one)
+        for one in finals
+    )
 
 
 def _same_fault(piece: Evidence, final: Evidence) -> bool:
