@@ -332,3 +332,21 @@ def test_an_asserted_division_of_ranks_is_a_size_that_does_not_fit(why: Explain,
     )
     assert why(f"{text}{statement}\n").cause.slug == "bad_parallel_config"
     assert why(f"{text}step % log_every == 0\n").cause.slug != "bad_parallel_config"
+
+
+ENGINE = "(Engine_0 pid=9) ERROR 03-11 18:41:23 [pool.py:83] "
+
+
+def test_the_body_of_a_traceback_that_is_cut_off_is_no_error_line(why: Explain) -> None:
+    body = '  File "/opt/serve/pool.py", line 54, in start\n    worker = Worker(*args)\n'
+    head = "Traceback (most recent call last):\n"
+    text = "step 1\n" + prefixed(ENGINE, f"worker failed to start.\n{head}{body}")
+    assert line_of(why(text)) == f"{ENGINE}worker failed to start."
+    # Words of a statement, as `timeout` here, are no hint; of a cut traceback the last statement counts.
+    waits = (
+        f'{head}{body}  File "/opt/serve/pool.py", line 71, in get\n    return self.objects(refs, timeout=timeout)\n'
+    )
+    assert line_of(why(f"{waits}           ^^^^^^^^^^^^^^^^^^^^\n")) == "    return self.objects(refs, timeout=timeout)"
+    # A report of a failure is better than a frame.
+    failed = "Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace for root cause."
+    assert line_of(why("step 1\n" + prefixed(ENGINE, f"{failed}\n{head}{body}"))) == ENGINE + failed

@@ -188,9 +188,9 @@ def test_nothing_but_what_cannot_be_read_is_an_error(data, tmp_path):
 
 
 def test_a_file_of_proc_is_read_though_it_has_no_size():
-    if not Path("/proc/self/status").exists():
+    if not Path("/proc/version").exists():
         pytest.skip("no /proc")
-    assert case_of_files([Path("/proc/self/status")]).evidence == ()
+    assert case_of_files([Path("/proc/version")]).evidence == ()
     assert any("/proc/self/pagemap" in text for text in case_of_files([Path("/proc/self/pagemap")]).missing)
 
 

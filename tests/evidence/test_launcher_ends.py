@@ -933,3 +933,35 @@ TIMED_OUT = "[rank1]: RuntimeError: [/x/gloo/transport/tcp/unbound_buffer.cc:78]
 )
 def test_a_launcher_that_was_stopped_after_another_one_failed_is_no_cause(answer, text, found):
     assert answer(text) == found
+
+
+HYDRA = """==============================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 4124 RUNNING AT gpu-1
+=   EXIT CODE: {}
+=   CLEANING UP REMAINING PROCESSES
+==============================================================================
+"""
+
+
+@pytest.mark.parametrize(
+    ("signal", "name", "slug", "retry"),
+    [
+        (1, "Hangup", "external_signal", "yes"),
+        (3, "Quit", "external_signal", "yes"),
+        (5, "Trace/breakpoint trap", "native_abort", "once"),
+        (13, "Broken pipe", "external_signal", "yes"),
+        (24, "CPU time limit exceeded", "deadline_exceeded", "no"),
+        (25, "File size limit exceeded", "disk_full", "no"),
+    ],
+)
+def test_a_signal_has_its_cause_in_the_words_of_each_launcher(why, signal, name, slug, retry):
+    rule = 74 * "-" + "\n"
+    text = f"{rule}prterun noticed that process rank 1 with PID 4124 on node gpu-1 exited on\nsignal {signal} ({name}).\n{rule}"
+    found = why(text)
+    assert (found.cause.slug, found.rank, found.retry) == (slug, 1, retry)
+    # The code of a process that a signal ended is that signal.
+    found = why(HYDRA.format(signal) + f"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: {name} (signal {signal})\n")
+    assert found.cause.slug == slug
+    # Without the last line it is a code.
+    assert why(HYDRA.format(signal)).cause.slug in {"user_exit", "unknown"}

@@ -145,3 +145,10 @@ def test_the_decisive_line_comes_with_the_other_lines_of_its_message(tmp_path: P
     assert verdict.decisive is not None
     assert verdict.decisive.line == f"{head}\n{detail}"
     assert verdict.decisive.where.endswith(":12")
+
+
+def test_examples_that_explain_a_message_are_no_words_of_a_cause(tmp_path: Path) -> None:
+    line = "E0101 10:00:00.000001 77 pool.cc:91] The worker is gone. See its log for an error ({}) first"
+    assert said(tmp_path, line.format("e.g. preemption, out of memory")).cause.slug not in {"preempted", "host_oom"}
+    assert said(tmp_path, line.format("such as disk quota reached")).cause.slug != "disk_full"
+    assert said(tmp_path, line.format("disk quota reached")).cause.slug == "disk_full"

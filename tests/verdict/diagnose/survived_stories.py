@@ -88,7 +88,9 @@ def recoverable() -> dict[str, tuple[str, ...]]:
     for family in FAMILIES:
         for signature in parse(source(family), origin=family, check=False):
             if signature.role == "primary" and {"line", "kernel"} & set(signature.where):
-                found.setdefault(signature.slug, []).extend(one.text for one in signature.example)
+                # A launcher's line about several tasks is no rank's.
+                texts = (one.text for one in signature.example if " tasks " not in one.text)
+                found.setdefault(signature.slug, []).extend(texts)
     return {slug: tuple(texts) for slug, texts in sorted(found.items())}
 
 

@@ -162,6 +162,21 @@ def test_the_only_failed_rank_that_lost_a_process_outside_the_job_is_named(signa
     assert (expected in victims(verdict)) is False
 
 
+@pytest.mark.parametrize(
+    ("signature", "expected"),
+    [
+        # A plain socket or pipe may be connected to anything, a process group not.
+        ("peer_lost.errno", (1, "peer_lost", "suspected")),
+        ("peer_lost.eof", (1, "peer_lost", "suspected")),
+        ("peer_lost.gloo", (0, "uneven_data", "likely")),
+    ],
+)
+def test_a_rank_that_finished_is_no_cause_of_a_connection_outside_the_group(signature, expected):
+    ranks = [left(0, 0, seconds=1), left(1, 1, seconds=3)]
+    lost = raised("peer_lost", 1, seconds=2, role="secondary", signature=signature, line="lost")
+    assert named(diagnose(case(ranks, [lost], slots=slots(1))).verdict) == expected
+
+
 def test_a_rank_that_ended_before_the_others_joined_is_suspected():
     gone = left(2, 0, per_node=4, seconds=1)
     waits = [raised("rdzv_unreachable", n, seconds=9 + n, line="timed out") for n in (0, 1)]

@@ -133,7 +133,7 @@ _ERROR: Final = linear(
 _PLACE: Final = bounded(rb"\A(?:[EWIF]\d{4}|[A-Z]{4,8}) [\d:. -]{8,32}(?:\d+ )?\S{1,256}:\d+\] ?", limit=MAX_ERROR_LINE)
 _NO_ERROR: Final = bounded(
     rb"(?i)\b0 errors?\b|\berror:? *[-=*#]{5,}\s*\Z|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Error executing job with overrides|Reporting training FAILURE|Root Cause \(first|FAILED$|aborting (?:MPI|job|run)\b|closing signal|Killing subprocess|return code"
-    rb"|NCCL INFO|^(?:mpirun|prterun)\b|^(?: {0,5}\d{1,6}: )?(?:srun|slurmstepd)[\w.-]*: (?:error: )?(?:\S{1,512}: tasks? \d|\*\*\*|Job|Step|Force|Terminating|launch/)|\bframe #\d|error_file|exitcode|^(?:cat|chmod|cp|grep|kill|ln|ls|mkdir|mv|pkill|rm|rmdir|sed|tar|touch): |^(?:During handling|The above exception)|^\s*(?:raise|except|File|Traceback)\b|^\s{4}|^-+ Logging error|Exception raised from|^(?:\[[^\[\]]{0,200}\]|[\s:,-]){1,20}$",
+    rb"|NCCL INFO|^(?:mpirun|prterun)\b|^(?: {0,5}\d{1,6}: )?(?:srun|slurmstepd)[\w.-]*: (?:error: )?(?:\S{1,512}: tasks? \d|\*\*\*|Job|Step|Force|Terminating|launch/)|\bframe #\d|error_file|exitcode|^(?:cat|chmod|cp|grep|kill|ln|ls|mkdir|mv|pkill|rm|rmdir|sed|tar|touch): |^(?:During handling|The above exception)|^\s*(?:raise|except|File|Traceback)\b|^\s{4}|^-+ Logging error|^Error in atexit\._run_exitfuncs|\bError raised in:\s*\Z|\*\*\* End of error message|Exception raised from|^(?:\[[^\[\]]{0,200}\]|[\s:,-]){1,20}$",
     limit=MAX_ERROR_LINE,
 )
 # Advice and explanations of a message, and headers that announce one: never the error itself.
@@ -142,7 +142,7 @@ _ADVICE: Final = bounded(
     rb"|(?:Please|Try|Check|Make sure|Make sure that|Consider|See also|Refer to|Rectify|Hint|Note|Tip)\b|Possible (?:reasons?|causes?)\b|There are \w+ reasons|If (?:you|this|the|it)\b"
     rb"|terminated by signals sent by|(?:a )?non-zero exit code\.|Primary job +terminated normally|Per user-direction|error message you will receive is this one|orte_create_session_dirs is set|detect that the abort call|exiting or it will be considered|Exception in thread\b|Where: +This error was|Terminating remaining workers\b|Reason: +(?:Error|Completed)\s*\Z)"
     rb"|: ignored\.?\s*\Z|^Error caught was: No module named 'triton'|Host engine connection invalid|potential root causes|\bhas no info as to the process\b|YOU CAN IGNORE THE BELOW|\bSet MCA parameter \"|\bmore process(?:es)? ha(?:s|ve) sent help message|\bwrite_line (?:error|failure)\b"
-    rb"|\bHYDRA_FULL_ERROR=1\b|\bno trace information about the error\b|\bPETSC ERROR: (?:or |[Tt]ry |[Tt]o get |[Ss]ee |[Cc]onfigure |Run with )|\bEpoll (?:ADD|MOD|DEL)\(\d\) on fd \d",
+    rb"|\bHYDRA_FULL_ERROR=1\b|\bno trace information about the error\b|\bLocal abort before MPI_INIT\b|\bMPI_ERRORS_ARE_FATAL \(|\bIt looks like MPI_INIT failed\b|\bWithout writing an error file\b|\bThe preceding is the original exception\b|\bPETSC ERROR: (?:or |[Tt]ry |[Tt]o get |[Ss]ee |[Cc]onfigure |Run with )|\bEpoll (?:ADD|MOD|DEL)\(\d\) on fd \d",
     limit=MAX_ERROR_LINE,
 )
 # Words that state a reason in errors of any program; they are too few for a cause.
@@ -170,6 +170,7 @@ _CODE: Final = bounded(
     rb"\A\s*(?:\^|File \"|Traceback|During handling|The above exception)|\bframe #\d|File \"[^\"]+(?:\", line \d|\Z)",
     limit=MAX_ERROR_LINE,
 )
+_FRAME_ABOVE: Final = bounded(rb"\bline \d{1,9}, in [^\n]*\Z", limit=1024)
 _NOT_DONE: Final = bounded(rb"(?i)\b(?:but|not|un\w+|fail\w*|error\w*)\b", limit=MAX_ERROR_LINE)
 #: Ends of the types of exceptions; a line with another word before a colon may be anything.
 RAISED: Final = (b"Error", b"Exception", b"Timeout", b"Exit", b"Refused", b"Interrupt", b"Option", b"Disconnected")
@@ -180,7 +181,7 @@ _RAISING: Final = linear(
     rb'(?m)^[^"\n]*(?:"[^"\n]+)?", line \d+, in [^\n]*\n([^\n]*?\b(?:raise [A-Za-z_]|assert )[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
 )
 _CUT_OFF: Final = linear(
-    rb'(?m)^[^\n]*File "[^"\n]+", line \d+, in [^\n]*\n(?:[^\n]*\n)?((?:\d{1,6}: )?(?:[\[(][^\])\n]{1,80}[\])](?:<stderr>)?:?)?[ \t]{2,}\S[^\n]*)(?:\s|\[[^\]\n]{1,20}\]:?)*\z'
+    rb'(?m)^[^\n]*File "[^"\n]+", line \d+, in [^\n]*\n(?:[^\n]*\n)?((?:\d{1,6}: )?(?:[\[(][^\])\n]{1,80}[\])](?:<stderr>)?:?)?[ \t]{2,}[^\s^~][^\n]*)(?:[\s^~]|\[[^\]\n]{1,20}\]:?)*\z'
 )
 # Frames of launchers, whose tracebacks contain nothing about a rank.
 _LAUNCHER: Final = anchored(
@@ -220,12 +221,23 @@ def ranks_that_print(text: bytes, line: bytes) -> set[int]:
 
 def _is_message(line: bytes) -> bool:
     """False for advice, and for lines of launchers about their processes."""
-    return not _NO_ERROR.search(_PLACE.sub(b"", line, count=1)) and not _ADVICE.search(line)
+    return not any(_NO_ERROR.search(text) for text in _bodies(line)) and not _ADVICE.search(line)
 
 
 def _is_code(line: bytes) -> bool:
     """True for a frame, or a line around a traceback."""
-    return _CODE.search(_PLACE.sub(b"", line, count=1)) is not None
+    return any(_CODE.search(text) for text in _bodies(line))
+
+
+def _is_statement(text: bytes, begin: int) -> bool:
+    """True for the statement of a frame, below the frame's own line."""
+    above = text[max(0, begin - _MAX_ROW) : begin].rstrip(b"\n")
+    return _FRAME_ABOVE.search(above[above.rfind(b"\n") + 1 :]) is not None
+
+
+def _bodies(line: bytes) -> tuple[bytes, bytes]:
+    """A line behind its logger's head, and behind a speaker's prefix as well."""
+    return _PLACE.sub(b"", line, count=1), _PLACE.sub(b"", line[parse_prefix(line).length :], count=1)
 
 
 ErrorKind = Literal["error", "cut_off", "hint"]
@@ -254,7 +266,7 @@ def best_error_line(
     if errors and (ended or states_reason(errors[0][1]) or _TYPE.search(errors[0][1]) is not None):
         return (*_first_alike(errors[0], errors), "error")
     hints = [one for one in islice(_lines(_HINT, text, since), _MAX_ERRORS) if one[0] not in known]
-    frames = [one for one in hints if _is_code(one[1])]
+    frames = [one for one in hints if _is_code(one[1]) or _is_statement(text, one[0])]
     hints = [one for one in hints if one not in frames]
     hints = [one for one in hints if not _ADVICE.search(one[1])] or hints
     reasons = [one for one in (*errors, *hints) if states_reason(one[1])]
@@ -273,7 +285,7 @@ def best_error_line(
         # Nothing else shows that the job failed.
         hints = [] if done else [one for one in hints if not _QUIET.search(one[1])]
     reasons = [one for one in hints if states_reason(one[1])]
-    if not hints and not done:
+    if not hints and not done and not known:
         hints = loud = frames
     return (*(reasons or loud or hints)[-1], "hint") if hints else None
 
@@ -337,7 +349,7 @@ _ROW: Final = linear(rb"(?m)^ *[A-Za-z][\w ()]{0,29}[a-z)]: +[^\s:][^\n]{0,300}$
 _MAX_ROWS: Final = 6
 # Rows below the head of MPICH's error stack, of which the last one is the cause.
 _STACK_HEAD: Final = b"error stack:"
-_STACK_ROW: Final = anchored(rb"\s*\w{3,80}\(\d{1,6}\)\.*: *\S", limit=512)
+_STACK_ROW: Final = anchored(rb"\s*\w{3,80}\(\d{1,6}\)\.*:", limit=512)
 
 
 def detail_behind(line: bytes, behind: bytes, *, above: bytes = b"") -> bytes | None:

@@ -51,6 +51,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     called_abort,
     exit_slug,
     signal_slug,
+    without_hydra_code,
 )
 from rankfall.verdict.diagnose.subjects import Subject, of_own_code, without_outlived
 from rankfall.verdict.diagnose.survived_lines import without_aftermath, without_passed
@@ -161,7 +162,7 @@ def candidate_of(subject: Subject) -> Candidate | None:
     unforged = [e for e in pieces if not _repeats_the_kernel(subject, e)]
     pieces = unforged if any(e.slug not in _BARE for e in unforged) else pieces
     pieces = _without_later_faults(subject, pieces)
-    pieces = _without_ends_after_exception(pieces)
+    pieces = _without_ends_after_exception(without_hydra_code(pieces))
     pieces = _without_abort_at_shutdown(subject, pieces)
     pieces = _without_caught_before_crash(subject, pieces)
     stood = pieces

@@ -70,7 +70,7 @@ _ABSENT_RANK: Final = MappingProxyType(
 LOST_PEER_SLUGS: Final = TIMED_OUT | {"peer_lost"}
 
 # Lost connections of any socket or pipe, also to a process outside the job.
-PLAIN_CONNECTIONS: Final = frozenset({"peer_lost.errno", "peer_lost.refused"})
+PLAIN_CONNECTIONS: Final = frozenset({"peer_lost.errno", "peer_lost.refused", "peer_lost.eof"})
 
 # Never the cause: a controller's messages and Rankfall's kills.
 NEVER_CAUSE: Final = frozenset({"controller_verdict", "peer_teardown", "teardown_noise", "gpu_app_xid"})
@@ -118,6 +118,8 @@ ABORTED_ALL: Final = "user_exit.mpi_abort"
 ENDS_OTHERS: Final = "Forcefully terminating all other processes"
 # A program's own call that ends all its processes.
 OWN_ABORTS: Final = frozenset({ABORTED_ALL, "user_exit.mpich"})
+# MPICH's row of an exit code: of a process that a signal ended the signal, which its last line names.
+_HYDRA_CODE: Final = "user_exit.hydra"
 # Heads of errors by which MPI ends all processes.
 MPI_ABORT: Final = "unknown.mpich_abort"
 # Lines without a cause that name the rank that failed.
@@ -228,7 +230,7 @@ IMAGES: Final = frozenset({"driver_too_old"})
 
 # A child's death, reported by the process that needed it.
 CHILD_DEATHS: Final = frozenset(
-    {"dataloader_died.sigkill", "killed_unknown.nanny", "killed_unknown.pool", "killed_unknown.ray_worker"}
+    {"dataloader_died.sigkill", "killed_unknown.nanny", "dataloader_died.pool", "killed_unknown.ray_worker"}
 )
 
 # Of these, a report by a supervisor with the process id and no reason: the process's messages come first.
@@ -340,6 +342,12 @@ def reports_code(piece: Evidence) -> bool:
 def called_abort(pieces: Iterable[Evidence]) -> bool:
     """True if a program called what ends all its processes: its own decision, whatever the code."""
     return any(piece.signature in OWN_ABORTS for piece in pieces)
+
+
+def without_hydra_code(pieces: list[Evidence]) -> list[Evidence]:
+    """Pieces without MPICH's row of an exit code, if a line names the signal that ended a process."""
+    named = any(" EXIT STRING: " in piece.line for piece in pieces)
+    return [piece for piece in pieces if not named or piece.signature != _HYDRA_CODE]
 
 
 def waited(piece: Evidence) -> bool:

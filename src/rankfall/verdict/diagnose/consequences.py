@@ -256,6 +256,24 @@ def without_ends_by_launcher(candidates: list[Candidate], subjects: Subjects) ->
     return [c for c in candidates if not follows(c)]
 
 
+def faults_of(candidates: list[Candidate]) -> list[str]:
+    """Fingerprint of each candidate's fault.
+
+    Two are one fault if their processes printed one exception of the same place alike: each may have printed several.
+    """
+    names: dict[str, str] = {}
+    found = []
+    for candidate in candidates:
+        best, prints = candidate.best, [candidate.fingerprint]
+        if best is not None and best.whole and best.place is not None:
+            alike = (e for e in candidate.subject.evidence if e.whole and (e.slug, e.place) == (best.slug, best.place))
+            prints += [e.fingerprint for e in alike if e.fingerprint is not None]
+        name = next((names[one] for one in prints if one in names), candidate.fingerprint)
+        names.update((one, name) for one in prints if one not in names)
+        found.append(name)
+    return found
+
+
 def is_without_message(candidate: Candidate) -> bool:
     """True if the only fact is Python's exit code, as of a consequence.
 

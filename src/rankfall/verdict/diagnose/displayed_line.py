@@ -45,6 +45,8 @@ _APART: Final = 4
 # Least share of a line that the same message of another speaker begins with, and the beginning of a warning.
 _SAME: Final = 0.8
 _WARNING: Final = anchored(r"\W{0,4}(?:W\d{0,4} |WARN)", limit=64)
+# A statement that raises an exception.
+_RAISES: Final = bounded(r"\b(?:raise|assert) ", limit=4096)
 
 
 def lacks_reason(candidate: Candidate, subjects: Subjects) -> bool:
@@ -92,6 +94,9 @@ def nearest_line(subjects: Subjects) -> Evidence | None:
     found = [e for e in lines if e.slug == "unknown"]
     stops = [e for e in lines if e.slug in {"controller_verdict", "peer_teardown", "gpu_app_xid"}]
     first = min(stops, key=lambda e: (*text_place(e), e.id), default=None)
+    if first is not None and first.slug == "controller_verdict":
+        # A report of a failure is better than a frame.
+        found = [e for e in found if e.signature != CUT_OFF or _RAISES.search(e.line) is not None]
     return max(found, key=lambda e: (e.role == "context", e.stream or "", e.order or 0, e.id), default=first)
 
 

@@ -302,7 +302,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
     # The signal was sent to this subject, and a data worker is its child.
     named = piece is not None and (slug in {"external_signal", "dataloader_died"} or root.alone)
     if root.alone:
-        missing.insert(0, "the other end: no other rank failed, so the peer was probably outside the job")
+        missing.insert(0, "the other end: no other rank failed by itself, so the peer was probably outside the job")
     at_subject = named and subject is not None and (subject.slot_number is not None or subject.rank is not None)
     struck: set[object] = {
         s.key for s in subjects.all.values() if at_subject and any(same_line(e, piece) for e in s.evidence)

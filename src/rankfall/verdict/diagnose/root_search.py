@@ -26,6 +26,7 @@ from rankfall.verdict.diagnose.candidates import (
 )
 from rankfall.verdict.diagnose.cause_tables import (
     EXIT_SLUGS,
+    FIRST_ENDS,
     LOST_PEER_SLUGS,
     NEAREST,
     NEVER_CAUSE,
@@ -48,6 +49,7 @@ from rankfall.verdict.diagnose.consequences import (
     drop_raised_after_recorded_failure,
     drop_raised_after_silent_end,
     drop_without_message_beside_death,
+    faults_of,
     first_is_open,
     is_without_message,
     without_ends_by_launcher,
@@ -243,9 +245,9 @@ _CODES: Final = frozenset({"user_exit", *EXIT_SLUGS.values()})
 def _merge(candidates: list[Candidate]) -> list[Candidate]:
     """Merges candidates by fingerprint: the same fault on many ranks is one."""
     groups: dict[str, list[Candidate]] = defaultdict(list)
-    for candidate in candidates:
+    for candidate, fault in zip(candidates, faults_of(candidates), strict=True):
         mergeable = candidate.tier in {EXPLICIT, HANG} or candidate.slug in _CODES | NEVER_STARTED | TAKEN_AWAY
-        key = candidate.fingerprint if mergeable else f"{candidate.fingerprint}\0{candidate.subject.key}"
+        key = fault if mergeable else f"{candidate.fingerprint}\0{candidate.subject.key}"
         groups[key].append(candidate)
     merged = []
     for ordered in map(_in_order, groups.values()):
@@ -341,6 +343,23 @@ def _failed_alone(subjects: Subjects, word: Evidence) -> bool:
     )
 
 
+def _of_another_connection(subjects: Subjects) -> tuple[Subject, Evidence] | None:
+    """The only rank whose exception is of a plain socket or pipe, as to a child, where all others lost a peer of their group.
+
+    A line of its launcher, which names it as the first that failed, counts like the others' complaints.
+    """
+    rows = [(s, e) for s in subjects.all.values() for e in s.complaints if e.slug in LOST_PEER_SLUGS]
+    plain = [(s, e) for s, e in rows if e.signature in PLAIN_CONNECTIONS and e.whole and e.collective is None]
+    if len(plain) != 1 or plain[0][0].rank_number is None or plain[0][1].thread:
+        return None
+    subject, word = plain[0]
+    others = [(s, e) for s, e in rows if e is not word]
+    if any(s is subject or s.rank_number is None or surely_after(word, e) for s, e in others):
+        return None
+    first = any(e.signature in FIRST_ENDS for e in subject.evidence)
+    return plain[0] if others or first else None
+
+
 def _complaints(subjects: Subjects, slot: int) -> tuple[Evidence, ...]:
     subject = subjects.all.get(("slot", slot))
     return subject.complaints if subject is not None else ()
@@ -411,6 +430,9 @@ def only_consequences(case: Case, subjects: Subjects) -> Root:
         )
     )
     subject, piece = spoken[0][4:]
+    outside = _of_another_connection(subjects)
+    if outside is not None and named <= {outside[0].rank_number}:
+        return Root(nearest=outside, alone=True)
     # A text may lack the ends of ranks that complained.
     ends_known = complained <= subjects.ranks.keys()
     if not named and ends_known and subject.rank and own_failure(subject.rank) and _failed_alone(subjects, piece):

@@ -12,7 +12,7 @@ from rankfall.model import Case, Confidence, Evidence, RankFacts, numbers
 from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import HANG, SILENT, Candidate, Root, of_fact
-from rankfall.verdict.diagnose.cause_tables import BETWEEN_TWO, DELETED_POD, NEVER_CAUSE, TIMED_OUT
+from rankfall.verdict.diagnose.cause_tables import BETWEEN_TWO, DELETED_POD, NEVER_CAUSE, PLAIN_CONNECTIONS, TIMED_OUT
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure
 
 MISMATCH: Final = "collective_mismatch"
@@ -204,7 +204,8 @@ def left_early(case: Case, subjects: Subjects) -> Candidate | None:
         for s in subjects.all.values()
         if s.rank is not None and s.rank.state == "ended" and (own_failure(s.rank) or s.rank.killed_by is not None)
     ]
-    complaints = {e.slug for s in failed for e in s.complaints}
+    # A plain socket or pipe may be connected to anything.
+    complaints = {e.slug for s in failed for e in s.complaints if e.signature not in PLAIN_CONNECTIONS}
     if not (complaints & {"peer_lost", "collective_timeout"} or (case.hung and failed)):
         return None
     if complaints & {"external_signal"}:

@@ -225,7 +225,7 @@ def child_killed() -> None:
     python("import subprocess\nsubprocess.run(['sh','-c','kill -KILL $$'],check=True)")
 
 
-@case("killed_unknown")
+@case("dataloader_died")
 def pool_worker_killed() -> None:
     python(
         "import os,signal\nfrom concurrent.futures import ProcessPoolExecutor as P\n"
