@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Final, NamedTuple
 
-from rankfall.model import Consequence, Decision, Verdict
+from rankfall.model import Consequence, Decision, Decisive, Proof, Verdict
 from rankfall.model.patterns import Bounded, anchored, bounded
 from rankfall.model.verdict import HANG
 from rankfall.render import formatting
@@ -35,6 +35,8 @@ _EXIT_CODE: Final = bounded(r"\b[Ee]xit ?(?:[Cc]ode|status) *:? *(\d{1,3})\b|\bS
 # Ends of the names of exceptions, and exceptions of launchers, which only report an end.
 _ENDINGS: Final = ("Error", "Exception", "Timeout", "Interrupt")
 _OF_LAUNCHERS: Final = frozenset({"ChildFailedError", "CalledProcessError", "ProcessExitedException"})
+_GROUPS: Final = frozenset({"ExceptionGroup", "BaseExceptionGroup"})
+_HEAD: Final = "Traceback (most recent call last)"
 _ELSEWHERE: Final = "If the job failed, its errors are elsewhere: give the output of all ranks and of their launcher."
 _PLURAL: Final = {"was": "were", "has": "have", "hangs": "hang", "uses": "use", "runs": "run"}
 _ITS: Final = bounded(r"\bits\b", limit=256)
@@ -151,7 +153,7 @@ def _although(verdict: Verdict) -> str:
         return ""
     others = len({proof.rank for proof in verdict.evidence if proof.rank is not None} - {first.rank})
     more = f" and {formatting.count(others, 'other rank')} raised one too" if others else ""
-    return f", although rank {first.rank} raised {_exception(first.line) or 'an exception'}{more}"
+    return f", although rank {first.rank} raised {_exception(first) or 'an exception'}{more}"
 
 
 def is_no_failure(verdict: Verdict) -> bool:
@@ -213,7 +215,7 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
     happened = known.happened if known is not None else f"failed: {verdict.cause.title}"
     if slug == "user_exit" and (code := _EXIT_CODE.search(_lines(verdict))):
         happened = f"exited with code {code[1] or code[2]}"
-    if slug == "user_code_exception" and (name := _exception(verdict.decisive.line if verdict.decisive else "")):
+    if slug == "user_code_exception" and (name := _exception(verdict.decisive)):
         happened = f"raised {name}"
     if slug == "unknown" and seen:
         happened = f"{seen} for an unknown reason"
@@ -240,7 +242,7 @@ def _seen(verdict: Verdict) -> str:
     """Predicate about a failure without a cause, by its decisive line; empty if that line states none."""
     line = verdict.decisive.line if verdict.decisive is not None else ""
     code = _EXIT_CODE.search(line)
-    name = _exception(line)
+    name = _exception(verdict.decisive)
     if code is not None:
         return f"exited with code {code[1] or code[2]}"
     return f"raised {name}" if name.endswith(_ENDINGS) and name not in _OF_LAUNCHERS else ""
@@ -279,12 +281,31 @@ def _subject(verdict: Verdict) -> str:
     return "the job" if verdict.scope == "external" else "an unknown rank"
 
 
-def _exception(line: str) -> str:
-    """Class name of the exception in a line of evidence; empty if there is none."""
-    lines = line.strip().split("\n")
-    # A message may have several lines.
-    found = next((match for line in reversed(lines) if (match := _EXCEPTION.match(line))), None)
-    return found[1] if found else ""
+def _exception(piece: Decisive | Proof | None) -> str:
+    """Class name of the exception in a piece of evidence; empty if there is none."""
+    if piece is None:
+        return ""
+    lines = piece.line.strip().split("\n")
+    # Any line of a message may resemble an exception, but the type comes before the message.
+    if piece.source == "record" and (name := _recorded(lines[0])):
+        # A group, and a data loader, has the exception of its member or worker behind its message.
+        other = name in _GROUPS or ": Caught " in lines[0]
+        return next((inner for line in lines[1:] if other and (inner := _printed(line))), name)
+    last = max((number for number, line in enumerate(lines) if _HEAD in line), default=-1)
+    found = [name for line in lines[last + 1 :] if (name := _printed(line))]
+    return next((name for name in found if name.endswith(_ENDINGS)), found[0] if found else "")
+
+
+def _recorded(line: str) -> str:
+    """Class name at the beginning of the text of a recorded exception."""
+    name = line.partition(":")[0].rpartition(".")[2].strip()
+    return name if name.isidentifier() else ""
+
+
+def _printed(line: str) -> str:
+    """Class name of the exception in a printed line; empty if there is none."""
+    match = _EXCEPTION.match(line)
+    return match[1] if match else ""
 
 
 def _followed(consequences: Sequence[Consequence]) -> str:
