@@ -31,3 +31,29 @@ def found(slug: str, line: str, *, source: Source = "log", **fields: object) -> 
 )  # fmt: skip
 def test_the_type_of_an_exception_comes_before_its_message(source: Source, line: str, name: str) -> None:
     assert first_sentence(found("user_code_exception", line, source=source)) == f"Rank 1 raised {name}."
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("> [rank1]: KeyError: 'input_ids'", "KeyError"),
+        (">> KeyError: 'input_ids'", "KeyError"),
+        ("train-worker-1 pytorch KeyError: 'input_ids'", "KeyError"),
+        ("trainer-1  | KeyError: 'input_ids'", "KeyError"),
+        ("trainer-1  | app.Lost: it", "Lost"),
+        ("[1,mpirank:3,algo-2]<stderr>:KeyError: 'input_ids'", "KeyError"),
+        ("3: app.Lost: it", "Lost"),
+        ("  | KeyError: 'labels'", "KeyError"),
+        ('  "textPayload": "KeyError: \'input_ids\'",', "KeyError"),
+        ("Ошибка: дата", "Ошибка"),
+        ("[rank1]: модуль.Ошибка", "Ошибка"),
+        ("train.log:108:KeyError: 'input_ids'", "KeyError"),
+        ("\ud800> ValueError: a lone surrogate", "ValueError"),
+    ],
+)
+def test_the_type_of_an_exception_is_found_behind_the_prefix_of_its_line(line: str, name: str) -> None:
+    assert first_sentence(found("user_code_exception", line)) == f"Rank 1 raised {name}."
+
+
+def test_words_without_a_type_name_no_exception() -> None:
+    assert first_sentence(found("user_code_exception", "> it failed")) == "Rank 1 raised an exception."

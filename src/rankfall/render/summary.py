@@ -27,7 +27,11 @@ _WAITED: Final = {
 _SIGKILL: Final = bounded(r"SIGKILL|Killed|[Ss]ignal:? 9\b|[Cc]ode:? \(?(?:-9|137)\b|= -9", limit=4096)
 # Class of an exception at the beginning of a line, behind prefixes of launchers as ``[rank1]: ``.
 _EXCEPTION: Final = anchored(
-    r"(?:\[[^\]]{1,40}\]:?\s{0,8}){0,4}(?:[A-Za-z_][A-Za-z0-9_]{0,40}\.){0,8}([A-Z][A-Za-z0-9_]{0,60})(?::|$)",
+    r"(?:\[[^\]]{1,40}\]:?\s{0,8}){0,4}(?:[^\W\d]\w{0,40}\.){0,8}([^\W\d_a-z]\w{0,60})(?::|$)", limit=1024
+)
+# The same behind any other words, as of a collector, a quotation or a frame of a group.
+_BEHIND: Final = bounded(
+    r"[\s>|\]):\"'](?:[^\W\d]\w{0,40}\.){0,8}([^\W\d_a-z]\w{0,60}(?:Error|Exception|Timeout|Interrupt))(?::|\"|$)",
     limit=1024,
 )
 # As a record or a launcher states it.
@@ -293,6 +297,8 @@ def _exception(piece: Decisive | Proof | None) -> str:
         return next((inner for line in lines[1:] if other and (inner := _printed(line))), name)
     last = max((number for number, line in enumerate(lines) if _HEAD in line), default=-1)
     found = [name for line in lines[last + 1 :] if (name := _printed(line))]
+    if not found and piece.source == "log":
+        found = [match[1] for line in lines[last + 1 :] if (match := _BEHIND.search(line))]
     return next((name for name in found if name.endswith(_ENDINGS)), found[0] if found else "")
 
 
@@ -304,7 +310,11 @@ def _recorded(line: str) -> str:
 
 def _printed(line: str) -> str:
     """Class name of the exception in a printed line; empty if there is none."""
-    match = _EXCEPTION.match(line)
+    from rankfall.evidence.readers.prefixes import parse_prefix  # noqa: PLC0415 - few sentences need it
+
+    data = line.encode("utf-8", "surrogatepass")
+    behind = data[parse_prefix(data).length :].decode("utf-8", "replace")
+    match = _EXCEPTION.match(line) or _EXCEPTION.match(behind)
     return match[1] if match else ""
 
 
