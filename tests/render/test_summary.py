@@ -3,8 +3,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rankfall.model import Cause, Decisive, Source, Verdict
+from rankfall.model import Cause, Consequence, Decisive, Source, Verdict
 from rankfall.render.summary import first_sentence
+from rankfall.render.verdict import render_verdict
 
 
 def found(slug: str, line: str, *, source: Source = "log", **fields: object) -> Verdict:
@@ -57,3 +58,31 @@ def test_the_type_of_an_exception_is_found_behind_the_prefix_of_its_line(line: s
 
 def test_words_without_a_type_name_no_exception() -> None:
     assert first_sentence(found("user_code_exception", "> it failed")) == "Rank 1 raised an exception."
+
+
+WAITED = (
+    Consequence(rank=0, slug="collective_timeout", because="timed out"),
+    Consequence(rank=1, slug="peer_teardown", because="stopped"),
+)
+
+
+def test_ranks_are_other_ones_only_beside_a_named_rank() -> None:
+    named = found("collective_timeout", "timed out", consequences=WAITED)
+    unknown = msgspec.structs.replace(named, rank=None, scope=None)
+    of_the_job = msgspec.structs.replace(named, rank=None, scope="external")
+    assert first_sentence(named).endswith("; 2 other ranks failed or were stopped because of it.")
+    assert first_sentence(unknown) == "An unknown rank timed out in a collective; 2 ranks failed or were stopped."
+    assert first_sentence(of_the_job).endswith("; 2 ranks failed or were stopped because of it.")
+    assert "\n2 other ranks failed or stopped as a consequence: 0, 1 (" in render_verdict(named)
+    assert "\n2 ranks failed or stopped as a consequence: 0, 1 (" in render_verdict(unknown)
+
+
+def test_nothing_follows_from_a_failure_that_is_not_known() -> None:
+    one = (Consequence(rank=0, slug="unknown", because="RuntimeError: NCCL error"),)
+    unknown = found("unknown", "[rank0]: RuntimeError: NCCL error", rank=None, scope=None, consequences=one)
+    files = msgspec.structs.replace(unknown, run=None, attempt=None)
+    assert first_sentence(files) == "No known failure was found in the files; the shown line may belong to one."
+    assert first_sentence(unknown) == "The job failed; no recorded evidence explains it; 1 rank failed."
+    assert "\n1 rank failed or stopped without a known cause: 0 (unknown)" in render_verdict(files)
+    nameless = msgspec.structs.replace(files, consequences=(Consequence(rank=None, slug="peer_lost", because=""),))
+    assert "\nRanks failed without a known cause (peer_lost)" in render_verdict(nameless)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from typing import Final, NamedTuple
 
-from rankfall.model import Consequence, Decision, Decisive, Proof, Verdict
+from rankfall.model import Decision, Decisive, Proof, Verdict
 from rankfall.model.patterns import Bounded, anchored, bounded
 from rankfall.model.verdict import HANG
 from rankfall.render import formatting
@@ -41,6 +41,7 @@ _ENDINGS: Final = ("Error", "Exception", "Timeout", "Interrupt")
 _OF_LAUNCHERS: Final = frozenset({"ChildFailedError", "CalledProcessError", "ProcessExitedException"})
 _GROUPS: Final = frozenset({"ExceptionGroup", "BaseExceptionGroup"})
 _HEAD: Final = "Traceback (most recent call last)"
+_UNKNOWN: Final = "an unknown rank"
 _ELSEWHERE: Final = "If the job failed, its errors are elsewhere: give the output of all ranks and of their launcher."
 _PLURAL: Final = {"was": "were", "has": "have", "hangs": "hang", "uses": "use", "runs": "run"}
 _ITS: Final = bounded(r"\bits\b", limit=256)
@@ -147,7 +148,7 @@ def first_sentence(verdict: Verdict, *, step: int | None = None) -> str:
         if verdict.state == "succeeded":
             return f"{run} succeeded{_although(verdict)}."
         return f"{run} is running; no failure so far."
-    return _failure(verdict, step=step) + _followed(verdict.consequences)
+    return _failure(verdict, step=step) + _followed(verdict)
 
 
 def _although(verdict: Verdict) -> str:
@@ -282,7 +283,7 @@ def _subject(verdict: Verdict) -> str:
         return f"node {one_line(verdict.node, width=60)}"
     if has_local_rank_only(verdict):
         return f"local rank {verdict.local_rank}"
-    return "the job" if verdict.scope == "external" else "an unknown rank"
+    return "the job" if verdict.scope == "external" else _UNKNOWN
 
 
 def _exception(piece: Decisive | Proof | None) -> str:
@@ -318,17 +319,34 @@ def _printed(line: str) -> str:
     return match[1] if match else ""
 
 
-def _followed(consequences: Sequence[Consequence]) -> str:
-    ranks = {one.rank for one in consequences if one.rank is not None}
-    if not ranks:
+def names_nothing(verdict: Verdict) -> bool:
+    """Returns True if a failed verdict names neither a cause nor a place, so that nothing is its consequence."""
+    return verdict.cause.slug == "unknown" and _of_nobody(verdict)
+
+
+def others_of(verdict: Verdict) -> str:
+    """Returns the noun for one rank among the consequences: it is another one only beside a named rank or place."""
+    return "rank" if _of_nobody(verdict) else "other rank"
+
+
+def _of_nobody(verdict: Verdict) -> bool:
+    return _subject(verdict) in {"the job", _UNKNOWN}
+
+
+def _followed(verdict: Verdict) -> str:
+    ranks = {one.rank for one in verdict.consequences if one.rank is not None}
+    # Without a known failure in files, nothing followed from it.
+    if not ranks or (names_nothing(verdict) and verdict.run is None):
         return "."
-    slugs = {one.slug for one in consequences if one.rank is not None}
+    slugs = {one.slug for one in verdict.consequences if one.rank is not None}
     if slugs == {"peer_teardown"}:
         did = "was stopped" if len(ranks) == 1 else "were stopped"
     else:
         did = "failed or was stopped" if len(ranks) == 1 else "failed or were stopped"
         did = did if "peer_teardown" in slugs else "failed"
-    return f"; {formatting.count(len(ranks), 'other rank')} {did} because of it."
+    # The unknown rank may be one of those that are counted.
+    because = "" if names_nothing(verdict) or _subject(verdict) == _UNKNOWN else " because of it"
+    return f"; {formatting.count(len(ranks), others_of(verdict))} {did}{because}."
 
 
 def _reaction(decision: Decision | None) -> str:

@@ -12,11 +12,20 @@ from typing import Final
 
 import msgspec
 
-from rankfall.model import Consequence, Proof, Verdict
+from rankfall.model import Proof, Verdict
 from rankfall.render import formatting
 from rankfall.render.escape import clean, clean_line, one_line, shorten
 from rankfall.render.formatting import Paint
-from rankfall.render.summary import action_text, advice_text, cause_text, has_local_rank_only, is_no_failure, summary
+from rankfall.render.summary import (
+    action_text,
+    advice_text,
+    cause_text,
+    has_local_rank_only,
+    is_no_failure,
+    names_nothing,
+    others_of,
+    summary,
+)
 from rankfall.rundir.incomplete import PREFIX
 
 _MAX_EVIDENCE: Final = 6
@@ -185,7 +194,7 @@ def render_verdict(
         missing = ""
     blocks += [
         _evidence(verdict, details, width=width, cut=cut, paint=paint),
-        _consequences(verdict.consequences, width=width),
+        _consequences(verdict, width=width),
         _independent(verdict, width=width, paint=paint),
         _alternatives(verdict, width=width, paint=paint),
         missing,
@@ -326,17 +335,17 @@ def _cause_style(verdict: Verdict, paint: Paint) -> Callable[[str], str] | None:
     return paint.warn if verdict.cause.confidence in {"suspected", "unknown"} else paint.bad
 
 
-def _consequences(consequences: Sequence[Consequence], *, width: int) -> str:
+def _consequences(verdict: Verdict, *, width: int) -> str:
+    consequences = verdict.consequences
     if not consequences:
         return ""
     named = [c for c in consequences if c.rank is not None]
     numbers = {c.rank for c in named if c.rank is not None}
-    nameless = len(consequences) - len(named)
-    total = len(numbers) or nameless
-    noun = "other rank" if numbers or nameless == 1 else "message"
+    other = others_of(verdict)
+    why = "without a known cause" if names_nothing(verdict) else "as a consequence"
     kinds = sorted({c.slug for c in consequences})
-    head = f"{formatting.count(total, noun)} failed or stopped as a consequence"
-    head = head if numbers else "Other ranks failed as a consequence"
+    head = f"{formatting.count(len(numbers), other)} failed or stopped {why}"
+    head = head if numbers else f"{other.capitalize()}s failed {why}"
     which = f": {formatting.ranks(numbers)}" if numbers else ""
     return _wrapped(f"{head}{which} ({', '.join(kinds)})", first="", width=width, indent=0)
 
