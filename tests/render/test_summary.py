@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from rankfall.model import Cause, Consequence, Decisive, Source, Verdict
-from rankfall.render.summary import first_sentence
-from rankfall.render.verdict import render_verdict
+from rankfall.render.summary import advice_text, first_sentence
+from rankfall.render.verdict import Details, render_verdict
 
 
 def found(slug: str, line: str, *, source: Source = "log", **fields: object) -> Verdict:
@@ -86,3 +86,37 @@ def test_nothing_follows_from_a_failure_that_is_not_known() -> None:
     assert "\n1 rank failed or stopped without a known cause: 0 (unknown)" in render_verdict(files)
     nameless = msgspec.structs.replace(files, consequences=(Consequence(rank=None, slug="peer_lost", because=""),))
     assert "\nRanks failed without a known cause (peer_lost)" in render_verdict(nameless)
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "sentence", "advice"),
+    [
+        ("record", "SyntaxError: invalid syntax (train.py, line 7)", "raised SyntaxError in train.py:7", "syntax at train.py:7"),
+        ("record", "TabError: inconsistent use of tabs (a b.py, line 3)", "raised TabError in a b.py:3", "syntax at a b.py:3"),
+        ("record", "SyntaxError: invalid syntax (<string>, line 1)", "raised SyntaxError", "syntax of the code that the message"),
+        ("record", "SyntaxError: bad input", "raised SyntaxError", "syntax of the code that the message"),
+        ("log", '  File "/app/train.py", line 7\n    def f(:\n          ^\nSyntaxError: invalid syntax',
+         "raised SyntaxError in train.py:7", "syntax at /app/train.py:7"),
+        ("log", '[rank1]:   File "/app/train.py", line 7\n[rank1]:     x\n[rank1]: IndentationError: unexpected indent',
+         "raised IndentationError in train.py:7", "syntax at /app/train.py:7"),
+        ("record", "ImportError: cannot import name 'nothing' from 'os' (/usr/lib/python3.11/os.py)",
+         "could not import a name that the module does not have", "Fix the import: correct the name"),
+        ("record", "ImportError: cannot import name 'b' from partially initialized module 'a' (most likely due to a circular import)",
+         "could not import a name: two modules import each other", "Fix the import: move one"),
+        ("record", "ModuleNotFoundError: No module named 'x'", "could not import a module or a native library", "Install or repair"),
+    ],
+)  # fmt: skip
+def test_code_that_cannot_be_loaded_is_distinct_from_a_missing_module(
+    source: Source, line: str, sentence: str, advice: str
+) -> None:
+    verdict = found("import_error", line, source=source)
+    assert first_sentence(verdict) == f"Rank 1 {sentence}."
+    assert advice in advice_text(verdict)
+    assert "{" not in advice_text(verdict)
+
+
+def test_the_place_of_a_syntax_error_may_be_its_innermost_frame() -> None:
+    verdict = found("import_error", "SyntaxError: invalid syntax")
+    assert "syntax at /app/train.py:7, or" in advice_text(verdict, frame="/app/train.py:7 in ?")
+    assert "syntax of the code" in advice_text(verdict, frame="<string>:1 in ?")
+    assert "syntax at /app/train.py:7, or" in render_verdict(verdict, details=Details(frames=("/app/train.py:7 in ?",)))

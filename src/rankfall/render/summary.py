@@ -39,6 +39,11 @@ _EXIT_CODE: Final = bounded(r"\b[Ee]xit ?(?:[Cc]ode|status) *:? *(\d{1,3})\b|\bS
 # Ends of the names of exceptions, and exceptions of launchers, which only report an end.
 _ENDINGS: Final = ("Error", "Exception", "Timeout", "Interrupt")
 _OF_LAUNCHERS: Final = frozenset({"ChildFailedError", "CalledProcessError", "ProcessExitedException"})
+_OF_SYNTAX: Final = frozenset({"SyntaxError", "IndentationError", "TabError"})
+# Place of an error of syntax in a traceback and in its message.
+_SYNTAX_AT: Final = bounded(
+    r"(?m)^[^\n\"]{0,200}File \"([^\"\n]{1,1024})\", line (\d{1,9})\b|\(([^()\n]{1,255}), line (\d{1,9})\)$", limit=4096
+)
 _GROUPS: Final = frozenset({"ExceptionGroup", "BaseExceptionGroup"})
 _HEAD: Final = "Traceback (most recent call last)"
 _UNKNOWN: Final = "an unknown rank"
@@ -99,13 +104,22 @@ def _advice_of(verdict: Verdict) -> Advice | None:
     return next((row for row in rows if row.words is None or row.words.search(text)), None)
 
 
-def advice_text(verdict: Verdict) -> str:
-    """Returns what a person can do about a verdict's cause, as its evidence allows; empty if nothing."""
+def advice_text(verdict: Verdict, *, frame: str = "") -> str:
+    """Returns what a person can do about a verdict's cause, as its evidence allows; empty if nothing.
+
+    Args:
+        verdict: Verdict to react to.
+        frame: Innermost frame of the decisive exception, as ``FILE:LINE in FUNCTION``, if known.
+    """
     if is_nothing_found(verdict):
         return _ELSEWHERE
     known = _advice_of(verdict)
     if known is None or is_no_failure(verdict):
         return ""
+    if known.needs == "place":
+        # A text holds the place above the decisive line.
+        place = _place_of_syntax(verdict) or one_line(frame.partition(" in ")[0], width=200)
+        return known.advice.replace("{place}", place) if place and place[0] != "<" else known.otherwise
     return known.advice if not known.needs or _FACTS[known.needs](verdict) else known.otherwise
 
 
@@ -222,6 +236,9 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
         happened = f"exited with code {code[1] or code[2]}"
     if slug == "user_code_exception" and (name := _exception(verdict.decisive)):
         happened = f"raised {name}"
+    if slug == "import_error" and (name := _exception(verdict.decisive)) in _OF_SYNTAX:
+        file, _, line = _place_of_syntax(verdict).rpartition(":")
+        happened = f"raised {name}" + (f" in {file.rpartition('/')[2]}:{line}" if file else "")
     if slug == "unknown" and seen:
         happened = f"{seen} for an unknown reason"
     if slug in _WAITED and not _complains(verdict):
@@ -301,6 +318,14 @@ def _exception(piece: Decisive | Proof | None) -> str:
     if not found and piece.source == "log":
         found = [match[1] for line in lines[last + 1 :] if (match := _BEHIND.search(line))]
     return next((name for name in found if name.endswith(_ENDINGS)), found[0] if found else "")
+
+
+def _place_of_syntax(verdict: Verdict) -> str:
+    """``FILE:LINE`` of code that Python cannot parse; empty if the decisive line names no file."""
+    text = verdict.decisive.line if verdict.decisive is not None else ""
+    places = [(match[1] or match[3], match[2] or match[4]) for match in _SYNTAX_AT.finditer(text)]
+    # Code that is no file has a name as <string>.
+    return "" if not places or places[-1][0].startswith("<") else one_line(":".join(places[-1]), width=200)
 
 
 def _recorded(line: str) -> str:
