@@ -241,3 +241,17 @@ def test_i19_p13_a_home_without_room_for_the_code_is_no_fault_of_the_code(tmp_pa
     assert done.returncode == 74
     assert f"cannot copy the code: {home}" in done.stderr
     assert f"next: make room in {home}, or set RANKFALL_HOME to a folder on another disk\n" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["run", "--launcher", "plain", "/train.py"], ["submit", "/job.yaml"], ["doctor"]])
+def test_a_current_folder_that_was_deleted_is_named_and_no_defect(
+    here: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gone = here / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert run(words) == 2
+    text = capfd.readouterr().err
+    assert "rankfall: the current folder no longer exists\n  next: cd to a folder that exists" in text
+    assert "defect" not in text

@@ -347,7 +347,18 @@ def _known(error: Exception) -> int | None:
         return _report(error.message, error.hint, error.code)
     if isinstance(error, RankfallError):
         return _report(error.message, error.hint, error.exit_code)
+    if isinstance(error, FileNotFoundError) and error.filename is None and not _has_folder():
+        hint = "cd to a folder that exists, or give run and submit one with --cwd"
+        return _report("the current folder no longer exists", hint, USAGE)
     return None
+
+
+def _has_folder() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _report(message: str, hint: str | None, code: int) -> int:
