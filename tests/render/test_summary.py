@@ -120,3 +120,24 @@ def test_the_place_of_a_syntax_error_may_be_its_innermost_frame() -> None:
     assert "syntax at /app/train.py:7, or" in advice_text(verdict, frame="/app/train.py:7 in ?")
     assert "syntax of the code" in advice_text(verdict, frame="<string>:1 in ?")
     assert "syntax at /app/train.py:7, or" in render_verdict(verdict, details=Details(frames=("/app/train.py:7 in ?",)))
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence", "advice"),
+    [
+        ("rank 1 (pid 9) ended: signal 13, sender not known", "was ended by SIGPIPE after a write", "own write causes SIGPIPE"),
+        ("Signal 13 (SIGPIPE) received by PID 9", "was ended by SIGPIPE after a write", "own write causes SIGPIPE"),
+        ("failed (exitcode: -14) local_rank: 0 (pid: 9)", "was ended by SIGALRM after a timer", "setitimer"),
+        ("rank 1 (pid 9) ended: signal 14, sender not known", "was ended by SIGALRM after a timer", "setitimer"),
+        ("rank 1 (pid 9) ended: signal 15, sender not known", "was stopped by a signal from outside", "check the scheduler"),
+        ("rank 1 (pid 13) ended: signal 1, sender not known", "was stopped by a signal from outside", "check the scheduler"),
+    ],
+)  # fmt: skip
+def test_a_signal_of_the_programs_own_write_or_timer_sends_nobody_to_the_scheduler(
+    line: str, sentence: str, advice: str
+) -> None:
+    verdict = found("external_signal", line, source="exit")
+    assert sentence in first_sentence(verdict)
+    assert advice in advice_text(verdict)
+    everywhere = msgspec.structs.replace(verdict, rank=None, scope="all")
+    assert first_sentence(everywhere).startswith("All ranks were ")
