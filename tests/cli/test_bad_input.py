@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -241,6 +242,65 @@ def test_i19_p13_a_home_without_room_for_the_code_is_no_fault_of_the_code(tmp_pa
     assert done.returncode == 74
     assert f"cannot copy the code: {home}" in done.stderr
     assert f"next: make room in {home}, or set RANKFALL_HOME to a folder on another disk\n" in done.stderr
+
+
+def test_too_many_open_files_are_no_defect(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(home: Path) -> list[object]:
+        raise OSError(errno.EMFILE, "Too many open files", str(home))
+
+    monkeypatch.setattr("rankfall.cli.commands.runs.list_runs", refuse)
+    assert run(["ps"]) == 74
+    assert (
+        said(capfd) == "rankfall: too many open files\n  next: raise the limit of open files, as with ulimit -n 1024\n"
+    )
+
+
+@pytest.mark.parametrize("files", [10, 12])
+def test_a_low_limit_of_open_files_is_named_as_such(tmp_path: Path, files: int) -> None:
+    (tmp_path / "train.py").write_text("")
+    words = f'ulimit -n {files}; exec "{sys.executable}" -m rankfall run --launcher plain train.py'
+    done = subprocess.run(
+        ["bash", "-c", words],
+        cwd=tmp_path,
+        env=os.environ | {"RANKFALL_HOME": str(tmp_path / "home")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=scaled(60),
+    )
+    assert done.returncode == 74, done.stderr
+    assert "too many open files" in done.stderr.lower()
+    assert "  next: raise the limit of open files, as with ulimit -n 1024\n" in done.stderr
+    assert "defect" not in done.stderr
+    assert "permissions" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["why", ""], ["report", ""], ["why", "a.log", ""]])
+def test_an_empty_argument_is_not_the_current_folder(
+    here: Path, words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    assert "rankfall: an argument is empty\n  next: quotes around an unset variable" in said(capfd)
+
+
+@pytest.mark.parametrize(("verb", "code"), [("ps", 74), ("why", 74), ("doctor", 0)])
+def test_what_only_prints_fails_with_a_closed_stdout(tmp_path: Path, verb: str, code: int) -> None:
+    (tmp_path / "a.log").write_text("KeyError: 1\n")
+    words = f'exec "{sys.executable}" -m rankfall {verb} {"a.log" if verb == "why" else ""} >&-'
+    done = subprocess.run(
+        ["bash", "-c", words],
+        cwd=tmp_path,
+        env=os.environ | {"RANKFALL_HOME": str(tmp_path / "home")},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=scaled(60),
+    )
+    assert ("cannot write to stdout: it is closed" in done.stderr) == (code == 74)
 
 
 @pytest.mark.parametrize("words", [["run", "--launcher", "plain", "/train.py"], ["submit", "/job.yaml"], ["doctor"]])

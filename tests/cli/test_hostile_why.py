@@ -11,12 +11,15 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from rankfall.cli import console
+from rankfall.cli.target import CopiedInput
 from support.hostile_inputs import INPUTS, Hostile, Kind, of_kind
 from support.patience import scaled
 
@@ -235,6 +238,20 @@ def test_i23_p8_a_pipe_or_file_with_text_is_explained_without_an_argument(tmp_pa
     assert (done.code, done.verdict["rank"], "explaining standard input" in done.err) == (0, 5, True)
     with (tmp_path / "log").open("rb") as file:
         assert why(tmp_path / "home", stdin=file.fileno()).verdict["rank"] == 5
+
+
+def test_a_pipe_that_does_not_end_says_that_its_end_is_awaited(tmp_path, monkeypatch):
+    said, heard = [], threading.Event()
+    monkeypatch.setattr(console, "_SLOW_S", 0.0)
+    monkeypatch.setattr(console, "say", lambda text: (said.append(text), heard.set()))
+
+    class Endless:
+        def read(self, size):
+            assert heard.wait(scaled(10))
+            return b""
+
+    assert CopiedInput(Endless(), tmp_path / "-").read(1) == b""
+    assert said == ["still reading standard input to its end; Ctrl-C stops without a verdict"]
 
 
 @pytest.mark.parametrize("kind", ["null", "empty", "open"])

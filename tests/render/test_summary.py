@@ -60,6 +60,19 @@ def test_words_without_a_type_name_no_exception() -> None:
     assert first_sentence(found("user_code_exception", "> it failed")) == "Rank 1 raised an exception."
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("SystemExit: ERROR: dataset /data/c4 is empty", 'exited with code 1 and the message "ERROR: dataset /data/c4 is empty".'),
+        ("SystemExit: the tool ended with exit code 3", 'exited with code 1 and the message "the tool ended with exit code 3".'),
+        ("SystemExit: 7", "exited with code 7."),
+        ("SystemExit", "exited with an error code of its own program."),
+    ],
+)  # fmt: skip
+def test_a_message_of_sys_exit_stands_beside_its_code(line: str, words: str) -> None:
+    assert first_sentence(found("user_exit", line, source="record")) == f"Rank 1 {words}"
+
+
 WAITED = (
     Consequence(rank=0, slug="collective_timeout", because="timed out"),
     Consequence(rank=1, slug="peer_teardown", because="stopped"),

@@ -236,6 +236,10 @@ DEFECT: Final = 74
 USAGE: Final = 2
 # Verbs that may exit with a rank's code, and ``submit``.
 _OF_RUNS: Final = frozenset({"run", "submit", "retry", "attach", "wait"})
+# Verbs whose output is their only effect.
+_PRINTING: Final = frozenset({"ps", "status", "logs", "why", "metrics", "config"})
+_TOO_MANY_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
+_RAISE_LIMIT: Final = "raise the limit of open files, as with ulimit -n 1024"
 
 
 class _Answer(click.ClickException):
@@ -251,8 +255,10 @@ class _Failed(Exception):
 def run(argv: Sequence[str]) -> int:
     """Runs one command line, without program name; returns the exit code, raises nothing."""
     console.verbose = os.environ.get("RANKFALL_DEBUG") == "1"
-    console.open_missing_streams()
+    missing = console.open_missing_streams()
     console.tolerate_any_text()
+    if "stdout" in missing and argv and argv[0] in _PRINTING:
+        return _report("cannot write to stdout: it is closed", "redirect it, for example to /dev/null", DEFECT)
     try:
         code = _invoke(argv)
         sys.stdout.flush()
@@ -345,8 +351,11 @@ def _known(error: Exception) -> int | None:
         traceback.print_exception(error)
     if isinstance(error, JobFailed):
         return _report(error.message, error.hint, error.code)
+    limit = any(getattr(one, "errno", None) in _TOO_MANY_FILES for one in (error, error.__cause__))
     if isinstance(error, RankfallError):
-        return _report(error.message, error.hint, error.exit_code)
+        return _report(error.message, _RAISE_LIMIT if limit else error.hint, error.exit_code)
+    if limit:
+        return _report("too many open files", _RAISE_LIMIT, DEFECT)
     if isinstance(error, FileNotFoundError) and error.filename is None and not _has_folder():
         hint = "cd to a folder that exists, or give run and submit one with --cwd"
         return _report("the current folder no longer exists", hint, USAGE)

@@ -95,12 +95,15 @@ def wants_area(*, live: bool | None) -> bool:
     return not os.environ.get("CI") if live is None else live
 
 
-def open_missing_streams() -> None:
-    """Opens closed standard streams on /dev/null, so no other file gets their numbers."""
+def open_missing_streams() -> set[str]:
+    """Opens closed standard streams on /dev/null, so no other file gets their numbers; returns their names."""
+    missing = set()
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - the standard streams
         name, mode = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))[fd]
         setattr(sys, name, os.fdopen(fd, mode))
+        missing.add(name)
     os.close(fd)
+    return missing
 
 
 def tolerate_any_text() -> None:

@@ -301,7 +301,8 @@ class CopiedInput:
 
     def read(self, size: int) -> bytes | None:
         """Reads as the file does."""
-        data = self._file.read(size)
+        with console.notice_if_slow("still reading standard input to its end; Ctrl-C stops without a verdict"):
+            data = self._file.read(size)
         if data and self._left > 0:
             try:
                 with append_to(self._path) as copy:
@@ -352,6 +353,8 @@ def is_there(name: str) -> bool:
 
 def run_of_argument(targets: list[str], where: Where) -> RunDir | None:
     """Run, or None for files. A run beats a file; ``./NAME`` is always a file."""
+    if not all(targets):
+        raise UsageError("an argument is empty", hint="quotes around an unset variable give one; leave it out")
     if len(targets) == 1 and (where.given or parse_target(targets[0]) is not None):
         return resolve_target(targets[0], where=where)
     if len(targets) == 2 and parse_target("/".join(targets)) is not None and not any(map(is_there, targets)):  # noqa: PLR2004 - KIND NAME

@@ -99,7 +99,7 @@ CODE_TABLE: Final = (
     _row(139, 139, "permanent", "128+SIGSEGV as a code: it crashed"),
     _row(140, 142, "permanent", "128+SIGUSR2 to 128+SIGALRM as a code"),
     _row(143, 143, "retryable", "128+SIGTERM as a code: stopped from outside"),
-    _row(144, 199, "permanent", "other signals as a code, and numbers without a standard meaning"),
+    _row(144, 199, "permanent", "another signal as a code, or no standard meaning"),
     _row(200, 201, "permanent", "cause: user, import_error"),
     _row(202, 202, "user_retryable", "cause: user_retryable", "user"),
     _row(203, 205, "permanent", "cause: data, memory, gpu_oom"),
@@ -108,7 +108,8 @@ CODE_TABLE: Final = (
     _row(211, 212, "retryable", "cause: platform, preempted"),
     _row(213, 214, "permanent", "cause: control, cancelled"),
     _row(215, 219, "retryable", "cause: hang, native_crash, killed, startup, unknown"),
-    _row(220, 255, "permanent", "numbers without a standard meaning"),
+    _row(220, 254, "permanent", "no standard meaning"),
+    _row(255, 255, "permanent", "an error of the program, as by exit(-1), or of ssh"),
 )
 
 

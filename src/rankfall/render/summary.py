@@ -36,6 +36,7 @@ _BEHIND: Final = bounded(
 )
 # As a record or a launcher states it.
 _EXIT_CODE: Final = bounded(r"\b[Ee]xit ?(?:[Cc]ode|status) *:? *(\d{1,3})\b|\bSystemExit: (\d{1,3})\b", limit=1 << 20)
+_EXIT: Final = "SystemExit: "
 # Ends of the names of exceptions, and exceptions of launchers, which only report an end.
 _ENDINGS: Final = ("Error", "Exception", "Timeout", "Interrupt")
 _OF_LAUNCHERS: Final = frozenset({"ChildFailedError", "CalledProcessError", "ProcessExitedException"})
@@ -232,8 +233,8 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
         return f"The attempt was stopped for {change}"
     known = _advice_of(verdict)
     happened = known.happened if known is not None else f"failed: {verdict.cause.title}"
-    if slug == "user_exit" and (code := _EXIT_CODE.search(_lines(verdict))):
-        happened = f"exited with code {code[1] or code[2]}"
+    if slug == "user_exit":
+        happened = _exited(verdict) or happened
     if slug == "user_code_exception" and (name := _exception(verdict.decisive)):
         happened = f"raised {name}"
     if slug == "import_error" and (name := _exception(verdict.decisive)) in _OF_SYNTAX:
@@ -258,6 +259,17 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
         subject = f"Suspected: {subject[0].lower()}{subject[1:]}"
     at = f" in step {step}" if step is not None and verdict.rank is not None else ""
     return f"{subject} {first} {others}".rstrip() + at + (order.get(confidence, "") if fact else "")
+
+
+def _exited(verdict: Verdict) -> str:
+    """Predicate with the exit code, or with the message of ``sys.exit``; empty without both."""
+    piece = verdict.decisive
+    message = piece.line.partition(_EXIT)[2] if piece is not None and piece.source == "record" else ""
+    if message and not message.isdigit():
+        # Python prints a text and exits with 1; it may itself name another code.
+        return f'exited with code 1 and the message "{one_line(message, width=120)}"'
+    code = _EXIT_CODE.search(_lines(verdict))
+    return f"exited with code {code[1] or code[2]}" if code else ""
 
 
 def _seen(verdict: Verdict) -> str:

@@ -6,6 +6,8 @@ A full disk raises StoreError and leaves the writer usable.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +31,8 @@ from rankfall.rundir import database
 from rankfall.rundir.database import NO_ROUND, Queries, StreamRow, read_all
 
 MAX_NOTES: Final = 200
+# Files that sqlite opens for one database at most.
+_FILES: Final = 4
 _MOST: Final = (1 << 63) - 1
 
 
@@ -283,10 +287,27 @@ def _set_aside(path: Path) -> str:
 
 
 def _failed(path: Path, error: Exception) -> StoreError:
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CANTOPEN and _lacks_descriptors():
+        hint = "raise the limit of open files, as with ulimit -n 1024"
+        return StoreError(f"cannot write {path}: too many open files", hint=hint)
     full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     what = "the disk is full" if full else str(error)
     hint = "free space; the job itself continues" if full else "check space and permissions of the run directory"
     return StoreError(f"cannot write {path}: {what}", hint=hint)
+
+
+def _lacks_descriptors() -> bool:
+    """True if this process cannot open the files of a database; sqlite does not report why."""
+    opened: list[int] = []
+    try:
+        while len(opened) < _FILES:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno in {errno.EMFILE, errno.ENFILE}
+    finally:
+        for fd in opened:
+            os.close(fd)
+    return False
 
 
 def storable(value: Any) -> Any:
