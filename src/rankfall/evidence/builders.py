@@ -53,8 +53,7 @@ _NS: Final = 1_000_000_000
 def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | None) -> Evidence:
     """Evidence of an exception that a rank recorded."""
     error = record.error
-    types = error.types if error else ()
-    chain = error.chain if error else ()
+    types, chain = (error.types, error.chain) if error else ((), ())
     pairs = [(kind, chain[i] if i < len(chain) else "") for i, kind in enumerate(types)]
     if pairs and error is not None and not pairs[0][1]:
         pairs[0] = (pairs[0][0], error.message)
@@ -66,9 +65,8 @@ def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | Non
     meaning = exception_meaning(catalogue, pairs, frame=frame, mark=mark, exit_code=error.exit_code if error else None)
     if meaning.slug in BY_FRAMES and error is not None:
         read = list(find_tracebacks(error.traceback.encode("utf-8", "replace")))
-        inner = error.frames[-1] if error.frames else None
-        command = inner is not None and inner.func.endswith("_execute_child") and inner.file.endswith("/subprocess.py")
-        meaning = of_frames(meaning, frozenset({"command"}) if command else read[-1].origins if read else frozenset())
+        command = {"command"} if any(f.func.endswith("_execute_child") for f in error.frames[-1:]) else set()
+        meaning = of_frames(meaning, command or (read[-1].origins if read else frozenset()))
     at = error.raised_ns if error and error.raised_ns is not None else record.at_ns
     return Evidence(
         id=digest("record", record.id),
