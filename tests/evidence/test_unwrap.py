@@ -172,3 +172,169 @@ def test_a_process_id_of_the_journal_is_no_rank(tmp_path):
     log.write_text("\n".join(f"Jan  1 10:00:00 n1 train[2]: {line}" for line in TRACE[:7]) + "\nunit stopped\n")
     verdict = explain_files([log]).verdict
     assert (verdict.cause.slug, verdict.rank) == ("user_code_exception", None)
+
+
+FAULT = (
+    "Traceback (most recent call last):",
+    '  File "/app/train.py", line 88, in <module>',
+    "    main()",
+    '  File "/app/train.py", line 40, in step',
+    '    x = batch["input_ids"]',
+    "KeyError: 'input_ids'",
+)
+STACK = "\n".join(FAULT) + "\n"
+# Where loggers put a traceback, beside the message.
+KEYS = {
+    "python-json-logger": {"exc_info": STACK},
+    "structlog": {"exception": STACK},
+    "stack_trace": {"stack_trace": STACK},
+    "exc_text": {"exc_text": STACK.replace("\n", "\r\n")},
+    "lines": {"traceback": STACK.splitlines(keepends=True)},
+    "a flag before it": {"exc_info": True, "stack_trace": STACK},
+    "flat ECS": {"error.stack_trace": STACK, "error.type": "KeyError"},
+    "ECS, frames alone": {"error": {"type": "KeyError", "message": "'input_ids'", "stack_trace": "\n".join(FAULT[1:-1])}},
+    "pino": {"error": {"message": "'input_ids'", "stack": STACK}},
+    "OpenTelemetry": {"attributes": {"exception.stacktrace": STACK}},
+}  # fmt: skip
+
+
+def records(*more, text="message", steps=40):
+    """Steps of four ranks, then ``more`` records."""
+    rows = [{"level": "INFO", "rank": at % 4, text: f"step {at // 4}"} for at in range(steps)]
+    return "".join(f"{json.dumps(row)}\n" for row in (*rows, *more))
+
+
+@pytest.mark.parametrize("text", ["message", "msg"])
+@pytest.mark.parametrize("key", KEYS)
+def test_the_traceback_of_a_record_follows_its_text(key, text, tmp_path):
+    rows = records(
+        {"level": "ERROR", "rank": 3, text: "training failed", **KEYS[key]},
+        {"level": "ERROR", "rank": 0, text: "failed, exiting"},
+        text=text,
+    )
+    lines = unwrapped(rows.encode()).decode().splitlines()
+    assert lines[40:] == [f"[rank3]: {line}" for line in ("training failed", *FAULT)] + ["[rank0]: failed, exiting"]
+    (tmp_path / "s.jsonl").write_text(rows)
+    verdict = explain_files([tmp_path / "s.jsonl"]).verdict
+    assert (verdict.cause.slug, verdict.rank) == ("user_code_exception", 3)
+    assert verdict.decisive is not None
+    assert verdict.decisive.where.endswith(":41")
+
+
+@given(
+    places=st.lists(st.tuples(st.integers(1, 9), st.integers(2, 30)), max_size=9),
+    size=st.integers(40, 3000),
+    layer=st.booleans(),
+)
+def test_the_lines_of_tracebacks_have_the_number_of_their_record(places, size, layer):
+    rows, numbers = [{"msg": "step"}] * 3, [1, 2, 3]
+    for before, lines in places:
+        rows = [*rows, *[{"msg": "step"}] * before, {"msg": "failed", "exc_info": "\n".join([FAULT[0]] * lines)}]
+        numbers += [*range(numbers[-1] + 1, numbers[-1] + 1 + before), *[len(rows)] * (1 + lines)]
+    inner = [json.dumps(row) for row in rows]
+    text = "\n".join(json.dumps({"log": f"{row}\n"}) for row in inner) if layer else "\n".join(inner)
+    reader = Unwrapper()
+    # The first part shows what surrounds the text.
+    first = len(text) // 2 + 200
+    parts = [text[:first], *(text[at : at + size] for at in range(first, len(text), size))]
+    out = b"".join([*(reader.push(part.encode()) for part in parts), reader.push(b"", final=True)])
+    assert out.count(b"\n") == len(numbers) - 1
+    assert [reader.number(at) for at in range(1, len(numbers) + 1)] == numbers
+    assert sum(reader.is_added(at) for at in range(1, len(numbers) + 1)) == len(numbers) - len(rows)
+
+
+def test_a_tag_in_the_message_is_on_each_line_of_its_traceback():
+    rows = records({"message": "[rank2]: failed", "exc_info": STACK})
+    assert unwrapped(rows.encode()).decode().splitlines()[40:] == [f"[rank2]: {line}" for line in ("failed", *FAULT)]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"message": STACK, "exc_info": STACK},
+        {"message": "failed: " + STACK.replace("\n", " "), "exc_info": STACK},
+        {"message": "failed", "exc_info": STACK, "stack_trace": STACK, "error": {"stack": STACK}},
+    ],
+)
+def test_a_record_shows_its_traceback_once(record):
+    text = unwrapped(records({"rank": 3, **record}).encode())
+    # A record that stays an object is read by the readers of tracebacks, which take its first.
+    assert b"exc_info" in text or text.count(b"[rank3]: Traceback ") + text.count(b"failed: Traceback") == 1
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"message": "boom", "exc_info": None},
+        {"message": "boom", "exc_info": [1, STACK]},
+        {"message": "boom", "exc_info": {"a": {"stack": STACK}}},
+        {"message": "boom", "exception": "ValueError('x')"},
+        {"message": "boom", "stack": 'Stack (most recent call last):\n  File "a.py", line 3, in f\n    g()'},
+        {"message": "boom", "error": {"stack_trace": '  File "a.py", line 3, in f\n    g()', "type": "a\nb"}},
+        {"message": "boom", "rank": 10**4000, "level": 10**30},
+        {"message": "boom", "rank": True},
+    ],
+)
+def test_other_values_of_these_keys_add_nothing(record):
+    text = unwrapped(records(record).encode())
+    assert text.count(b"\n") == 41
+    assert len(text) < 6000
+
+
+def test_a_huge_or_long_record_and_very_many_cost_little(monkeypatch):
+    monkeypatch.setattr("rankfall.evidence.files.unwrap._MAX_TRACED", 3)
+    row = {"rank": 1, "message": "failed", "exc_info": STACK}
+    text = unwrapped(records(*[row] * 9).encode())
+    assert text.count(b"[rank1]: KeyError: 'input_ids'") == 3
+    assert text.count(b'"exc_info"') == 6
+    long = {"rank": 999_999, "message": "failed", "exc_info": FAULT[0] + "\n" * 60_000 + "x"}
+    assert len(unwrapped(records(*[long] * 3).encode())) < 3 * 1000 * 30
+
+
+def test_the_exception_of_an_endless_recursion_is_read(tmp_path):
+    frames = (
+        '  File "/app/model.py", line 40, in descend\n    return descend(node.left, depth + 1, seen | {node.left})\n'
+        * 1500
+    )
+    last = "RecursionError: maximum recursion depth exceeded"
+    (tmp_path / "s.jsonl").write_text(
+        records({"rank": 3, "message": "failed", "exc_info": f"{FAULT[0]}\n{frames}{last}"})
+    )
+    verdict = explain_files([tmp_path / "s.jsonl"]).verdict
+    assert verdict.decisive is not None
+    assert (verdict.rank, verdict.decisive.line) == (3, f"[rank3]: {last}")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"level": "warning", "message": "fetch failed"},
+        {"levelname": "INFO", "message": "fetch failed"},
+        {"severity": 4, "message": "fetch failed"},
+        {"message": "fetch failed, retrying (1/5)"},
+    ],
+)
+def test_a_record_that_is_no_error_ends_nothing(record, tmp_path):
+    (tmp_path / "s.jsonl").write_text(records({"rank": 3, "exc_info": STACK, **record}, {"message": "step 11"}))
+    assert explain_files([tmp_path / "s.jsonl"]).verdict.cause.slug in {"none", "unknown"}
+
+
+@pytest.mark.parametrize("steps", [0, 40])
+def test_a_job_that_completed_after_an_error_has_not_failed(steps, tmp_path):
+    after = [{"rank": 3, "message": f"step {at}"} for at in range(10, 10 + steps)]
+    end = {"rank": 3, "level": "INFO", "message": "Training complete, total steps 50"}
+    error = {"rank": 3, "level": "ERROR", "message": "could not read the shard, skipping", "exc_info": STACK}
+    (tmp_path / "s.jsonl").write_text(records(error, *after, end))
+    assert explain_files([tmp_path / "s.jsonl"]).verdict.cause.slug == "unknown"
+
+
+def test_of_an_error_that_its_program_survived_a_later_failure_is_the_cause(tmp_path):
+    error = {"rank": 3, "level": "ERROR", "message": "skipping", "exc_info": STACK.replace("KeyError", "OSError")}
+    after = [{"rank": 3, "message": f"step {at}"} for at in range(10, 30)]
+    last = {"rank": 3, "level": "ERROR", "message": "failed", "exc_info": STACK}
+    (tmp_path / "s.jsonl").write_text(records(error, *after, last))
+    verdict = explain_files([tmp_path / "s.jsonl"]).verdict
+    assert verdict.decisive is not None
+    assert verdict.decisive.where.endswith(":62")
+    (tmp_path / "s.jsonl").write_text(records(error, *after))
+    assert explain_files([tmp_path / "s.jsonl"]).verdict.cause.confidence == "suspected"

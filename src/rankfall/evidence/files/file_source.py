@@ -21,7 +21,7 @@ from rankfall.evidence.readers.findings import Finding
 from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.scan import ChunkScanner
 from rankfall.evidence.readers.stacks import NewestDump
-from rankfall.evidence.readers.survival import Bar, Survival, bars_of
+from rankfall.evidence.readers.survival import Bar, Survival, bars_of, speaker_of
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Evidence, RankfallError, numbers
 from rankfall.model.evidence import digest
@@ -101,6 +101,7 @@ class Source(msgspec.Struct, kw_only=True):
         details: Line that a finding's line announces, by ID.
         pids: Process of a finding, by ID.
         pid_ranks: Rank of each process by tables; None if they differ.
+        logged: Findings, by ID, in records of a logger, whose lines are in order.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Source(msgspec.Struct, kw_only=True):
     details: dict[str, str] = msgspec.field(default_factory=dict)
     pids: dict[str, int] = msgspec.field(default_factory=dict)
     pid_ranks: dict[int, int | None] = msgspec.field(default_factory=dict)
+    logged: set[str] = msgspec.field(default_factory=set)
 
     def rank_of_worker(self, piece: Evidence) -> int | None:
         """Rank of the process that printed a finding, or of the worker where each is one rank; else None."""
@@ -199,9 +201,12 @@ class Source(msgspec.Struct, kw_only=True):
                 piece = msgspec.structs.replace(piece, rank=speaker.rank, local_rank=speaker.local_rank)  # noqa: PLW2901 - as above
             if (detail := self.details.get(piece.id)) is not None:
                 piece = msgspec.structs.replace(piece, line=f"{piece.line}\n{detail}")  # noqa: PLW2901 - as above
-            place = self.ends.get(piece.id)
-            if place is not None and self.survival.outlived(
-                *place, alone=alone, whole=piece.whole, caught=piece.caught, joins=is_try_to_join(piece)
+            place, logged = self.ends.get(piece.id), piece.id in self.logged
+            if place is not None and logged and self.survival.finished and self.survival.finished_at > place[1]:
+                other = self.survival.finished_by != speaker_of(place[0])
+                yield msgspec.structs.replace(piece, role="context", outlived=other)
+            elif place is not None and self.survival.outlived(
+                *place, alone=alone, whole=piece.whole, caught=piece.caught, ordered=logged, joins=is_try_to_join(piece)
             ):
                 yield msgspec.structs.replace(piece, role="context", outlived=True)
             elif place is not None and self.survival.passed(*place, alone=alone):
@@ -317,7 +322,7 @@ class TextReader:
         try:
             findings, statements = self._scanner.push(data, final=final)
             for finding, byte, line in findings:
-                self._keep(finding, byte=self._base + byte, line=self._unwrapper.number(line))
+                self._keep(finding, byte=self._base + byte, line=line)
             for reported, byte, line in statements:
                 self._report(reported, self._where(self._base + byte, self._unwrapper.number(line)))
             self._read_details(before, data, final=final)
@@ -400,7 +405,7 @@ class TextReader:
             finding,
             stream=source.group,
             byte=byte,
-            where=self._where(byte, line),
+            where=self._where(byte, self._unwrapper.number(line)),
             when=None,
             rank=next(iter(prefix.tasks), None),
             slot=prefix.slot,
@@ -437,6 +442,8 @@ class TextReader:
         if finding.fails:
             end = byte + finding.end - finding.start
             source.ends[piece.id] = prefix, end
+            if self._unwrapper.is_added(line):
+                source.logged.add(piece.id)
             self._heads[piece.id] = finding, end - self._base
 
     def _report(self, reported: Reported, where: str) -> None:

@@ -1,7 +1,7 @@
 r"""Removes from a text what its way to a person put around every line: colors, quotation marks, numbers, an indent, a collector's JSON.
 
 The first bytes of a text show what is around all of its lines; a later line without it stays as it is. Lines that a terminal broke at its right
-edge are joined; ``Unwrapper.number`` gives the number that a line has in the file.
+edge are joined; a traceback in an object's other key follows its text. ``Unwrapper.number`` gives the number that a line has in the file.
 
 Cost: one pass over a text that is wrapped, a search for escapes in others. Memory: the unfinished line, at most ``MAX_HELD`` bytes.
 """
@@ -14,12 +14,10 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
 
-import msgspec
-
+from rankfall.evidence.files.json_records import text_of_record
 from rankfall.evidence.readers.frames import HEAD
 from rankfall.evidence.readers.prefixes import fold, learn
 from rankfall.model import numbers
-from rankfall.model.decoding import decode
 from rankfall.model.patterns import Anchored, anchored, bounded
 
 # Bytes that show how a text is wrapped; fewer lines show nothing.
@@ -28,8 +26,9 @@ _LEAST_LINES: Final = 3
 # A longer line is passed on unfinished.
 MAX_HELD: Final = 1 << 20
 _MAX_LAYERS: Final = 3
+# Records of several lines; a further one stays an object, which the readers know.
+_MAX_TRACED: Final = 1 << 16
 _LONGEST_NAME: Final = 256
-_LONGEST: Final = 64 << 10
 
 # What follows the escape character of a terminal; and colors that have lost theirs in a page.
 _ESCAPED: Final = anchored(rb"\[[0-9;?]{0,64}[A-Za-z]|\][^\x07\n]{0,512}(?:\x07|\Z)|\\|\([A-Z0-9]", limit=600)
@@ -55,12 +54,6 @@ _DATE: Final = anchored(
 )
 _LEAST_DATES: Final = 4
 _FRAME: Final = anchored(rb'[ \t]*File "', limit=96)
-# Keys of the text of an object of a log collector, and of its rank.
-_TEXT_KEYS: Final = ("log", "message", "msg", "textPayload", "@message", "MESSAGE", "body", "line", "text")
-# A recorder of events calls it data, beside the pipe.
-_PIPE_KEYS: Final = (*_TEXT_KEYS, "data")
-_RANK_KEYS: Final = ("rank", "global_rank")
-
 # A terminal's right edge: columns, broken lines that show it, and joined lines of a text.
 _COLUMNS: Final = range(60, 513)
 _LEAST_BROKEN: Final = 2
@@ -84,6 +77,8 @@ class Unwrapper:
     def __init__(self) -> None:
         self._layers: list[Layer] | None = None
         self._joins: LineJoiner | None = None
+        # Lines that each layer added.
+        self._added: list[_Added] = []
         self._held = b""
         # A search of all bytes costs more than all that a plain text needs.
         self._bare = False
@@ -103,7 +98,10 @@ class Unwrapper:
                 self._held = data
                 return b""
             self._layers = layers_of(data[: cut or _SAMPLE])
-            sample = _inner(without_escapes(data[: cut or _SAMPLE]).split(b"\n"), self._layers)
+            self._added = [_Added() for _ in self._layers]
+            sample = without_escapes(data[: cut or _SAMPLE]).split(b"\n")
+            for layer in self._layers:
+                sample = _Added().inner(sample, layer)
             columns = columns_of(sample)
             self._joins = (
                 DateJoiner(sample) if dates_lines(sample) else LineJoiner(sample, columns) if columns else None
@@ -115,12 +113,75 @@ class Unwrapper:
                 data, self._held = data[:cut], data[cut:]
         data = without_escapes(data, bare=self._bare)
         if self._layers:
-            data = b"\n".join(_inner(data.split(b"\n"), self._layers))
+            lines = data.split(b"\n")
+            for layer, added in zip(self._layers, self._added, strict=True):
+                lines = added.inner(lines, layer)
+            data = b"\n".join(lines)
         return self._joins.push(data, final=final) if self._joins is not None else data
 
     def number(self, line: int) -> int:
         """Number in the file, from 1, of a line of the returned text."""
+        line = self._of_layers(line)
+        for added in reversed(self._added):
+            line -= added.before(line)
+        return line
+
+    def is_added(self, line: int) -> bool:
+        """True for a line of a traceback that a record holds in another key than its text's."""
+        line = self._of_layers(line)
+        for added in reversed(self._added):
+            if (before := added.before(line)) != added.before(line - 1):
+                return True
+            line -= before
+        return False
+
+    def _of_layers(self, line: int) -> int:
+        """Number of a line among those that the layers left."""
         return line if self._joins is None else line + self._joins.before(line)
+
+
+class _Added:
+    """Applies one layer, and counts the lines that it adds: those of tracebacks behind the texts of their records."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+        # Number of the last line of each record that has several, and of the lines that were added up to it.
+        self._ends = array("L")
+        self._counts = array("L")
+
+    def inner(self, lines: list[bytes], layer: Layer) -> list[bytes]:
+        """Returns what the layer leaves of lines; the last one has no end yet."""
+        if layer is not text_of_record:
+            return [line if (inner := layer(line)) is None else inner for line in lines]
+        out: list[bytes] = []
+        for line in lines:
+            inner = layer(line)
+            if inner is None:
+                out.append(line)
+            elif b"\n" not in inner:
+                out.append(inner)
+            elif len(self._ends) >= _MAX_TRACED:
+                out.append(line)
+            else:
+                several = inner.split(b"\n")
+                out += several
+                self._ends.append(self._lines + len(out))
+                self._counts.append(self._counted(len(self._counts)) + len(several) - 1)
+        self._lines += len(out) - 1
+        return out
+
+    def before(self, line: int) -> int:
+        """Number of lines that were added before this one, from 1; a line of a traceback has its record's number."""
+        record = bisect_left(self._ends, line)
+        before = self._counted(record)
+        if record == len(self._ends):
+            return before
+        # Of the record itself, whose first line is not added.
+        first = self._ends[record] - (self._counts[record] - before)
+        return before + max(0, line - first)
+
+    def _counted(self, records: int) -> int:
+        return self._counts[records - 1] if records else 0
 
 
 class LineJoiner:
@@ -241,12 +302,6 @@ def _width(line: bytes) -> int:
     return len(line) if line.isascii() else len(line.decode(errors="replace"))
 
 
-def _inner(lines: list[bytes], layers: list[Layer]) -> list[bytes]:
-    for layer in layers:
-        lines = [line if (inner := layer(line)) is None else inner for line in lines]
-    return lines
-
-
 def without_escapes(data: bytes, *, bare: bool = True) -> bytes:
     """A text without colors and other escapes of a terminal; ``bare``: also colors that have lost their escape."""
     if b"\x1b" in data:
@@ -278,7 +333,7 @@ def layers_of(sample: bytes) -> list[Layer]:
         if layer is None:
             break
         found.append(layer)
-        lines = [inner for line in lines if (inner := layer(line)) and inner.strip()]
+        lines = [inner for inner in _Added().inner(lines, layer) if inner.strip()]
     return found
 
 
@@ -288,25 +343,6 @@ def _behind(pattern: Anchored[bytes]) -> Layer:
         return None if match is None else line[match.end() :]
 
     return inner
-
-
-def _of_object(line: bytes) -> bytes | None:
-    """Text of a collector's object with its rank; None for a text of several lines, whose places would be lost."""
-    if line[:1] != b"{" or len(line) > _LONGEST:
-        return None
-    try:
-        fields = decode(line)
-    except msgspec.DecodeError:
-        return None
-    if not isinstance(fields, dict):
-        return None
-    keys = _PIPE_KEYS if "pipe" in fields else _TEXT_KEYS
-    text = next((text for key in keys if isinstance(text := fields.get(key), str)), None)
-    if text is None or "\n" in (text := text.rstrip("\r\n")):
-        return None
-    rank = next((value for key in _RANK_KEYS if (value := fields.get(key)) is not None), None)
-    before = f"[rank{rank}]: " if isinstance(rank, int) and rank >= 0 else ""
-    return (before + text).encode("utf-8", "surrogatepass")
 
 
 def _counted(lines: list[bytes]) -> list[Layer]:
@@ -344,4 +380,4 @@ def _named(lines: list[bytes]) -> list[Layer]:
     return [lambda line: line[size:] if fold(line[:size]) == name else None]
 
 
-_LAYERS: Final = (_of_object, _behind(_QUOTED), _behind(_RUNTIME), _behind(_SYSLOG))
+_LAYERS: Final = (text_of_record, _behind(_QUOTED), _behind(_RUNTIME), _behind(_SYSLOG))

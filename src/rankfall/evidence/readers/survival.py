@@ -213,6 +213,7 @@ class Survival:
     Attributes:
         worked: End of the newest work line; 0 = none.
         finished: A last line states complete work.
+        finished_at, finished_by: End of the newest such line, and its speaker.
     """
 
     def __init__(self, *, watched: bool = False) -> None:
@@ -225,6 +226,7 @@ class Survival:
         self._tail_at = -EVERY
         self.worked = 0
         self.finished = False
+        self.finished_at, self.finished_by = 0, b""
         # Every ``_stride``-th work line since the last ``take_work``.
         self._sample: list[int] = []
         self._stride, self._skipped = 1, 0
@@ -362,7 +364,7 @@ class Survival:
             speaker = self._speakers.get(speaker_of(prefix))
             shows = _SHOWS_ANY.search(text) is not None
             if shows and _WORK_DONE.search(text) and not _PART_DONE.search(text):
-                self.finished = True
+                self.finished, self.finished_at, self.finished_by = True, at, speaker_of(prefix)
             elif (speaker is None and not shows) or _SHOWS_NONE.search(text):
                 continue
             elif shows and _WORKED_AGAIN.search(text):
