@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import json
 import lzma
 import os
 import random
+import struct
 
 import pytest
 
+from rankfall.evidence.files import bounded_read
+from rankfall.evidence.files.bounded_read import Limits, as_utf8, wide_encoding
 from rankfall.evidence.files.log_files import case_of_files
 from rankfall.evidence.readers.torchrun import error_file_evidence
 from rankfall.explain import explain_files, explain_stream
@@ -301,3 +305,79 @@ def test_an_empty_log_of_a_rank_shows_that_there_is_such_a_rank(tmp_path):
     (tmp_path / "rank_2.log").touch()
     verdict = explain_files([tmp_path]).verdict
     assert (verdict.cause.slug, verdict.rank) == ("rank_stuck", 2)
+
+
+TRACED = (
+    "step 1 loss 2.5\r\n\r\nStufe 2 von Größe 中文 \U0001f600\r\nTraceback (most recent call last):\r\n"
+    '  File "/app/train.py", line 40, in step\r\n    x = batch["input_ids"]\r\nKeyError: \'input_ids\'\r\n'
+)
+WIDE = {
+    "UTF-16 LE": codecs.BOM_UTF16_LE + TRACED.encode("utf-16-le"),
+    "UTF-16 BE": codecs.BOM_UTF16_BE + TRACED.encode("utf-16-be"),
+    "UTF-16 LE without a mark": TRACED.encode("utf-16-le"),
+    "UTF-16 BE without a mark": TRACED.encode("utf-16-be"),
+    "UTF-32 LE": codecs.BOM_UTF32_LE + TRACED.encode("utf-32-le"),
+    "UTF-32 BE": codecs.BOM_UTF32_BE + TRACED.encode("utf-32-be"),
+    "a torn end": codecs.BOM_UTF16_LE + TRACED.encode("utf-16-le") + b"\x3d",
+    "half a pair": codecs.BOM_UTF16_LE + TRACED.encode("utf-16-le") + b"\x3d\xd8\n\0",
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_wide_encodings_are_read_as_text(name, tmp_path):
+    path = tmp_path / "train.log"
+    for data, suffix in ((WIDE[name], ""), (gzip.compress(WIDE[name]), ".gz")):
+        named = path.with_suffix(f".log{suffix}")
+        named.write_bytes(data)
+        verdict = explain_files([named]).verdict
+        assert verdict.decisive is not None
+        assert verdict.decisive.where.endswith(f"{named.name}:7")
+        assert verdict.decisive.line == "KeyError: 'input_ids'"
+    for size in (1, 7, 4096):
+        pieces = iter([WIDE[name][at : at + size] for at in range(0, len(WIDE[name]), size)])
+        text = b"".join(as_utf8(pieces)).decode()
+        assert text.startswith(TRACED.removesuffix("\n"))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff",
+        b"\0" * 64,
+        b"step 1\n\0\0\0\0\0\0\0\0step 2\n" * 9,
+        bytes(range(256)) * 8,
+        struct.pack("<32h", *range(32)),
+        b"a\0b\0",
+        "step 1 Größe\n".encode("latin-1") * 200,
+        "日本語のログ\n".encode() * 99,
+    ],
+)
+def test_other_bytes_stay_as_they_are(data):
+    assert wide_encoding(data) is None
+    assert b"".join(as_utf8(iter([data[:5], b"", data[5:]]))) == data
+
+
+def test_a_damage_behind_a_wide_text_comes_after_it():
+    def torn():
+        yield WIDE["UTF-16 LE"][:100]
+        raise OSError("torn")
+
+    read = []
+    with pytest.raises(OSError, match="torn"):
+        read.extend(as_utf8(torn()))
+    assert b"".join(read).decode().startswith("step 1 loss 2.5\r\n")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
+@pytest.mark.parametrize("tail", [64 << 10, (64 << 10) + 1])
+def test_of_a_giant_of_wide_characters_the_beginning_and_the_end_count(encoding, tail, tmp_path, monkeypatch):
+    monkeypatch.setattr(bounded_read, "TAIL", tail)
+    monkeypatch.setattr(bounded_read, "CHUNK", (16 << 10) + 1)
+    path = tmp_path / "train.log"
+    text = "\ufeffworld_size=8\n" + "step loss 2.5\n" * 60_000 + TRACED
+    path.write_bytes(text.encode(encoding))
+    case = case_of_files([path], limits=Limits(size=256 << 10))
+    assert [piece.line for piece in case.evidence if piece.whole] == ["KeyError: 'input_ids'"]
+    assert len(case.ranks) == 8
+    assert any("between its beginning and its end were not read" in text for text in case.missing)

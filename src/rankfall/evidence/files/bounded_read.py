@@ -6,6 +6,7 @@ The end best shows why a job ended. Memory is independent of the unpacked size: 
 from __future__ import annotations
 
 import bz2
+import codecs
 import errno
 import lzma
 import os
@@ -310,8 +311,8 @@ _NO_TEXT: Final = {
     b"# Rankfall report of ": "a report of Rankfall",
     b'{\n  "schema": "rankfall.': "a document of Rankfall",
 }
-# A multiple of 8: files of /proc as pagemap refuse other sizes.
-HEAD: Final = -(-max(map(len, (*_PACKED, *_NO_TEXT))) // 8) * 8
+# Bytes that show what a file is. A multiple of 8: files of /proc as pagemap refuse other sizes.
+HEAD: Final = 1024
 
 
 def packing(head: bytes, path: Path) -> str | None:
@@ -326,13 +327,93 @@ def no_text(head: bytes) -> str | None:
 
 
 def unpacked_stream(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
-    """Yields a stream, uncompressed if its first bytes show a compression; exceptions as for :func:`unpacked`."""
+    """Yields a stream as UTF-8, uncompressed if its first bytes show a compression; exceptions as for :func:`unpacked`."""
     first = b""
     while len(first) < HEAD and (data := next(chunks, b"")):
         first += data
     whole = chain((first,) if first else (), chunks)
     suffix = packing(first, path)
-    yield from whole if suffix is None else unpacked(whole, path, suffix=suffix)
+    yield from as_utf8(whole) if suffix is None else unpacked(whole, path, suffix=suffix)
+
+
+# Fewest bytes that show an encoding without a mark.
+_LEAST_WIDE: Final = 16
+# The longer marks first: one begins with another.
+_MARKS: Final = (
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_CONTROLS: Final = frozenset(map(chr, range(32))) - set("\a\b\t\n\v\f\r\x1b")
+
+
+def wide_encoding(data: bytes) -> str | None:
+    """Encoding of a text with two or four bytes a character, by its first ``HEAD`` bytes; None for other files.
+
+    Without a mark nearly every other byte must be NUL, and the others text.
+    """
+    marked = next((name for mark, name in _MARKS if data.startswith(mark)), None)
+    data = data[: min(HEAD, len(data) & ~1)]
+    if marked is not None or len(data) < _LEAST_WIDE:
+        return marked
+    even, odd = data[::2], data[1::2]
+    for name, high, low in (("utf-16-le", odd, even), ("utf-16-be", even, odd)):
+        if 4 * high.count(0) >= 3 * len(high) and 16 * low.count(0) <= len(low):
+            return None if _CONTROLS & set(data.decode(name, "replace")) else name
+    return None
+
+
+def as_utf8(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yields a text as UTF-8 whose first bytes show a wider encoding, and any other one as it is.
+
+    Raises:
+        OSError: From ``chunks``, after yielding earlier bytes.
+    """
+    first = b""
+    broken: OSError | None = None
+    try:
+        for data in chunks:
+            first += data
+            if len(first) >= HEAD:
+                break
+    except OSError as error:
+        broken = error
+    whole = chain((first,) if first else (), () if broken else chunks)
+    if (encoding := wide_encoding(first)) is None:
+        yield from whole
+    else:
+        yield from (part.data for part in parts_as_utf8(_placed(whole), encoding))
+    if broken is not None:
+        raise broken
+
+
+def parts_as_utf8(parts: Iterable[Part], encoding: str) -> Iterator[Part]:
+    """Yields the parts of a text of a wide encoding as UTF-8, at offsets in that; what was skipped stays a gap.
+
+    Raises:
+        OSError: From ``parts``, after yielding earlier ones.
+    """
+    decode = codecs.getincrementaldecoder(encoding)
+    width = 4 if "32" in encoding else 2
+    decoder, following, at, torn = decode("replace"), 0, 0, 0
+    for start, data in parts:
+        if start != following:
+            # A gap need not end where a character begins.
+            decoder, at, torn = decode("replace"), max(at + 1, start), -start % width
+        following = start + len(data)
+        text = decoder.decode(data[torn:])
+        torn = max(0, torn - len(data))
+        yield Part(at, (part := (text if at else text.removeprefix("\ufeff")).encode()))
+        at += len(part)
+    yield Part(at, decoder.decode(b"", final=True).encode())
+
+
+def _placed(chunks: Iterable[bytes]) -> Iterator[Part]:
+    at = 0
+    for data in chunks:
+        yield Part(at, data)
+        at += len(data)
 
 
 def chunks_of_file(fd: int) -> Iterator[bytes]:
@@ -341,13 +422,13 @@ def chunks_of_file(fd: int) -> Iterator[bytes]:
 
 
 def unpacked(chunks: Iterator[bytes], path: Path, *, suffix: str) -> Iterator[bytes]:
-    """Yields the content of a compressed file in pieces; ``suffix`` is one of ``SUFFIXES``.
+    """Yields the text of a compressed file in pieces, as UTF-8; ``suffix`` is one of ``SUFFIXES``.
 
     Raises:
         OSError: The file cannot be read, or is damaged; pieces before the damage come first.
     """
     if suffix == PACKED_SUFFIX:
-        yield from read_zstd(chunks, path)
+        yield from as_utf8(read_zstd(chunks, path))
         return
     start, errors = _FORMATS[suffix]
-    yield from unpack(chunks, path, start=start, errors=errors)
+    yield from as_utf8(unpack(chunks, path, start=start, errors=errors))

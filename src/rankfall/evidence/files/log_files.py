@@ -33,10 +33,12 @@ from rankfall.evidence.files.bounded_read import (
     chunks_of_pipe,
     no_text,
     packing,
+    parts_as_utf8,
     parts_of_file,
     parts_of_stream,
     unpacked,
     unpacked_stream,
+    wide_encoding,
 )
 from rankfall.evidence.files.file_source import MAX_RANKS, Source, TextReader, rank_siblings, source_of
 from rankfall.evidence.files.folder_listing import LeftOut, Listed, amount, list_files, opened, printable
@@ -297,7 +299,8 @@ def _parts(file: Listed, fd: int, first: bytes, share: Share) -> Iterator[Part]:
     if not size:
         share.size = min(share.size, MAX_UNSIZED + TAIL)
         return parts_of_stream(chunks_of_pipe(fd), share, head=MAX_UNSIZED)
-    return parts_of_file(fd, size, share)
+    parts = parts_of_file(fd, size, share)
+    return parts if (encoding := wide_encoding(first)) is None else parts_as_utf8(parts, encoding)
 
 
 def _head(fd: int, limit: int, share: Share) -> bytes:
