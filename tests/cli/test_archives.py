@@ -66,6 +66,72 @@ def test_archives_and_files_are_read_together(rankfall: Runner, tmp_path: Path) 
     assert (found["rank"], found["cause"]["slug"]) == (1, "user_code_exception")
 
 
+@pytest.mark.parametrize("name", ["logs.tar", "logs.tar.gz", "logs.tbz2", "logs.tar.xz", "old/LOGS.ZIP"])
+def test_an_archive_in_a_folder_without_logs_is_read(rankfall: Runner, tmp_path: Path, name: str) -> None:
+    job = tmp_path / "job"
+    (job / "old").mkdir(parents=True)
+    (tmp_path / "tmp").mkdir()
+    (job / "train.py").write_text("raise ValueError\n")
+    (job / "model.pt").write_bytes(b"PK\x03\x04")
+    path = job / name
+    written(path.with_suffix(".zip") if name.endswith("ZIP") else path, {"rank_0.log": FELLOW, "rank_1.log": RAISED})
+    if name.endswith("ZIP"):
+        path.with_suffix(".zip").rename(path)
+    found = rankfall("why", str(job), TMPDIR=str(tmp_path / "tmp"))
+    assert found.stdout.startswith("Rank 1 raised KeyError"), found.stderr
+    assert f"job/{name}/rank_1.log:5" in found.stdout
+    assert "at train.py:3 in load" in found.stdout
+    assert not list((tmp_path / "tmp").iterdir())
+    assert f"job/{name}/rank_1.log:5" in rankfall("why", f"{job}/old/..").stdout
+
+
+def test_archives_beside_newer_logs_are_named_and_not_read(rankfall: Runner, tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    job.mkdir()
+    for number in range(5):
+        written(job / f"old-{number}.zip", {"rank_0.log": RAISED})
+    (job / "rank_0.log").write_bytes(b"Traceback (most recent call last):\nValueError: new\n")
+    found = " ".join(rankfall("why", str(job)).stdout.split())
+    assert found.startswith("Rank 0 raised ValueError")
+    assert f"5 archives in {job} were not read; name them: old-0.zip, old-1.zip, old-2.zip and 2 more" in found
+    (job / "rank_0.log").write_bytes(b"")
+    assert rankfall("why", str(job)).stdout.count("KeyError") > 0
+
+
+def test_an_archive_in_a_folder_that_cannot_be_read_is_named(rankfall: Runner, tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    job.mkdir()
+    (job / "a.zip").write_bytes(b"PK\x03\x04 no archive")
+    (job / "b.tar.gz").write_bytes(gzip.compress(RAISED))
+    done = rankfall("why", str(job))
+    assert done.returncode == 0
+    text = " ".join(done.stdout.split())
+    assert "2 archives in job were not read; name them: a.zip, b.tar.gz" in text
+    assert "any log file: the folder contains none" in text
+    written(job / "c.tar", {"rank_0.log": FELLOW, "rank_1.log": RAISED})
+    text = " ".join(rankfall("why", str(job)).stdout.split())
+    assert text.startswith("Rank 1 raised KeyError")
+    assert "2 archives in job were not read" in text
+    # A link leads nowhere, and a damaged part costs no whole one.
+    (tmp_path / "elsewhere.zip").write_bytes((job / "a.zip").read_bytes())
+    (job / "d.zip").symlink_to(tmp_path / "elsewhere.zip")
+    written(job / "e.tar.gz", {f"rank_{number}.log": RAISED * 400 for number in range(3)})
+    (job / "e.tar.gz").write_bytes((job / "e.tar.gz").read_bytes()[:600])
+    text = " ".join(rankfall("why", str(job)).stdout.split())
+    assert text.startswith("Rank 1 raised KeyError")
+    assert "3 archives in job were not read; name them: a.zip, b.tar.gz, e.tar.gz" in text
+
+
+def test_the_archives_of_a_folder_have_one_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "_MAX_LOG_BYTES", 1 << 20)
+    monkeypatch.setattr(bundle, "_MAX_ARCHIVES", 3)
+    names = [f"{name}.zip" for name in "abcd"]
+    for name, size in zip(names, (600_000, 600_000, 100_000, 1), strict=True):
+        written(tmp_path / name, {"a.log": bytes(size)})
+    bundle.unpack_archives([tmp_path / name for name in names], tmp_path, tmp_path / "in")
+    assert [(tmp_path / "in" / name).is_dir() for name in names] == [True, False, True, False]
+
+
 def test_a_strangers_archive_writes_nothing_elsewhere(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "bad.tar.gz", "w:gz") as tar:
         for name in (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankfall.evidence.files import folder_listing
-from rankfall.evidence.files.folder_listing import LeftOut, amount, list_files, opened, printable
+from rankfall.evidence.files.folder_listing import LeftOut, amount, archives_of, list_files, opened, printable
 from rankfall.model import NotFound
 from rankfall.verdict.diagnose.document import MAX_MISSING
 from support.hostile_inputs import INPUTS
@@ -162,3 +162,18 @@ def test_sizes_are_for_people():
         "5.6 MB",
         "1.1 TB",
     ]
+
+
+def test_archives_are_listed_only_of_folders_without_logs(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in ("b.ZIP", "in/a.tar.gz", "train.py", "weights.pt"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "empty.log").touch()
+    (tmp_path / "folder.zip").mkdir()
+    (tmp_path / "link.zip").symlink_to("b.ZIP")
+    assert archives_of(tmp_path) == [tmp_path / "b.ZIP", tmp_path / "in/a.tar.gz"]
+    (tmp_path / "in/job.out").write_text("step 1")
+    assert archives_of(tmp_path) == []
+    left = LeftOut()
+    assert [file.path.name for file in list_files(tmp_path, left, skip=lambda name, names: name.endswith(".pt"))]
+    assert left.texts() == [f"2 archives in {tmp_path} were not read; name them: b.ZIP, in/a.tar.gz"]

@@ -12,6 +12,7 @@ import os
 import random
 import struct
 
+import msgspec
 import pytest
 
 from rankfall.evidence.files import bounded_read
@@ -59,7 +60,9 @@ def test_a_report_beside_logs_is_no_log(pile):
     (pile / "report.md").write_text(render_markdown(document) + VALUE_ERROR.format(r=0))
     (pile / "why.json").write_text('{\n  "schema": "rankfall.verdict/1",\n  "x": 1\n}\n' + VALUE_ERROR.format(r=0))
     (pile / "run-1.tar.gz").write_bytes(gzip.compress(VALUE_ERROR.format(r=0).encode()))
-    assert explain_files([pile]).verdict == verdict
+    found = explain_files([pile]).verdict
+    assert msgspec.structs.replace(found, missing=()) == verdict
+    assert found.missing == (f"1 archive in {pile} was not read; name it: run-1.tar.gz",)
     with pytest.raises(UsageError, match=r"report\.html is a report of Rankfall, not a log"):
         explain_files([pile / "report.html"])
 

@@ -212,27 +212,32 @@ def opened_copy(path: Path) -> RunDir | None:
 
 
 def opened_archives(paths: Sequence[Path]) -> tuple[list[Path], Path]:
-    """Unpacks archives of logs until the command ends.
+    """Unpacks archives of logs until the command ends, also those in folders without other logs.
 
     Returns the paths, and the folder of relative ones: there an archive is a folder of its name.
 
     Raises:
         UsageError: Damaged or too large archive, or several runs.
     """
-    from rankfall.rundir.bundle import is_archive, unpack_logs  # noqa: PLC0415
+    from rankfall.evidence.files.folder_listing import archives_of  # noqa: PLC0415
+    from rankfall.rundir.bundle import is_archive, unpack_archives, unpack_logs  # noqa: PLC0415
 
     archives = {path for path in paths if path.is_file() and is_archive(path)}
-    if not archives:
+    folders = {path: inner for path in paths if path.is_dir() and (inner := archives_of(path))}
+    if not archives and not folders:
         _refuse_several_runs(paths, Path())
         return list(paths), Path()
     folder = _temporary_folder()
     found: list[Path] = []
     for number, path in enumerate(paths):
-        if path not in archives:
-            found.append(path.absolute())
-            continue
-        name = Path(path.name) if Path(path.name) not in found else Path(str(number), path.name)
-        unpack_logs(path, folder / name)
+        name = Path(path.name if path.name.strip(".") else path.resolve().name or "logs")
+        name = name if name not in found else Path(str(number), name)
+        if path in archives:
+            unpack_logs(path, folder / name)
+        elif path in folders:
+            unpack_archives(folders[path], path, folder / name)
+        else:
+            name = path.absolute()
         found.append(name)
     _refuse_several_runs(found, folder)
     return found, folder

@@ -9,11 +9,12 @@ import contextlib
 import io
 import lzma
 import os
+import shutil
 import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
@@ -26,6 +27,8 @@ _MAX_FILES: Final = 200_000
 _MAX_BYTES: Final = 64 << 30
 # Of an archive of logs: more takes too much of a temporary folder.
 _MAX_LOG_BYTES: Final = 4 << 30
+# Archives of a folder that are unpacked.
+_MAX_ARCHIVES: Final = 20
 # A tar file's first header, and the place of its magic.
 _TAR_HEAD: Final = 512
 _TAR_MAGIC: Final = 257
@@ -131,13 +134,15 @@ def is_archive(path: Path) -> bool:
         return False
 
 
-def unpack_logs(path: Path, folder: Path) -> None:
+def unpack_logs(path: Path, folder: Path, *, most: int | None = None) -> None:
     """Unpacks the regular files of an archive below an empty folder, without other members and unsafe names.
+
+    ``most``: bytes, if less than for an archive alone.
 
     Raises:
         UsageError: Damaged, or too large.
     """
-    left = _MAX_LOG_BYTES
+    left = _MAX_LOG_BYTES if most is None else most
     try:
         with _members(path) as members:
             for number, (name, source) in enumerate(members):
@@ -159,6 +164,27 @@ def unpack_logs(path: Path, folder: Path) -> None:
                             file.write(data)
     except (OSError, EOFError, RuntimeError, NotImplementedError, ValueError, *_DAMAGE) as error:
         raise UsageError(f"cannot unpack {path}: {error}", hint="unpack it, and name the folder") from error
+
+
+def unpack_archives(archives: Sequence[Path], within: Path, to: Path) -> None:
+    """Unpacks the archives of logs in a folder, each into a folder of its name; all of them have the limit of one.
+
+    Of an archive that cannot be unpacked, an empty file of its name shows that there is one.
+    """
+    left = _MAX_LOG_BYTES
+    for number, path in enumerate(archives):
+        target = to / path.relative_to(within)
+        readable = number < _MAX_ARCHIVES and left > 0 and is_archive(path) and not is_bundle(path)
+        try:
+            if readable:
+                unpack_logs(path, target, most=left)
+        except UsageError:
+            readable = False
+        left -= sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+        if not readable:
+            shutil.rmtree(target, ignore_errors=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.touch()
 
 
 @contextlib.contextmanager

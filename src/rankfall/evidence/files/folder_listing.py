@@ -1,6 +1,6 @@
 """Lists and opens the files of an untrusted folder: bounded, never outside it.
 
-Files are opened name by name: no process can redirect by a link. Pipes, sockets and devices stay closed.
+Files are opened name by name: no process can redirect by a link. Pipes, sockets, devices and archives stay closed.
 """
 
 from __future__ import annotations
@@ -38,6 +38,13 @@ _ENDINGS: Final = (
 _NUMBER: Final = bounded(r"\d{1,6}\Z", limit=_MAX_NAME)
 _NO_RANKS: Final = "node|host|pod|slot|replica|attempt|restart|run|job|step|epoch|part"
 _OF_NODES: Final = bounded(rf"(?:{_NO_RANKS})[^a-z]*$", limit=_MAX_NAME)
+# Files that are no logs, archives by their names, and files that lie beside the only archive of a job's logs.
+_NO_LOGS: Final = frozenset(
+    {".idx", ".db", ".db-wal", ".db-shm", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".pyc"}
+)
+_ARCHIVES: Final = (".zip", ".tar", ".tgz", ".tar.gz", ".tbz2", ".tar.bz2", ".txz", ".tar.xz")
+_BESIDE_LOGS: Final = frozenset({".py", ".sh", ".md", ".yaml", ".yml", ".toml", ".ini", ".cfg"})
+_MAX_NAMED: Final = 3
 _UNITS: Final = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
@@ -150,6 +157,20 @@ def list_files(
         )
 
 
+def no_log(name: str, neighbours: set[str]) -> bool:
+    """True for a file to skip; of raw and compressed forms the raw one is read."""
+    path = Path(name)
+    return path.suffix in _NO_LOGS or (path.suffix in SUFFIXES and path.stem in neighbours)
+
+
+def archives_of(folder: Path) -> list[Path]:
+    """Archives in a folder and below it; none where it also holds logs, which are newer or the same."""
+    walk = _Walk(folder, folder, LeftOut(), no_log)
+    if any(file.size and file.path.suffix not in _BESIDE_LOGS for file in walk.files()):
+        return []
+    return sorted(folder.joinpath(*parts) for parts in walk.archives)
+
+
 @contextmanager
 def opened(file: Listed) -> Iterator[int]:
     """Opens a listed file, without waiting for a writer.
@@ -186,6 +207,7 @@ class _Walk:
         self._real = Path(os.path.realpath(root))
         self._left = left
         self._skip = skip
+        self.archives: list[tuple[str, ...]] = []
         self._listed = self._links = self._outside = self._deep = self._special = 0
 
     def files(self) -> Iterator[Listed]:
@@ -237,11 +259,16 @@ class _Walk:
             else:
                 inner.append(here)
             return
+        archive = entry.name.lower().endswith(_ARCHIVES)
+        if archive and entry.is_file(follow_symlinks=False):
+            self.archives.append(here)
+            return
         if self._skip(entry.name, names):
             return
         path = self._display.joinpath(*here)
         if entry.is_symlink():
-            self._link(path, self._root.joinpath(*here), found)
+            # The archive of a link in the same folder is listed by its name.
+            self._link(path, self._root.joinpath(*here), [] if archive else found)
             return
         try:
             status = entry.stat(follow_symlinks=False)
@@ -274,6 +301,13 @@ class _Walk:
         if unlisted or self._listed > MAX_LISTED:
             self._left.note(
                 f"{root} holds more than {MAX_LISTED:,} entries; the others were not read; name fewer folders"
+            )
+        if self.archives:
+            names = sorted(printable(Path(*parts)) for parts in self.archives)
+            more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
+            which = ("1 archive", "was", "it") if len(names) == 1 else (f"{len(names):,} archives", "were", "them")
+            self._left.note(
+                f"{which[0]} in {root} {which[1]} not read; name {which[2]}: {', '.join(names[:_MAX_NAMED])}{more}"
             )
         if self._deep:
             self._left.note(

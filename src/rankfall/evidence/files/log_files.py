@@ -20,7 +20,6 @@ from rankfall.evidence.files.bounded_read import (
     LEAST_UNPACKED,
     MAX_UNSIZED,
     RATIO,
-    SUFFIXES,
     TAIL,
     Allowance,
     Input,
@@ -41,7 +40,7 @@ from rankfall.evidence.files.bounded_read import (
     wide_encoding,
 )
 from rankfall.evidence.files.file_source import MAX_RANKS, Source, TextReader, rank_siblings, source_of
-from rankfall.evidence.files.folder_listing import LeftOut, Listed, amount, list_files, opened, printable
+from rankfall.evidence.files.folder_listing import LeftOut, Listed, amount, list_files, no_log, opened, printable
 from rankfall.evidence.readers import flyte_errors, torchrun
 from rankfall.evidence.readers.flight_recorder import Dumps, dump_rank
 from rankfall.evidence.readers.flyte_errors import container_error_evidence, is_container_error
@@ -74,9 +73,6 @@ _ABOUT_A_RANK: Final = bounded(
 # GPUs of the largest common machine.
 _MOST_ON_A_NODE: Final = 16
 _LEAST_RANKS: Final = 3
-_NO_LOGS: Final = frozenset(
-    {".idx", ".db", ".db-wal", ".db-shm", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".zip", ".pyc"}
-)
 
 
 def case_of_files(
@@ -181,7 +177,7 @@ class _Pile:
 
     def _chosen(self, paths: Iterable[Path], within: Path) -> list[tuple[int, Listed]]:
         """Files with their list numbers: each once, small ones first."""
-        listed = enumerate(file for path in paths for file in list_files(path, self._left, skip=_no_log, within=within))
+        listed = enumerate(file for path in paths for file in list_files(path, self._left, skip=no_log, within=within))
         useful = []
         for number, file in listed:
             if file.size or not file.parts or _says_by_its_name(file):
@@ -254,16 +250,6 @@ def _unreadable(name: str, error: OSError) -> str:
     """Problem of a case: a damage, or why there is nothing to read."""
     why = error.strerror or str(error)
     return f"{name} {why}" if why.startswith("is ") else f"{name} cannot be read: {why}"
-
-
-def _no_log(name: str, neighbours: set[str]) -> bool:
-    """True for a file to skip; of raw and compressed forms the raw one is read."""
-    path = Path(name)
-    return (
-        path.suffix in _NO_LOGS
-        or path.name.endswith((".tar.gz", ".tgz"))
-        or (path.suffix in SUFFIXES and path.stem in neighbours)
-    )
 
 
 def _is_error_file(file: Listed) -> bool:
