@@ -174,6 +174,60 @@ def test_a_process_id_of_the_journal_is_no_rank(tmp_path):
     assert (verdict.cause.slug, verdict.rank) == ("user_code_exception", None)
 
 
+PASTED = {
+    "cat -n": lambda at, line: f"{at:6}\t{line}",
+    "cat -n, without tabs": lambda at, line: f"{at:5}  {line}".rstrip(),
+    "grep -n": lambda at, line: f"{at}:{line}",
+    "grep -n with lines around": lambda at, line: f"{at}{':' if 'Error' in line else '-'}{line}",
+    "grep -H": lambda at, line: f"logs/train.log:{line}",
+    "grep -Hn": lambda at, line: f"train.log:{at}:{line}",
+    "grep -Hn with lines around": lambda at, line: f"slurm-77.out{f':{at}:' if 'Error' in line else f'-{at}-'}{line}",
+    "grep -H and a clock": lambda at, line: f"job.err:10:00:{at % 60:02} INFO {line}",
+    "a fence": lambda at, line: f"{at:5}  {line}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", PASTED)
+@given(first=st.integers(1, 10**6), many=st.booleans())
+def test_numbers_and_names_that_tools_print_before_lines_are_removed(form, first, many):
+    lines = [*(f"step {at} loss 2.5" for at in range(9))] * many + [line for line in TRACE if line]
+    text = [PASTED[form](at, line) for at, line in enumerate(lines, first)]
+    if "fence" in form:
+        text = ["```", *text, "```"]
+    found = [line for line in unwrapped(("\n".join(text) + "\n").encode()).decode().splitlines() if line != "```"]
+    # Spaces behind a colon belong to the number where no name is before it.
+    assert [line.strip() for line in found] == [line.strip() for line in lines]
+    assert len({len(line) - len(line.lstrip()) for line in found if "File" in line}) == 1
+
+
+def test_the_names_that_grep_prints_give_ranks(tmp_path):
+    trace = [line for line in TRACE[:7] if line]
+    rows = [f"logs/rank_0.log:{at}:step {at}" for at in range(1, 5)]
+    rows += [f"logs/rank_3.log-{at}-{line}" for at, line in enumerate(trace[:-1], 90)]
+    rows += [f"logs/rank_3.log:96:{trace[-1]}", "--", f"logs/rank_3.log:200:[rank3]: {trace[-1]}"]
+    text = unwrapped(("\n".join(rows) + "\n").encode()).decode().splitlines()
+    assert text[4:] == [*(f"[rank3]: {line}" for line in trace), "--", f"[rank3]: {trace[-1]}"]
+    (tmp_path / "found.txt").write_text("\n".join(rows))
+    verdict = explain_files([tmp_path / "found.txt"]).verdict
+    assert verdict.decisive is not None
+    assert (verdict.cause.slug, verdict.rank) == ("user_code_exception", 3)
+    assert verdict.decisive.where.endswith(":11")
+
+
+def test_numbers_may_jump_only_between_the_matches_of_grep():
+    rows = ["7:step 1", "8:step 2", "--", "90:step 3", "91:step 4"]
+    assert unwrapped("\n".join(rows).encode()).decode().splitlines() == ["step 1", "step 2", "--", "step 3", "step 4"]
+    for other in (
+        ["7: step 1", "8: step 2", "90: step 3"],
+        ["100-200 tokens", "100-300 tokens", "101-100 tokens"],
+        ["train.py:10: UserWarning: a", "train.py:11: UserWarning: b", "train.py:12: UserWarning: c"],
+        ["gpu-1.log-a", "step 1", "gpu-1.log:b"],
+        ["2026-11-01 a", "2026-11-02 b", "2026-11-03 c"],
+        ["node1:3: a", "node1:3: b", "node1:4: c"],
+    ):
+        assert unwrapped("\n".join(other).encode()).decode().splitlines() == other
+
+
 FAULT = (
     "Traceback (most recent call last):",
     '  File "/app/train.py", line 88, in <module>',

@@ -16,7 +16,7 @@ from typing import Final
 
 from rankfall.evidence.files.json_records import text_of_record
 from rankfall.evidence.readers.frames import HEAD
-from rankfall.evidence.readers.prefixes import fold, learn
+from rankfall.evidence.readers.prefixes import fold, learn, parse_prefix
 from rankfall.model import numbers
 from rankfall.model.patterns import Anchored, anchored, bounded
 
@@ -36,7 +36,16 @@ _BARE: Final = bounded(rb"\[\d{1,3}(?:;\d{1,3}){0,6}m", limit=64 << 20)
 _BARE_END: Final = b"[0m"
 _ESCAPE_TAIL: Final = 64
 _QUOTED: Final = anchored(rb"> ?", limit=4)
-_NUMBERED: Final = anchored(rb"[ \t]{0,8}(\d{1,7})(?:[:|] ?|[ ]{2}|\t|\.(?: |\Z))", limit=32)
+_NUMBERED: Final = anchored(rb"[ \t]{0,8}(\d{1,7})(?:[:|] ?|-|[ ]{2}|\t|\.(?: |\Z)|\Z)", limit=32)
+# Name of a log and perhaps the number of its line, as grep prints them; a line near a match has dashes.
+_GREPPED: Final = anchored(
+    rb"((?:[\w.+=@,/-]{0,200}[\w-])?\.(?:log|txt|out|err|stdout|stderr|jsonl?)(?:\.\d{1,4})?)([:-])(?:(\d{1,9})([:-]))?",
+    limit=256,
+)
+_RANK_OF_NAME: Final = bounded(rb"(?i)(?:^|[^a-z])rank[-_. ]?(\d{1,6})(?:[^0-9]|$)", limit=256)
+# Between the matches of grep, and around text in a page.
+_GAP: Final = b"--"
+_FENCES: Final = (b"```", b"~~~", b"grep: ", b"Binary file ")
 # A message of syslog or the journal, but not the kernel's: its own reader knows those lines.
 _SYSLOG: Final = anchored(
     rb"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,16}) [\w.-]{1,253} (?!kernel)[\w./@-]{1,128}\[\d{1,8}\]: ?",
@@ -322,14 +331,13 @@ def layers_of(sample: bytes) -> list[Layer]:
         found.append(_behind(_TEST_NUMBER))
         lines = [line if (inner := found[0](line)) is None else inner for line in lines]
     while len(found) < _MAX_LAYERS and len(lines) >= _LEAST_LINES:
-        layer = next(
-            (
-                one
-                for one in (*_LAYERS, *_counted(lines), *_margin(lines), *_named(lines))
-                if all(one(line) is not None for line in lines)
-            ),
-            None,
-        )
+        plain = [line for line in lines if line != _GAP and not line.startswith(_FENCES)]
+        of_all = [one for one in _LAYERS if all(one(line) is not None for line in lines)]
+        if not of_all and len(plain) >= _LEAST_LINES:
+            of_all = [*_counted(plain, gaps=lines.count(_GAP)), *_grepped(plain)]
+        if not of_all:
+            of_all = [one for one in (*_margin(lines), *_named(lines)) if all(one(line) is not None for line in lines)]
+        layer = of_all[0] if of_all else None
         if layer is None:
             break
         found.append(layer)
@@ -345,11 +353,31 @@ def _behind(pattern: Anchored[bytes]) -> Layer:
     return inner
 
 
-def _counted(lines: list[bytes]) -> list[Layer]:
-    """Numbers that grow with every line."""
+def _counted(lines: list[bytes], *, gaps: int) -> list[Layer]:
+    """Numbers that grow with every line; only behind one of the gaps by more."""
     counts = [numbers.matched(match[1]) if (match := _NUMBERED.match(line)) else None for line in lines]
-    grows = all(a is not None and b is not None and 0 < b - a < _LEAST_LINES for a, b in pairwise(counts))
-    return [_behind(_NUMBERED)] if grows else []
+    steps = [b - a if a is not None and b is not None else 0 for a, b in pairwise(counts)]
+    return [_behind(_NUMBERED)] if all(s > 0 for s in steps) and sum(s >= _LEAST_LINES for s in steps) <= gaps else []
+
+
+def _grepped(lines: list[bytes]) -> list[Layer]:
+    """Name of a file before every line, with the number of the line if it grows in each file; a rank in the name stays."""
+    matches = [match for line in lines if (match := _GREPPED.match(line)) is not None]
+    if len(matches) < len(lines):
+        return []
+    following = [(a[3], b[3]) for a, b in pairwise(matches) if a[1] == b[1]]
+    numbered = all(match[3] and match[2] == match[4] for match in matches) and bool(following)
+    numbered = numbered and all(numbers.matched(a) < numbers.matched(b) for a, b in following)
+
+    def inner(line: bytes) -> bytes | None:
+        match = _GREPPED.match(line)
+        if match is None or (numbered and not match[3]):
+            return None
+        rest = line[match.end(4 if numbered else 2) :]
+        rank = _RANK_OF_NAME.search(match[1])
+        return rest if rank is None or parse_prefix(rest).rank is not None else b"[rank%s]: %s" % (rank[1], rest)
+
+    return [inner]
 
 
 def _margin(lines: list[bytes]) -> list[Layer]:
