@@ -294,10 +294,7 @@ _MAX_COPY: Final = 256 << 20
 
 
 class CopiedInput:
-    """Standard input for one reader; writes its first ``_MAX_COPY`` bytes to the file ``path``.
-
-    An error of that file ends the copy, not the reading.
-    """
+    """Standard input for one reader; copies its first ``_MAX_COPY`` bytes to ``path``, whose errors end only the copy."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file = file
