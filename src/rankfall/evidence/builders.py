@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rankfall.evidence.readers.classify import (
-    BY_FRAMES,
     OF_THE_REST,
     SURE_WORDS,
     Meaning,
@@ -17,6 +16,7 @@ from rankfall.evidence.readers.classify import (
     exception_meaning,
     hit_of_words,
     meaning_of_hit,
+    needs_frames,
     of_frames,
 )
 from rankfall.evidence.readers.findings import Finding
@@ -63,7 +63,7 @@ def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | Non
         frame = f"{top.file.rpartition('/')[2]}:{top.func}" if top else ""
     mark = error.mark if error else None
     meaning = exception_meaning(catalogue, pairs, frame=frame, mark=mark, exit_code=error.exit_code if error else None)
-    if meaning.slug in BY_FRAMES and error is not None:
+    if error is not None and needs_frames(meaning):
         read = list(find_tracebacks(error.traceback.encode("utf-8", "replace")))
         command = {"command"} if any(f.func.endswith("_execute_child") for f in error.frames[-1:]) else set()
         meaning = of_frames(meaning, command or (read[-1].origins if read else frozenset()))

@@ -263,8 +263,15 @@ _CONNECTION: Final = frozenset(
 _OF_PROCESSES: Final = frozenset({"helper", "library", "queue", "data_loader"})
 # Of a call that takes no path, as that for the current folder.
 _NO_PATH: Final = "FileNotFoundError: [Errno 2] No such file or directory"
-# Causes that an exception's type gives, but its frames may change.
-BY_FRAMES: Final = frozenset({"dataset_missing", "peer_lost"})
+
+
+def needs_frames(meaning: Meaning) -> bool:
+    """True for a meaning that an exception's type gives, but its frames may change."""
+    return meaning.slug == "dataset_missing" or (meaning.slug == "peer_lost" and bool(_kinds(meaning) & _CONNECTION))
+
+
+def _kinds(meaning: Meaning) -> set[str]:
+    return {line.partition(" ")[0] for line in meaning.text.split("\n")}
 
 
 def of_frames(meaning: Meaning, origins: AbstractSet[str]) -> Meaning:
@@ -273,7 +280,7 @@ def of_frames(meaning: Meaning, origins: AbstractSet[str]) -> Meaning:
     The start of a command raised it, another process removed the file first, the code creates it in a missing folder,
     or a client of a service lost its server.
     """
-    kinds = {line.partition(" ")[0] for line in meaning.text.split("\n")} & _CONNECTION
+    kinds = _kinds(meaning) & _CONNECTION
     # No process listens at the port; a refused queue shows the end of its process.
     refused = _REFUSED in kinds and origins.isdisjoint(_OF_PROCESSES)
     if meaning.slug == "peer_lost" and kinds and (refused or "server" in origins):
