@@ -175,6 +175,12 @@ def test_a_rank_that_finished_is_no_cause_of_a_connection_outside_the_group(sign
     ranks = [left(0, 0, seconds=1), left(1, 1, seconds=3)]
     lost = raised("peer_lost", 1, seconds=2, role="secondary", signature=signature, line="lost")
     assert named(diagnose(case(ranks, [lost], slots=slots(1))).verdict) == expected
+    # Several ranks that lost one at once were connected to it.
+    ranks = [left(0, 0, seconds=1), *(left(n, 1, seconds=3) for n in (1, 2, 3))]
+    lost_by_all = [
+        raised("peer_lost", n, seconds=2, role="secondary", signature=signature, line="lost") for n in (1, 2, 3)
+    ]
+    assert named(diagnose(case(ranks, lost_by_all, slots=slots(2))).verdict) == (0, "uneven_data", "likely")
 
 
 def test_a_rank_that_ended_before_the_others_joined_is_suspected():

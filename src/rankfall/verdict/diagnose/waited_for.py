@@ -204,8 +204,9 @@ def left_early(case: Case, subjects: Subjects) -> Candidate | None:
         for s in subjects.all.values()
         if s.rank is not None and s.rank.state == "ended" and (own_failure(s.rank) or s.rank.killed_by is not None)
     ]
-    # A plain socket or pipe may be connected to anything.
-    complaints = {e.slug for s in failed for e in s.complaints if e.signature not in PLAIN_CONNECTIONS}
+    # One rank's plain socket or pipe may be connected to anything.
+    plain = sum(any(e.signature in PLAIN_CONNECTIONS for e in s.complaints) for s in failed) < 2  # noqa: PLR2004 - several
+    complaints = {e.slug for s in failed for e in s.complaints if not (plain and e.signature in PLAIN_CONNECTIONS)}
     if not (complaints & {"peer_lost", "collective_timeout"} or (case.hung and failed)):
         return None
     if complaints & {"external_signal"}:
