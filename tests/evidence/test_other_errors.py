@@ -6,7 +6,7 @@ import pytest
 
 from rankfall.evidence.builders import of_error
 from rankfall.evidence.readers.tracebacks import find_tracebacks
-from rankfall.model.record import ErrorInfo, Record
+from rankfall.model.record import ErrorInfo, Frame, Record
 from rankfall.verdict.signatures.catalogue import default_catalogue
 
 HEAD = "Traceback (most recent call last):"
@@ -56,6 +56,21 @@ def test_a_recorded_exception_is_read_with_its_frames():
 
     assert slug(*HTTP) == "hub_unreachable"
     assert slug("/w/peers.py receive") == "peer_lost"
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "slug"),
+    [
+        ("/usr/lib/python3.11/subprocess.py", "Popen._execute_child", "command_not_found"),
+        ("/usr/lib/python3.11/os.py", "_execvpe", "command_not_found"),
+        ("/w/mine.py", "_execute_child", "dataset_missing"),
+    ],
+)
+def test_recorded_frames_count_without_the_text_of_the_traceback(file, function, slug):
+    message = "[Errno 2] No such file or directory: 'solver'"
+    error = ErrorInfo(types=("FileNotFoundError",), message=message, frames=(Frame(file=file, func=function),))
+    record = Record(id="1", kind="error", error=error)
+    assert of_error(record, name="r", catalogue=default_catalogue(), rank=1).slug == slug
 
 
 def test_a_rank_whose_pipe_broke_is_the_first_where_the_others_lost_a_peer_of_their_group(why):

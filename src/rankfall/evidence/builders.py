@@ -20,7 +20,7 @@ from rankfall.evidence.readers.classify import (
     of_frames,
 )
 from rankfall.evidence.readers.findings import Finding
-from rankfall.evidence.readers.frames import exception_of, raising
+from rankfall.evidence.readers.frames import exception_of, origins_of, raising
 from rankfall.evidence.readers.kernel_log import KernelLine
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.stream_reader import When
@@ -65,8 +65,7 @@ def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | Non
     meaning = exception_meaning(catalogue, pairs, frame=frame, mark=mark, exit_code=error.exit_code if error else None)
     if error is not None and needs_frames(meaning):
         read = list(find_tracebacks(error.traceback.encode("utf-8", "replace")))
-        command = {"command"} if any(f.func.endswith("_execute_child") for f in error.frames[-1:]) else set()
-        meaning = of_frames(meaning, command or (read[-1].origins if read else frozenset()))
+        meaning = of_frames(meaning, (read[-1].origins if read else frozenset()) | origins_of(error.frames[-1:]))
     at = error.raised_ns if error and error.raised_ns is not None else record.at_ns
     return Evidence(
         id=digest("record", record.id),

@@ -280,19 +280,21 @@ def of_frames(meaning: Meaning, origins: AbstractSet[str]) -> Meaning:
     The start of a command raised it, another process removed the file first, the code creates it in a missing folder,
     or a client of a service lost its server.
     """
-    kinds = _kinds(meaning) & _CONNECTION
-    # No process listens at the port; a refused queue shows the end of its process.
-    refused = _REFUSED in kinds and origins.isdisjoint(_OF_PROCESSES)
-    if meaning.slug == "peer_lost" and kinds and (refused or "server" in origins):
+    if not needs_frames(meaning):
+        return meaning
+    if meaning.slug == "peer_lost":
+        # No process listens at the port; a refused queue shows the end of its process.
+        refused = _REFUSED in _kinds(meaning) and origins.isdisjoint(_OF_PROCESSES)
+        served = "server" in origins
+        if not (served or refused):
+            return meaning
         # Without a client's frames the other end may be a rank after all.
-        return msgspec.structs.replace(
-            meaning, slug="hub_unreachable", role="primary", lost_peer="server" not in origins
-        )
-    if meaning.slug == "dataset_missing" and meaning.text.endswith(_NO_PATH):
+        return msgspec.structs.replace(meaning, slug="hub_unreachable", role="primary", lost_peer=not served)
+    if meaning.text.endswith(_NO_PATH):
         return msgspec.structs.replace(meaning, slug="user_code_exception")
     origin = next((one for one in _NO_DATA if one in origins), None)
     exact = origin != "command" or meaning.signature == "dataset_missing.errno"
-    if meaning.slug != "dataset_missing" or origin is None or not exact:
+    if origin is None or not exact:
         return meaning
     return msgspec.structs.replace(meaning, slug=_NO_DATA[origin])
 

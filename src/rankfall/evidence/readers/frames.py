@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -10,6 +10,7 @@ import msgspec
 
 from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
 from rankfall.evidence.readers.text import decode
+from rankfall.model import Frame
 from rankfall.model.numbers import whole
 from rankfall.model.patterns import bounded
 
@@ -157,6 +158,19 @@ def announcement(data: bytes, start: int) -> Announcement | None:
     )
 
 
+def _origins_at(path: bytes, function: bytes) -> Iterator[str]:
+    """Yields the origins that the file and function of one frame show."""
+    for suffix, functions, origin in _ORIGINS:
+        if path.endswith(suffix) and (function in functions or not functions):
+            yield origin
+
+
+def origins_of(frames: Iterable[Frame]) -> set[str]:
+    """Origins that recorded frames show; the name of a function may have that of its class."""
+    parts = ((f.file.encode("utf-8", "replace"), f.func.encode("utf-8", "replace")) for f in frames)
+    return {origin for file, name in parts for origin in _origins_at(file, name.rpartition(b".")[2])}
+
+
 class Frames(msgspec.Struct):
     """Frames that were read so far, the outermost first.
 
@@ -212,9 +226,7 @@ class Frames(msgspec.Struct):
         self.count += 1
         if _HELPER.search(path) is not None:
             self.origins.add("helper")
-        for suffix, functions, origin in _ORIGINS:
-            if path.endswith(suffix) and (function in functions or not functions):
-                self.origins.add(origin)
+        self.origins.update(_origins_at(path, function))
 
     def belongs(self, body: bytes, text: bytes) -> bool:
         """True for a statement of the last frame, the marks below it, or a bar of a group; ``text``: without an indent."""
