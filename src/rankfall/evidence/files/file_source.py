@@ -202,9 +202,9 @@ class Source(msgspec.Struct, kw_only=True):
             if (detail := self.details.get(piece.id)) is not None:
                 piece = msgspec.structs.replace(piece, line=f"{piece.line}\n{detail}")  # noqa: PLW2901 - as above
             place, logged = self.ends.get(piece.id), piece.id in self.logged
-            if place is not None and logged and self.survival.finished and self.survival.finished_at > place[1]:
-                other = self.survival.finished_by != speaker_of(place[0])
-                yield msgspec.structs.replace(piece, role="context", outlived=other)
+            finisher = self.survival.finisher(place[1]) if place is not None and logged else None
+            if place is not None and finisher is not None:
+                yield msgspec.structs.replace(piece, role="context", outlived=finisher != speaker_of(place[0]))
             elif place is not None and self.survival.outlived(
                 *place, alone=alone, whole=piece.whole, caught=piece.caught, ordered=logged, joins=is_try_to_join(piece)
             ):

@@ -212,8 +212,6 @@ class Survival:
 
     Attributes:
         worked: End of the newest work line; 0 = none.
-        finished: A last line states complete work.
-        finished_at, finished_by: End of the newest such line, and its speaker.
     """
 
     def __init__(self, *, watched: bool = False) -> None:
@@ -225,8 +223,8 @@ class Survival:
         self._offset = 0
         self._tail_at = -EVERY
         self.worked = 0
-        self.finished = False
-        self.finished_at, self.finished_by = 0, b""
+        # End of the newest line that states complete work, and its speaker.
+        self._finished_at, self._finished_by = 0, b""
         # Every ``_stride``-th work line since the last ``take_work``.
         self._sample: list[int] = []
         self._stride, self._skipped = 1, 0
@@ -234,6 +232,15 @@ class Survival:
         self._ended: dict[int, float] = {}
         # End of the previous text.
         self._last = b""
+
+    @property
+    def finished(self) -> bool:
+        """True if a line states complete work, and none shows work after it."""
+        return self._finished_at > self.worked
+
+    def finisher(self, end: int) -> bytes | None:
+        """Speaker whose statement of complete work after byte ``end`` is the last word about work; None without one."""
+        return self._finished_by if self.finished and self._finished_at > end else None
 
     def begin(self, at: int) -> None:
         """Sets the stream offset of the following text."""
@@ -364,7 +371,7 @@ class Survival:
             speaker = self._speakers.get(speaker_of(prefix))
             shows = _SHOWS_ANY.search(text) is not None
             if shows and _WORK_DONE.search(text) and not _PART_DONE.search(text):
-                self.finished, self.finished_at, self.finished_by = True, at, speaker_of(prefix)
+                self._finished_at, self._finished_by = at, speaker_of(prefix)
             elif (speaker is None and not shows) or _SHOWS_NONE.search(text):
                 continue
             elif shows and _WORKED_AGAIN.search(text):
@@ -390,7 +397,6 @@ class Survival:
                 one.advanced(text, at, stamp=stamp)
         if (len(self._job.advances), self._job.advances[-1] if self._job.advances else 0) != before:
             self.worked = at
-            self.finished = False
             self._skipped += 1
             if self._skipped >= self._stride:
                 self._sample.append(at)
