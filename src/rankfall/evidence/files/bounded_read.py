@@ -328,10 +328,7 @@ def no_text(head: bytes) -> str | None:
 
 def unpacked_stream(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
     """Yields a stream as UTF-8, uncompressed if its first bytes show a compression; exceptions as for :func:`unpacked`."""
-    first = b""
-    while len(first) < HEAD and (data := next(chunks, b"")):
-        first += data
-    whole = chain((first,) if first else (), chunks)
+    first, whole = _head_of(chunks)
     suffix = packing(first, path)
     yield from as_utf8(whole) if suffix is None else unpacked(whole, path, suffix=suffix)
 
@@ -370,22 +367,27 @@ def as_utf8(chunks: Iterator[bytes]) -> Iterator[bytes]:
     Raises:
         OSError: From ``chunks``, after yielding earlier bytes.
     """
-    first = b""
-    broken: OSError | None = None
-    try:
-        for data in chunks:
-            first += data
-            if len(first) >= HEAD:
-                break
-    except OSError as error:
-        broken = error
-    whole = chain((first,) if first else (), () if broken else chunks)
+    first, whole = _head_of(chunks)
     if (encoding := wide_encoding(first)) is None:
         yield from whole
     else:
         yield from (part.data for part in parts_as_utf8(_placed(whole), encoding))
-    if broken is not None:
-        raise broken
+
+
+def _head_of(chunks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
+    """First ``HEAD`` bytes of a stream, or a few more, and all of it; an error of the stream comes after its bytes."""
+    first, rest = b"", chunks
+    try:
+        while len(first) < HEAD and (data := next(chunks, b"")):
+            first += data
+    except OSError as error:
+        rest = _raising(error)
+    return first, chain((first,) if first else (), rest)
+
+
+def _raising(error: OSError) -> Iterator[bytes]:
+    raise error
+    yield
 
 
 def parts_as_utf8(parts: Iterable[Part], encoding: str) -> Iterator[Part]:
