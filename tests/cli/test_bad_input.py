@@ -257,20 +257,24 @@ def test_too_many_open_files_are_no_defect(
     )
 
 
-@pytest.mark.parametrize("files", [10, 12])
-def test_a_low_limit_of_open_files_is_named_as_such(tmp_path: Path, files: int) -> None:
-    (tmp_path / "train.py").write_text("")
-    words = f'ulimit -n {files}; exec "{sys.executable}" -m rankfall run --launcher plain train.py'
-    done = subprocess.run(
+def in_shell(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         ["bash", "-c", words],
-        cwd=tmp_path,
-        env=os.environ | {"RANKFALL_HOME": str(tmp_path / "home")},
+        cwd=folder,
+        env=os.environ | {"RANKFALL_HOME": str(folder / "home")},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
         timeout=scaled(60),
     )
+
+
+@pytest.mark.parametrize("files", [10, 12])
+def test_a_low_limit_of_open_files_is_named_as_such(tmp_path: Path, files: int) -> None:
+    (tmp_path / "train.py").write_text("")
+    words = f'ulimit -n {files}; exec "{sys.executable}" -m rankfall run --launcher plain train.py'
+    done = in_shell(tmp_path, words)
     assert done.returncode == 74, done.stderr
     assert "too many open files" in done.stderr.lower()
     assert "  next: raise the limit of open files, as with ulimit -n 1024\n" in done.stderr
@@ -290,16 +294,7 @@ def test_an_empty_argument_is_not_the_current_folder(
 def test_what_only_prints_fails_with_a_closed_stdout(tmp_path: Path, verb: str, code: int) -> None:
     (tmp_path / "a.log").write_text("KeyError: 1\n")
     words = f'exec "{sys.executable}" -m rankfall {verb} {"a.log" if verb == "why" else ""} >&-'
-    done = subprocess.run(
-        ["bash", "-c", words],
-        cwd=tmp_path,
-        env=os.environ | {"RANKFALL_HOME": str(tmp_path / "home")},
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        timeout=scaled(60),
-    )
+    done = in_shell(tmp_path, words)
     assert ("cannot write to stdout: it is closed" in done.stderr) == (code == 74)
 
 

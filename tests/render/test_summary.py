@@ -49,7 +49,7 @@ def test_the_type_of_an_exception_comes_before_its_message(source: Source, line:
         ("Ошибка: дата", "Ошибка"),
         ("[rank1]: модуль.Ошибка", "Ошибка"),
         ("train.log:108:KeyError: 'input_ids'", "KeyError"),
-        ("\ud800> ValueError: a lone surrogate", "ValueError"),
+        ("\ud800> ValueError: an unpaired surrogate", "ValueError"),
     ],
 )
 def test_the_type_of_an_exception_is_found_behind_the_prefix_of_its_line(line: str, name: str) -> None:
@@ -130,8 +130,8 @@ def test_code_that_cannot_be_loaded_is_distinct_from_a_missing_module(
 
 def test_the_place_of_a_syntax_error_may_be_its_innermost_frame() -> None:
     verdict = found("import_error", "SyntaxError: invalid syntax")
-    assert "syntax at /app/train.py:7, or" in advice_text(verdict, frame="/app/train.py:7 in ?")
-    assert "syntax of the code" in advice_text(verdict, frame="<string>:1 in ?")
+    assert "syntax at /app/train.py:7, or" in advice_text(verdict, frames=("/app/train.py:7 in ?",))
+    assert "syntax of the code" in advice_text(verdict, frames=("<string>:1 in ?",))
     assert "syntax at /app/train.py:7, or" in render_verdict(verdict, details=Details(frames=("/app/train.py:7 in ?",)))
 
 

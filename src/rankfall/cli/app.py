@@ -238,8 +238,6 @@ USAGE: Final = 2
 _OF_RUNS: Final = frozenset({"run", "submit", "retry", "attach", "wait"})
 # Verbs whose output is their only effect.
 _PRINTING: Final = frozenset({"ps", "status", "logs", "why", "metrics", "config"})
-_TOO_MANY_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
-_RAISE_LIMIT: Final = "raise the limit of open files, as with ulimit -n 1024"
 
 
 class _Answer(click.ClickException):
@@ -343,7 +341,7 @@ def _source(error: click.ClickException) -> str:
 
 def _known(error: Exception) -> int | None:
     """Prints an error made for users and returns its exit code; None for other errors."""
-    from rankfall.model.errors import JobFailed, RankfallError  # noqa: PLC0415
+    from rankfall.model.errors import MORE_FILES, JobFailed, RankfallError, is_file_limit  # noqa: PLC0415
 
     if console.verbose and isinstance(error, RankfallError):
         import traceback  # noqa: PLC0415
@@ -351,11 +349,11 @@ def _known(error: Exception) -> int | None:
         traceback.print_exception(error)
     if isinstance(error, JobFailed):
         return _report(error.message, error.hint, error.code)
-    limit = any(getattr(one, "errno", None) in _TOO_MANY_FILES for one in (error, error.__cause__))
+    limit = is_file_limit(error) or is_file_limit(error.__cause__)
     if isinstance(error, RankfallError):
-        return _report(error.message, _RAISE_LIMIT if limit else error.hint, error.exit_code)
+        return _report(error.message, MORE_FILES if limit else error.hint, error.exit_code)
     if limit:
-        return _report("too many open files", _RAISE_LIMIT, DEFECT)
+        return _report("too many open files", MORE_FILES, DEFECT)
     if isinstance(error, FileNotFoundError) and error.filename is None and not _has_folder():
         hint = "cd to a folder that exists, or give run and submit one with --cwd"
         return _report("the current folder no longer exists", hint, USAGE)

@@ -15,7 +15,16 @@ RankfallError
 
 from __future__ import annotations
 
-from typing import ClassVar
+import errno
+from typing import ClassVar, Final
+
+# Next step where no further file can be opened.
+MORE_FILES: Final = "raise the limit of open files, as with ulimit -n 1024"
+
+
+def is_file_limit(error: BaseException | None) -> bool:
+    """True if this process, or the machine, has as many open files as it may have."""
+    return isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}
 
 
 class RankfallError(Exception):

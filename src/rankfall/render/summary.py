@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import resources
 from typing import Final, NamedTuple
@@ -105,12 +105,12 @@ def _advice_of(verdict: Verdict) -> Advice | None:
     return next((row for row in rows if row.words is None or row.words.search(text)), None)
 
 
-def advice_text(verdict: Verdict, *, frame: str = "") -> str:
+def advice_text(verdict: Verdict, *, frames: Sequence[str] = ()) -> str:
     """Returns what a person can do about a verdict's cause, as its evidence allows; empty if nothing.
 
     Args:
         verdict: Verdict to react to.
-        frame: Innermost frame of the decisive exception, as ``FILE:LINE in FUNCTION``, if known.
+        frames: Frames of the decisive exception, innermost first, as ``FILE:LINE in FUNCTION``.
     """
     if is_nothing_found(verdict):
         return _ELSEWHERE
@@ -119,7 +119,8 @@ def advice_text(verdict: Verdict, *, frame: str = "") -> str:
         return ""
     if known.needs == "place":
         # A text holds the place above the decisive line.
-        place = _place_of_syntax(verdict) or one_line(frame.partition(" in ")[0], width=200)
+        innermost = next(iter(frames), "").partition(" in ")[0]
+        place = _place_of_syntax(verdict) or one_line(innermost, width=200)
         return known.advice.replace("{place}", place) if place and place[0] != "<" else known.otherwise
     return known.advice if not known.needs or _FACTS[known.needs](verdict) else known.otherwise
 

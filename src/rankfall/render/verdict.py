@@ -381,7 +381,7 @@ def _listed(title: str, lines: Sequence[str], *, limit: int, width: int, paint: 
 
 
 def _next(verdict: Verdict, details: Details, *, width: int, paint: Paint) -> str:
-    text = advice_text(verdict, frame=next(iter(details.frames), ""))
+    text = advice_text(verdict, frames=details.frames)
     lines = [_wrapped(text, first="  ", width=width, indent=2)] if text else []
     lines += [f"  {paint.bold('$')} {command}" for command in next_commands(verdict, details)]
     return "\n".join([paint.bold("Next"), *lines]) if lines else ""

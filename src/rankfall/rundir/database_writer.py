@@ -6,7 +6,6 @@ A full disk raises StoreError and leaves the writer usable.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import sqlite3
 import threading
@@ -27,6 +26,7 @@ from rankfall.model import (
     StoreError,
     decoding,
 )
+from rankfall.model.errors import MORE_FILES, is_file_limit
 from rankfall.rundir import database
 from rankfall.rundir.database import NO_ROUND, Queries, StreamRow, read_all
 
@@ -288,8 +288,7 @@ def _set_aside(path: Path) -> str:
 
 def _failed(path: Path, error: Exception) -> StoreError:
     if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CANTOPEN and _lacks_descriptors():
-        hint = "raise the limit of open files, as with ulimit -n 1024"
-        return StoreError(f"cannot write {path}: too many open files", hint=hint)
+        return StoreError(f"cannot write {path}: too many open files", hint=MORE_FILES)
     full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     what = "the disk is full" if full else str(error)
     hint = "free space; the job itself continues" if full else "check space and permissions of the run directory"
@@ -303,7 +302,7 @@ def _lacks_descriptors() -> bool:
         while len(opened) < _FILES:
             opened.append(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
-        return error.errno in {errno.EMFILE, errno.ENFILE}
+        return is_file_limit(error)
     finally:
         for fd in opened:
             os.close(fd)

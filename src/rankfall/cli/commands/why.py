@@ -383,7 +383,7 @@ def _report_of_files(verdict: Verdict, source: str, within: Path, redact: Redact
     details = details_of_files(verdict, within, redact)
     one = AttemptReport(
         summary=summary(verdict),
-        advice=advice_text(verdict, frame=next(iter(details.frames), "")),
+        advice=advice_text(verdict, frames=details.frames),
         verdict=verdict,
         frames=details.frames,
         before=details.before,
@@ -423,7 +423,7 @@ def _attempt(
         started=rfc3339(row.started),
         ended=rfc3339(row.ended),
         summary=summary(verdict, step=details.step) if verdict is not None else "",
-        advice=advice_text(verdict, frame=next(iter(details.frames), "")) if verdict is not None else "",
+        advice=advice_text(verdict, frames=details.frames) if verdict is not None else "",
         verdict=verdict,
         frames=details.frames,
         before=details.before,
