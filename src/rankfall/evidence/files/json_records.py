@@ -1,11 +1,15 @@
-"""Reads one record of a log collector or a logger: an object of JSON with the text, the rank and the traceback in keys.
+"""Reads records of log collectors and loggers: objects of JSON with the text, the rank, the pod and the traceback in keys.
 
-Cost: a record is decoded once; longer ones are not read.
+A record is one line, or one of a document's, as a cloud exports it, perhaps with the newest one first. Cost: each is
+decoded once; longer ones are not read.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from array import array
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -13,6 +17,7 @@ from rankfall.evidence.readers.frames import FILE, HEAD
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.model import numbers
 from rankfall.model.decoding import decode
+from rankfall.model.patterns import anchored
 from rankfall.verdict.diagnose.survived_lines import is_low
 
 # Bytes of a record.
@@ -24,6 +29,11 @@ _TEXT_KEYS: Final = ("log", "message", "msg", "textPayload", "@message", "MESSAG
 # A recorder of events calls it data, beside the pipe.
 _PIPE_KEYS: Final = (*_TEXT_KEYS, "data")
 _RANK_KEYS: Final = ("rank", "global_rank")
+# Objects of a record that hold the text or its labels.
+_INNER_KEYS: Final = ("jsonPayload", "_source", "attributes", "resource", "labels", "kubernetes", "pod", "stream")
+_POD_KEYS: Final = ("pod_name", "pod", "podName", "k8s.pod.name", "PodName")
+_CONTAINER_KEYS: Final = ("container_name", "container", "containerName", "k8s.container.name", "ContainerName")
+_TIME_KEYS: Final = ("timestamp", "@timestamp", "time", "ts", "TimeGenerated", "ingestionTime")
 _MAX_RANK: Final = 999_999
 # Keys of a traceback, flat or in an object of one of the parents; and of the level.
 _TRACE_PARENTS: Final = ("error", "exception", "exc_info", "attributes")
@@ -37,6 +47,137 @@ _LOW_LEVELS: Final = ("trace", "debug", "info", "notice", "warn")
 _LOW_NUMBERS: Final = range(4, 31)
 
 
+# Bytes and records of a document, and how deep its lists may lie.
+MAX_DOCUMENT: Final = 16 << 20
+_MAX_RECORDS: Final = 1 << 18
+_DEPTH: Final = 5
+_BEGIN: Final = anchored(rb'\s*(?:\[\s*(?:[{\[]|\Z)|\{\s*(?:"|\Z))', limit=256)
+_NAME: Final = anchored(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?\Z", limit=254)
+
+
+class _Entry(NamedTuple):
+    """Text of a document's record, the prefix of its lines, its time and the number of its line."""
+
+    text: str
+    before: str
+    time: str | float | None
+    line: int
+
+
+def may_be_document(sample: bytes) -> bool:
+    """True if the first bytes of a text begin a document of JSON, and not one record a line."""
+    if not _BEGIN.match(sample):
+        return False
+    first, end, rest = sample.partition(b"\n")
+    try:
+        return not end or not rest.strip() or not isinstance(decode(first), dict)
+    except msgspec.DecodeError:
+        return True
+
+
+def lines_of_document(data: bytes) -> tuple[bytes, array[int]] | None:
+    """Text of a document's records, the oldest first, and the number of each one's line; None for another document."""
+    try:
+        entries = list(islice(_entries(_Piece(data, 0, 1), {}, 0), _MAX_RECORDS))
+    except msgspec.DecodeError:
+        return None
+    times = [entry.time for entry in entries if entry.time is not None]
+    if len(times) > 1 and type(times[0]) is type(times[-1]) and times[0] > times[-1]:  # type: ignore[operator] # one type
+        entries.reverse()
+    lines, places = list[str](), array("L")
+    for entry in entries:
+        several = [entry.before + line.rstrip("\r") for line in entry.text.rstrip("\r\n").split("\n")]
+        lines += several
+        places.extend([entry.line] * len(several))
+    return ("\n".join((*lines, "")).encode("utf-8", "surrogatepass"), places) if lines else None
+
+
+class _Piece(NamedTuple):
+    """A part of a document, its first byte there and the number of its line."""
+
+    data: bytes
+    start: int
+    line: int
+
+    def parts(self, raws: Iterator[msgspec.Raw]) -> Iterator[_Piece]:
+        """Yields parts in their order with their places."""
+        at, line = 0, self.line
+        for raw in raws:
+            part = bytes(raw)
+            begin = self.data.index(part, at)
+            line += self.data.count(b"\n", at, begin)
+            yield _Piece(part, self.start + begin, line)
+            at, line = begin + len(part), line + part.count(b"\n")
+
+
+def _entries(piece: _Piece, labels: Mapping[str, str], depth: int) -> Iterator[_Entry]:
+    """Yields the records in a list or object; ``labels``: pod and container of the objects around it."""
+    first = piece.data.lstrip()[:1]
+    if depth > _DEPTH or first not in {b"[", b"{"}:
+        return
+    if first == b"[":
+        items = decode(piece.data, kind=list[msgspec.Raw])
+        for part in piece.parts(iter(items)):
+            yield from _entries(part, labels, depth + 1) if part.data[:1] == b"{" else _pair(part, labels)
+        return
+    fields = decode(piece.data)
+    if "apiVersion" in fields:
+        return
+    inner = [fields, *_inner(fields)]
+    labels = {**labels, **_labels(inner)}
+    if depth and (text := _text_in(inner)) is not None:
+        times = (value for each in inner for key in _TIME_KEYS if isinstance(value := each.get(key), str | int | float))
+        time = next(times, None)
+        rank = next((rank for each in inner if (rank := _rank_of(each)) is not None), None)
+        trace = _trace_of(fields, text)
+        before = _before(rank, labels)
+        key = next((at for key in _TEXT_KEYS if (at := piece.data.find(b'"%s"' % key.encode())) >= 0), 0)
+        line = piece.line + piece.data.count(b"\n", 0, key)
+        yield _Entry("\n".join((text, *trace)), before, float(time) if isinstance(time, int) else time, line)
+        return
+    parts = decode(piece.data, kind=dict[str, msgspec.Raw])
+    for part in piece.parts(iter(parts.values())):
+        yield from _entries(part, labels, depth + 1)
+
+
+def _pair(piece: _Piece, labels: Mapping[str, str]) -> Iterator[_Entry]:
+    """Yields the record of a time and a line in a list, as of Loki."""
+    if piece.data[:1] != b"[":
+        return
+    match decode(piece.data):
+        case [str() as time, str() as text, *_]:
+            yield _Entry(text, _before(None, labels), time, piece.line)
+        case _:
+            return
+
+
+def _inner(fields: dict[str, object]) -> Iterator[dict[str, object]]:
+    for key in _INNER_KEYS:
+        if isinstance(each := fields.get(key), dict):
+            yield each
+            yield from (deeper for name in _INNER_KEYS if isinstance(deeper := each.get(name), dict))
+
+
+def _labels(inner: list[dict[str, object]]) -> dict[str, str]:
+    """Pod and container that the objects of a record name."""
+    found = {}
+    for name, keys in (("pod", _POD_KEYS), ("container", _CONTAINER_KEYS)):
+        values = (value for each in inner for key in keys if isinstance(value := each.get(key), str))
+        if (value := next((value for value in values if _NAME.match(value)), None)) is not None:
+            found[name] = value
+    return found
+
+
+def _before(rank: int | None, labels: Mapping[str, str]) -> str:
+    """Prefix of a record's lines."""
+    pod = f"[pod/{labels['pod']}/{labels.get('container', 'main')}] " if "pod" in labels else ""
+    return pod if rank is None else f"{pod}[rank{rank}]: "
+
+
+def _text_in(inner: list[dict[str, object]], keys: tuple[str, ...] = _TEXT_KEYS) -> str | None:
+    return next((text for each in inner for key in keys if isinstance(text := each.get(key), str)), None)
+
+
 def text_of_record(line: bytes) -> bytes | None:
     """Text of a collector's object with its rank, and the lines of its traceback; None for a text of several lines."""
     if line[:1] != b"{" or len(line) > _LONGEST:
@@ -48,11 +189,12 @@ def text_of_record(line: bytes) -> bytes | None:
     if not isinstance(fields, dict):
         return None
     keys = _PIPE_KEYS if "pipe" in fields else _TEXT_KEYS
-    text = next((text for key in keys if isinstance(text := fields.get(key), str)), None)
+    inner = [fields, *_inner(fields)]
+    text = _text_in(inner, keys)
     if text is None or "\n" in (text := text.rstrip("\r\n")):
         return None
-    rank = _rank_of(fields)
-    before = "" if rank is None else f"[rank{rank}]: "
+    rank = next((rank for each in inner if (rank := _rank_of(each)) is not None), None)
+    before = _before(rank, _labels(inner[1:]))
     lines = _trace_of(fields, text)
     if lines:
         if rank is None and (own := parse_prefix(text.encode("utf-8", "replace")).rank) is not None:

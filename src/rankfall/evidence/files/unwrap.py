@@ -1,6 +1,7 @@
 r"""Removes from a text what its way to a person put around every line: colors, quotation marks, numbers, an indent, a collector's JSON.
 
-The first bytes of a text show what is around all of its lines; a later line without it stays as it is. Lines that a terminal broke at its right
+The first bytes of a text show what is around all of its lines; a later line without it stays as it is. A document of
+JSON is read whole. Lines that a terminal broke at its right
 edge are joined; a traceback in an object's other key follows its text. ``Unwrapper.number`` gives the number that a line has in the file.
 
 Cost: one pass over a text that is wrapped, a search for escapes in others. Memory: the unfinished line, at most ``MAX_HELD`` bytes.
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
 
-from rankfall.evidence.files.json_records import text_of_record
+from rankfall.evidence.files.json_records import MAX_DOCUMENT, lines_of_document, may_be_document, text_of_record
 from rankfall.evidence.readers.frames import HEAD
 from rankfall.evidence.readers.prefixes import fold, learn, parse_prefix
 from rankfall.model import numbers
@@ -89,6 +90,9 @@ class Unwrapper:
         # Lines that each layer added.
         self._added: list[_Added] = []
         self._held = b""
+        # Number of the line of each line of a document's records.
+        self._numbers: array[int] | None = None
+        self._whole = False
         # A search of all bytes costs more than all that a plain text needs.
         self._bare = False
 
@@ -102,6 +106,13 @@ class Unwrapper:
         data = self._held + data if self._held else data
         self._held = b""
         if self._layers is None:
+            self._whole = self._whole or (bool(data) and may_be_document(data[:_SAMPLE]))
+            if self._whole and len(data) <= MAX_DOCUMENT:
+                if not final:
+                    self._held = data
+                    return b""
+                if (found := lines_of_document(data)) is not None:
+                    data, self._numbers = found
             cut = len(data) if final else data.rfind(b"\n", 0, _SAMPLE) + 1
             if not cut and len(data) < _SAMPLE:
                 self._held = data
@@ -133,7 +144,7 @@ class Unwrapper:
         line = self._of_layers(line)
         for added in reversed(self._added):
             line -= added.before(line)
-        return line
+        return line if self._numbers is None else self._numbers[max(0, min(line, len(self._numbers)) - 1)]
 
     def is_added(self, line: int) -> bool:
         """True for a line of a traceback that a record holds in another key than its text's."""

@@ -267,7 +267,9 @@ _NO_PATH: Final = "FileNotFoundError: [Errno 2] No such file or directory"
 
 def needs_frames(meaning: Meaning) -> bool:
     """True for a meaning that an exception's type gives, but its frames may change."""
-    return meaning.slug == "dataset_missing" or (meaning.slug == "peer_lost" and bool(_kinds(meaning) & _CONNECTION))
+    if meaning.slug in {"dataset_missing", "bad_sample"}:
+        return True
+    return meaning.slug == "peer_lost" and bool(_kinds(meaning) & _CONNECTION)
 
 
 def _kinds(meaning: Meaning) -> set[str]:
@@ -275,9 +277,9 @@ def _kinds(meaning: Meaning) -> set[str]:
 
 
 def of_frames(meaning: Meaning, origins: AbstractSet[str]) -> Meaning:
-    """Meaning of an exception about a missing file that is no data, or a connection that is to no peer; ``origins``: as of its frames.
+    """Meaning of an exception about a file that is no data, or a connection that is to no peer; ``origins``: as of its frames.
 
-    The start of a command raised it, another process removed the file first, the code creates it in a missing folder,
+    It is the job's configuration, the start of a command raised it, another process removed the file first, the code creates it in a missing folder,
     or a client of a service lost its server.
     """
     if not needs_frames(meaning):
@@ -290,6 +292,8 @@ def of_frames(meaning: Meaning, origins: AbstractSet[str]) -> Meaning:
             return meaning
         # Without a client's frames the other end may be a rank after all.
         return msgspec.structs.replace(meaning, slug="hub_unreachable", role="primary", lost_peer=not served)
+    if meaning.slug == "bad_sample":
+        return msgspec.structs.replace(meaning, slug="bad_arguments") if "settings" in origins else meaning
     if meaning.text.endswith(_NO_PATH):
         return msgspec.structs.replace(meaning, slug="user_code_exception")
     origin = next((one for one in _NO_DATA if one in origins), None)

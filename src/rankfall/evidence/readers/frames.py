@@ -70,8 +70,14 @@ _OUTPUT: Final = bounded(
     rb"\bopen\([^\n]{1,300}, *(?:mode *= *)?[\"'][wax][bt+]{0,2}[\"']|\bFileHandler\(|\bos\.mkdir\(|\bsavefig\(",
     limit=512,
 )
-# Origins that the last statement shows.
+# Statements that read the job's configuration.
+_SETTINGS: Final = bounded(
+    rb"(?i)\b(?:json|yaml|toml\w*)\.(?:\w{1,16}_)?loads?\([^\n]{0,300}(?:config|cfg|settings|hparams|\bargs\b|params\b)|\b(?:load|read|parse)_(?:config|cfg|settings|hparams)\w*\(",
+    limit=512,
+)
+# Origins that the last statement shows, and that the last one outside the standard library shows.
 _STATEMENTS: Final = {"removal": _REMOVAL, "output": _OUTPUT}
+_CALLS: Final = {"settings": _SETTINGS}
 # Outermost functions of a program, a thread or a process: of an exception that nothing caught.
 _ENTRIES: Final = frozenset(
     {b"<module>", b"_run_module_as_main", b"_bootstrap", b"_bootstrap_inner", b"run", b"spawn_main", b"_wrap", b"main"}
@@ -181,7 +187,8 @@ class Frames(msgspec.Struct):
             library that reports or moves data. ``library``: a package's frame is the innermost outside the standard library.
             Of ends: ``clean_up`` (finalizers, interpreter exit), ``spawned`` (a worker begins), ``semaphore`` (it opens its
             parent's), ``entry`` (the outermost frame begins a program, a thread or a process).
-            Of the last statement: ``removal`` (it removes or renames a file), ``output`` (it creates one).
+            Of the last statement: ``removal`` (it removes or renames a file), ``output`` (it creates one). Of the last one
+            outside the standard library: ``settings`` (it reads the job's configuration).
         collective: Outermost collective that the user's code called, also its backward pass, or None.
         assertion: Statement of the last frame if it is an assertion: its exception often has no message.
     """
@@ -221,7 +228,7 @@ class Frames(msgspec.Struct):
         if communicates or _PACKAGE.search(path) is not None:
             self.origins.add("library")
         elif _STANDARD.search(path) is None:
-            self.origins.discard("library")
+            self.origins -= {"library", *_CALLS}
             self._user = [*self._user[1 - MAX_PLACES :], self._innermost]
         self.count += 1
         if _HELPER.search(path) is not None:
@@ -239,12 +246,13 @@ class Frames(msgspec.Struct):
         self._flat = False
         if not self.assertion and text.startswith((b"assert ", b"assert(")):
             self.assertion = text[:_MAX_ASSERTION]
-        self.origins.update(origin for origin, pattern in _STATEMENTS.items() if pattern.search(text) is not None)
+        shown = {**_STATEMENTS, **_CALLS}
+        self.origins.update(origin for origin, pattern in shown.items() if pattern.search(text) is not None)
 
     def chain(self) -> None:
         """Begins the next exception of a chain: places are those of the last one."""
         self._innermost, self._user, self.collective, self.assertion = None, [], None, b""
-        self.origins -= {*_STATEMENTS, "library"}
+        self.origins -= {*_STATEMENTS, *_CALLS, "library"}
 
     def clear(self) -> None:
         """Removes everything."""
