@@ -184,7 +184,9 @@ def is_no_failure(verdict: Verdict) -> bool:
 
 def is_nothing_found(verdict: Verdict) -> bool:
     """Returns True if files show no failure: the job may have succeeded, or its errors may be elsewhere."""
-    found = verdict.evidence or verdict.consequences or verdict.decisive
+    survived = {proof.where for proof in verdict.evidence if proof.role == "context" and proof.slug != "unknown"}
+    shown = verdict.decisive is not None and verdict.decisive.where not in survived
+    found = shown or verdict.consequences or any(proof.role != "context" for proof in verdict.evidence)
     return verdict.run is None and verdict.cause.slug == "unknown" and verdict.rank is None and not found
 
 
@@ -220,7 +222,7 @@ def _failure(verdict: Verdict, *, step: int | None) -> str:
     seen = _seen(verdict)
     if slug == "unknown" and verdict.rank is None and not (seen and verdict.scope == "external"):
         if is_nothing_found(verdict):
-            return "No failure was found in the files"
+            return "No failure was found in the files" + ("; the shown lines ended nothing" if verdict.evidence else "")
         if verdict.run is None:
             # Files alone do not prove that the job failed.
             return "No known failure was found in the files; the shown line may belong to one"

@@ -28,7 +28,6 @@ from rankfall.rundir.reader_guard import AFTERWARDS, END_S, LIVE, POLL_BYTES, PO
 from rankfall.rundir.streams.content import PACKED_SUFFIX
 from rankfall.rundir.streams.files import Standing
 from rankfall.verdict.diagnose.cause_tables import TERMINAL_WINDOW_S
-from rankfall.verdict.diagnose.survived_lines import is_try_to_join
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 # Maximum findings of one stream that are evaluated again.
@@ -314,8 +313,7 @@ class SlotStreams:
                 latest = None if piece.at is None else piece.at + round((piece.uncertainty or 0.0) * _NS)
                 times = () if latest is None else [at for at in worked if at > latest + _FLUSH_NS]
                 later = len(times) >= (_LATER if piece.whole else 1) and (ordered or not piece.whole)
-                tries = is_try_to_join(piece)
-                if later or survival.outlived(prefix, end, alone=one, whole=piece.whole, ordered=ordered, joins=tries):
+                if later or survival.outlived(piece, prefix, end, alone=one, ordered=ordered):
                     del stream.open[key]
                     yield msgspec.structs.replace(piece, role="context", outlived=True)
                 elif not piece.passed and survival.passed(prefix, end, alone=one):

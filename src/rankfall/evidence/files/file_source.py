@@ -28,7 +28,7 @@ from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored, bounded, linear
 from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.verdict.diagnose.cause_tables import SEEN_FROM_OUTSIDE, waited
-from rankfall.verdict.diagnose.survived_lines import is_try_to_join, sorted_out
+from rankfall.verdict.diagnose.survived_lines import sorted_out
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 # Prefixed ranks and launcher reports in one file: more than any job has.
@@ -65,7 +65,7 @@ _PEERS: Final = linear(rb"Expected number of connected peer ranks is : (\d{1,6})
 # Statements that a job has several nodes.
 _NODES: Final = linear(
     rb"(?i)\b(?:nnodes|num_nodes|num_machines|node_count|n_nodes|slurm_nnodes|slurm_job_num_nodes|pet_nnodes)[\"']?[ =:]{1,3}[\"']?(?:[2-9]|[1-9]\d|\d+:)"
-    rb"|\b(?:node_rank|machine_rank|group_rank|pet_node_rank|slurm_nodeid)[\"']?[ =:]{1,3}[\"']?[1-9]|hostfile|\[pod/|\[rank(?:[89]|\d\d{1,5})\]|(?:worker|node|replica)-[1-9]\d{0,3}\b|gpus? on \d+ nodes"
+    rb"|\b(?:node_rank|machine_rank|group_rank|pet_node_rank|slurm_nodeid)[\"']?[ =:]{1,3}[\"']?[1-9]|--?hostfile[ =]|\[pod/|\[rank(?:[89]|\d\d{1,5})\]|(?:worker|node|replica)-[1-9]\d{0,3}\b|gpus? on \d+ nodes"
 )
 # All but statements of nodes at once: most parts of a text have none.
 _STATEMENTS: Final = linear(
@@ -203,12 +203,13 @@ class Source(msgspec.Struct, kw_only=True):
                 piece = msgspec.structs.replace(piece, line=f"{piece.line}\n{detail}")  # noqa: PLW2901 - as above
             place, logged = self.ends.get(piece.id), piece.id in self.logged
             finisher = self.survival.finisher(place[1]) if place is not None and logged else None
-            if place is not None and finisher is not None:
+            if place is not None and self.survival.succeeded_at > place[1]:
+                yield msgspec.structs.replace(piece, role="context")
+            elif place is not None and finisher is not None:
                 yield msgspec.structs.replace(piece, role="context", outlived=finisher != speaker_of(place[0]))
-            elif place is not None and self.survival.outlived(
-                *place, alone=alone, whole=piece.whole, caught=piece.caught, ordered=logged, joins=is_try_to_join(piece)
-            ):
-                yield msgspec.structs.replace(piece, role="context", outlived=True)
+            elif place is not None and self.survival.outlived(piece, *place, alone=alone, ordered=logged, of_file=True):
+                completed = self.survival.completed(place[1])
+                yield msgspec.structs.replace(piece, role="context", outlived=True, passed=completed)
             elif place is not None and self.survival.passed(*place, alone=alone):
                 yield msgspec.structs.replace(piece, passed=True)
             else:
@@ -366,6 +367,8 @@ class TextReader:
             self._source.found += [] if piece is None else [self._of_one_rank(piece)]
             return
         found = texts.best_error_line(self._tail, since=cut, known=known, ended=bool(ends))
+        if self._source.survival.succeeded_at and found is not None and found[2] != "error":
+            found = None
         traced = any(piece.whole and piece.role != "context" for piece in pieces)
         if found is None or (found[2] != "error" and ends) or (traced and not texts.states_reason(found[1])):
             if traced or not ends:

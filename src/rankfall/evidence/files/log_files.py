@@ -335,7 +335,9 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
                 named = _rank_in(piece)
                 rank = source.rank_of_worker(piece) if named is None else named
             found.append(msgspec.structs.replace(piece, rank=rank, local_rank=local, attempt=None))
-        for sheet in torchrun.facts_of_reports(source.reported.values(), firsts=firsts, stream=source.group):
+        # What a launcher reports before its success is of an earlier attempt.
+        reported = () if source.survival.succeeded_at else source.reported.values()
+        for sheet in torchrun.facts_of_reports(reported, firsts=firsts, stream=source.group):
             facts[sheet.rank] = sheet
         if source.stacks and owner is not None and (where := stand(owner, source.stacks)) is not None:
             standings[owner] = where, source.name

@@ -82,8 +82,8 @@ _OF_A_LAUNCHER: Final = frozenset(
         "host_alloc_failed",
     }
 )
-# An exception that only repeats another one, with its traceback in the message.
-_WRAPPERS = frozenset({"user_code_exception.dataloader"})
+# Exceptions that only repeat another one: with its traceback in the message, or for any reason.
+_WRAPPERS = frozenset({"user_code_exception.dataloader", "hub_unreachable.hf"})
 # Types of exceptions during whose handling a program that continues may call a collective, and those of waits.
 _HANDLED: Final = bounded(
     r"(?:Timeout|TimeoutError|Empty|Full|EOFError|Connection\w*Error|BrokenPipeError|CancelledError|socket\.error|Exit"
@@ -183,11 +183,16 @@ def exception_meaning(
     found = None
     plain = False
     lost_peer = waited or any(hit is not None and hit.signature.slug == "peer_lost" for hit in hits[1:])
-    repeats = [kind.endswith(_GROUPS) or _is_wrapper(hit) for (kind, _), hit in zip(chain, hits, strict=True)]
+    repeats = [
+        kind.endswith(_GROUPS) or _is_wrapper(hit) or _repeats(message, inner)
+        for (kind, message), hit, (_, inner) in zip(chain, hits, [*chain[1:], ("", "")], strict=True)
+    ]
     # A wrapper or group gives way to the first exception that is none.
     displayed = repeats.index(False) if repeats[:1] == [True] and False in repeats else 0
+    specific = [hit for hit in hits if hit is not None and hit.signature.specificity > GENERIC]
+    telling = [id(hit) for hit in specific if not _is_wrapper(hit)] or [id(hit) for hit in specific]
     for index, hit in enumerate(hits):
-        if hit is None or hit.signature.specificity <= GENERIC or _is_wrapper(hit):
+        if hit is None or id(hit) not in telling:
             continue
         better = found is None or hit.signature.specificity > found.signature.specificity
         # A raised exception of the job's own code yields only to the lost peer that it handled.
@@ -236,6 +241,11 @@ def _suggested(catalogue: Catalogue, kind: str, message: str) -> Hit | None:
     name = _HUMPS.sub(r" \g<0>", kind.rpartition(".")[2][:_MAX_NAME])
     hit = best(catalogue.match_line(_one_line(name, message), where="exception"))
     return hit if hit is not None and hit.signature.specificity > GENERIC else None
+
+
+def _repeats(message: str, inner: str) -> bool:
+    """True for a message whose last line is that of the exception that it follows from."""
+    return bool(inner) and message.endswith(f"\n{inner}")
 
 
 def _is_wrapper(hit: Hit | None) -> bool:

@@ -82,6 +82,8 @@ _CALLS: Final = {"settings": _SETTINGS}
 _ENTRIES: Final = frozenset(
     {b"<module>", b"_run_module_as_main", b"_bootstrap", b"_bootstrap_inner", b"run", b"spawn_main", b"_wrap", b"main"}
 )
+# Functions of Python's logging that print an exception of their own and continue.
+_HANDLERS: Final = frozenset({b"emit", b"handle"})
 # Functions of data loaders and error files.
 _LOADER: Final = frozenset({b"_get_data", b"_get_batch", b"_try_get_data", b"_try_get_batch"})
 _REPORT: Final = frozenset({b"__post_init__", b"_get_error_data"})
@@ -186,7 +188,8 @@ class Frames(msgspec.Struct):
             service), ``queue`` (to another process), ``main_first`` (ranks wait for the first one's work). ``helper``: a
             library that reports or moves data. ``library``: a package's frame is the innermost outside the standard library.
             Of ends: ``clean_up`` (finalizers, interpreter exit), ``spawned`` (a worker begins), ``semaphore`` (it opens its
-            parent's), ``entry`` (the outermost frame begins a program, a thread or a process).
+            parent's), ``entry`` (the outermost frame begins a program, a thread or a process), ``logger`` (it is Python's
+            logging, which continues).
             Of the last statement: ``removal`` (it removes or renames a file), ``output`` (it creates one). Of the last one
             outside the standard library: ``settings`` (it reads the job's configuration).
         collective: Outermost collective that the user's code called, also its backward pass, or None.
@@ -216,9 +219,11 @@ class Frames(msgspec.Struct):
         """Adds the next inner frame; ``flat``: its line has no indent, as in a page that drops them."""
         path = path.replace(b"\\", b"/")
         if self._innermost is None:
-            self.origins -= {"entry"}
+            self.origins -= {"entry", "logger"}
             if function in _ENTRIES:
                 self.origins.add("entry")
+            elif function in _HANDLERS and path.endswith(b"/logging/__init__.py"):
+                self.origins.add("logger")
         self._innermost, self._flat, self.assertion = (path, line, function), flat, b""
         name, file = decode(function), decode(path)
         communicates = COMM_FILE.search(file) is not None

@@ -300,7 +300,7 @@ class ChunkScanner:
             meaning = msgspec.structs.replace(meaning, slug="peer_teardown", role="secondary")
         elif meaning.slug == "external_signal" and item.prefix.raw.endswith(b"^C"):
             # The terminal shows the key that was pressed.
-            meaning = msgspec.structs.replace(meaning, slug="cancelled", role="primary")
+            meaning = msgspec.structs.replace(meaning, slug="cancelled", role="primary", retry=None)
         elif meaning.slug == "collective_timeout" and "main_first" in item.origins:
             meaning = msgspec.structs.replace(meaning, signature=WAITS_FOR_FIRST)
         else:

@@ -13,8 +13,9 @@ from typing import Final
 import msgspec
 
 from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
-from rankfall.model import numbers
+from rankfall.model import Evidence, numbers
 from rankfall.model.patterns import bounded, linear
+from rankfall.verdict.diagnose.survived_lines import is_notice, is_try_to_join, may_be_notice
 
 #: Bytes read line by line after a finding.
 CREDIT: Final = 128 << 10
@@ -32,6 +33,8 @@ ORDINARY: Final = 40
 #: Buffered bytes that an ending program may flush.
 FLUSHED: Final = 16 << 10
 _BEFORE: Final = 4 << 10
+# A program that holds back its output until it ends, or has this many bytes, prints none before.
+_BUFFER: Final = 4 << 10
 _FEW: Final = 16
 _EACH: Final = 512
 _MAX_LINE: Final = 512
@@ -88,6 +91,8 @@ _DONE: Final = (
     r"\b(?:training|fine-?tuning|job|run|all (?:epochs|steps|batches|work))\b[^\n]{0,30}\b(?:finished|completed?|done|ended|over)\b"
     r"|\b(?:finished|completed|done with)\b[^\n]{0,20}\b(?:training|fine-?tuning|job|run|all (?:epochs|steps))\b"
 )
+# A launcher or batch system that states the success of its job.
+_SUCCESS: Final = r"\bWorkerState\.SUCCEEDED\b|\bworker group successfully finished\b|\bJobState=COMPLETED\b|\bNormal termination \(return value 0\)"
 # Completed parts of the work, and plans.
 _NOT_DONE: Final = (
     # The code of a command that did not succeed, as a script prints it at its end.
@@ -98,9 +103,10 @@ _COUNTER: Final = linear(f"(?i){_WORK}|{_LOSS}".encode())
 _SHOWS_WORK: Final = linear(f"(?i){_WORK}|{_LOSS}|{_RATE}".encode())
 _WORKED_AGAIN: Final = linear(f"(?i){_AGAIN}".encode())
 # Most lines show none of these: one search instead of three.
-_SHOWS_ANY: Final = linear(f"(?i){_WORK}|{_LOSS}|{_RATE}|{_AGAIN}|{_DONE}".encode())
+_SHOWS_ANY: Final = linear(f"(?i){_WORK}|{_LOSS}|{_RATE}|{_AGAIN}|{_DONE}|{_SUCCESS}".encode())
 _SHOWS_NONE: Final = linear(f"(?i){_NO_WORK}".encode())
 _WORK_DONE: Final = linear(f"(?i){_DONE}".encode())
+_SUCCEEDED: Final = linear(_SUCCESS.encode())
 _PART_DONE: Final = linear(f"(?i){_NOT_DONE}".encode())
 # A bar of preparing data that is not full: ``Tokenizing:  9%|##   | 280000/2969526 [29:55<4:48:08, 155.57 examples/s]``.
 _BAR: Final = linear(
@@ -148,6 +154,9 @@ class Speaker(msgspec.Struct):
         advances, ordinary: Ends of its newest lines that show work, and of others.
         counters: Newest counters of work lines, by the text before them.
         minutes: Ends of its newest work lines with a time, one of each minute, with that minute. A logger writes each line at once.
+        early: The text has few bytes before the first finding.
+        prompt: It prints each line at once: those before an early finding are too few for a buffer, or those behind it
+            do not begin with the first step.
     """
 
     newest: int = 0
@@ -157,6 +166,8 @@ class Speaker(msgspec.Struct):
     ordinary: tuple[int, ...] = ()
     counters: dict[str, tuple[bytes, ...]] = msgspec.field(default_factory=dict)
     minutes: tuple[tuple[int, str], ...] = ()
+    early: bool = False
+    prompt: bool = False
 
     @property
     def settled(self) -> bool:
@@ -170,6 +181,8 @@ class Speaker(msgspec.Struct):
             self.minutes = (*self.minutes, (end, minute))[-ADVANCES:]
         found = _counters(line)
         key, counters = found or ("", (line,))
+        if self.early and not self.counters:
+            self.prompt = found is not None and (numbers.real(counters[0].decode()) or 0) > 1
         held = self.counters.get(key)
         if held is None and len(self.counters) >= _MAX_KEYS:
             return
@@ -195,7 +208,7 @@ class Speaker(msgspec.Struct):
             explained = bool(after) and (self.last_word > after[0] or after[-1] > end + FLUSHED)
             explained = explained or (ordered and len(after) >= ADVANCES // 2)
             timed = sum(at > end for at, _ in self.minutes)
-            explained = explained or timed >= ADVANCES // 2
+            explained = explained or timed >= ADVANCES // 2 or (self.prompt and len(after) == ADVANCES)
             if caught and (timed >= 2 or len(after) == ADVANCES):  # noqa: PLR2004 - at least a minute apart
                 return True
             # Many lines, and then another traceback.
@@ -212,6 +225,7 @@ class Survival:
 
     Attributes:
         worked: End of the newest work line; 0 = none.
+        succeeded_at: End of the newest line in which a launcher or batch system states success; 0 = none.
     """
 
     def __init__(self, *, watched: bool = False) -> None:
@@ -225,6 +239,7 @@ class Survival:
         self.worked = 0
         # End of the newest line that states complete work, and its speaker.
         self._finished_at, self._finished_by = 0, b""
+        self.succeeded_at = 0
         # Every ``_stride``-th work line since the last ``take_work``.
         self._sample: list[int] = []
         self._stride, self._skipped = 1, 0
@@ -241,6 +256,10 @@ class Survival:
     def finisher(self, end: int) -> bytes | None:
         """Speaker whose statement of complete work after byte ``end`` is the last word about work; None without one."""
         return self._finished_by if self.finished and self._finished_at > end else None
+
+    def completed(self, end: int) -> bool:
+        """True if the last word about the work, after byte ``end``, is that it is complete."""
+        return self.finished and self._finished_at > end
 
     def begin(self, at: int) -> None:
         """Sets the stream offset of the following text."""
@@ -275,8 +294,13 @@ class Survival:
             self._look(data, data.find(b"\n", tail) + 1 if tail else 0, len(data), base=base)
 
     def steady_work(self, text: bytes) -> int:
-        """Byte of a whole text before which no error ended its job: many lines behind it show work; 0 = none."""
+        """Byte of a whole text before which no error ended its job; 0 = none.
+
+        Many lines behind it show work, or it ends the last line about the work, which states that it is complete.
+        """
         self._look(text, 0, len(text), base=0)
+        if self.finished or self.succeeded_at:
+            return max(self._finished_at, self.succeeded_at)
         return self._job.advances[0] if len(self._job.advances) == ADVANCES else 0
 
     def take_work(self) -> list[int]:
@@ -286,22 +310,19 @@ class Survival:
         return ends if self.worked else []
 
     def outlived(
-        self,
-        prefix: Prefix,
-        end: int,
-        *,
-        alone: bool,
-        whole: bool,
-        caught: bool = False,
-        ordered: bool = False,
-        joins: bool = False,
+        self, piece: Evidence, prefix: Prefix, end: int, *, alone: bool, ordered: bool = False, of_file: bool = False
     ) -> bool:
         """True if a finding's speaker continued its work.
 
-        ``alone``: one process; ``whole``: a whole traceback, ``caught`` by its program; ``ordered``: no other output of
-        the process is here. ``joins``: a failed try to join the others, without whom none works.
+        ``alone``: one process; ``ordered``: no other output of the process is here; ``of_file``: text alone shows what
+        became of the job.
         """
-        if (joins and self.worked > end) or (whole and (self._completed(end) or self._of_earlier_run(end))):
+        whole, caught = piece.whole, of_file and piece.caught
+        if (is_try_to_join(piece) and self.worked > end) or (whole and self._of_earlier_run(end)):
+            return True
+        if (whole or (of_file and is_notice(piece))) and self._completed(end):
+            return True
+        if (caught or (of_file and may_be_notice(piece))) and self.completed(end):
             return True
         return any(
             one.outlived(end, sure=sure, whole=whole, caught=caught, ordered=ordered)
@@ -345,14 +366,16 @@ class Survival:
             speaker = self._speakers[name] = Speaker()
             if len(self._speakers) <= _FEW:
                 # Among many speakers, counters rarely are so near.
-                self._counted_before(speaker, name, before[-_BEFORE:])
+                self._counted_before(speaker, name, before[-_BEFORE:], first=end <= _BEFORE)
+                speaker.early = end <= _BUFFER
+                speaker.prompt = speaker.early and bool(speaker.counters)
             self._credit += _EACH
         speaker.newest = max(speaker.newest, end)
         if whole:
             speaker.last_word = max(speaker.last_word, end)
 
-    def _counted_before(self, speaker: Speaker, name: bytes, text: bytes) -> None:
-        for line in text.splitlines()[1:-1]:
+    def _counted_before(self, speaker: Speaker, name: bytes, text: bytes, *, first: bool) -> None:
+        for line in text.splitlines()[0 if first else 1 : -1]:
             if _SHOWS_WORK.search(line[:_MAX_LINE]) and not _SHOWS_NONE.search(line[:_MAX_LINE]):
                 prefix = parse_prefix(line)
                 if speaker_of(prefix) == name:
@@ -370,7 +393,9 @@ class Survival:
             text = body[prefix.length :]
             speaker = self._speakers.get(speaker_of(prefix))
             shows = _SHOWS_ANY.search(text) is not None
-            if shows and _WORK_DONE.search(text) and not _PART_DONE.search(text):
+            if shows and _SUCCEEDED.search(text):
+                self.succeeded_at = at
+            elif shows and _WORK_DONE.search(text) and not _PART_DONE.search(text):
                 self._finished_at, self._finished_by = at, speaker_of(prefix)
             elif (speaker is None and not shows) or _SHOWS_NONE.search(text):
                 continue

@@ -132,7 +132,7 @@ _ERROR: Final = linear(
 # Prefix of a glog line: level, time, thread and place in a source file.
 _PLACE: Final = bounded(rb"\A(?:[EWIF]\d{4}|[A-Z]{4,8}) [\d:. -]{8,32}(?:\d+ )?\S{1,256}:\d+\] ?", limit=MAX_ERROR_LINE)
 _NO_ERROR: Final = bounded(
-    rb"(?i)\b0 errors?\b|\berror:? *[-=*#]{5,}\s*\Z|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Error executing job with overrides|Reporting training FAILURE|Root Cause \(first|FAILED$|aborting (?:MPI|job|run)\b|closing signal|Killing subprocess|return code"
+    rb"(?i)\b(?:0 errors?|(?:errors?|fail(?:ed|ures?)(?: \w{1,20})?): ?0)\b|\berror:? *[-=*#]{5,}\s*\Z|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Error executing job with overrides|Reporting training FAILURE|Root Cause \(first|FAILED$|aborting (?:MPI|job|run)\b|closing signal|Killing subprocess|return code"
     rb"|NCCL INFO|^(?:mpirun|prterun)\b|^(?: {0,5}\d{1,6}: )?(?:srun|slurmstepd)[\w.-]*: (?:error: )?(?:\S{1,512}: tasks? \d|\*\*\*|Job|Step|Force|Terminating|launch/)|\bframe #\d|error_file|exitcode|^(?:cat|chmod|cp|grep|kill|ln|ls|mkdir|mv|pkill|rm|rmdir|sed|tar|touch): |^(?:During handling|The above exception)|^\s*(?:raise|except|File|Traceback)\b|^\s{4}|^-+ Logging error|^Error in atexit\._run_exitfuncs|\bError raised in:\s*\Z|\*\*\* End of error message|Exception raised from|^(?:\[[^\[\]]{0,200}\]|[\s:,-]){1,20}$",
     limit=MAX_ERROR_LINE,
 )
@@ -148,9 +148,15 @@ _ADVICE: Final = bounded(
 # Words that state a reason in errors of any program; they are too few for a cause.
 _WORDS: Final = (
     rb"out of (?:\w+ )?memory|cannot allocate|resource.exhausted|no space left|quota exceeded|too many requests|rate limit|unauthori[sz]ed|forbidden"
-    rb"|\b(?:40[134]|429|50[0234])\b|not permitted|\bdenied\b|in use\b|\bbusy\b|(?:not|could not|cannot|failed to|unable to) (?:resolve|connect|reach|find|open|load)|no route|unreachable"
+    rb"|(?:http\S*|status|code|error|response|returned|got|received)\W{0,3}(?:\w+ )?(?:40[134]|429|50[0234])\b|\b(?:40[134]|429|50[0234])\b\W{1,3}(?:client|server|bad|service|too|internal|gateway|not|unauthor|forbid|error)|not permitted|\bdenied\b|in use\b|\bbusy\b|(?:not|could not|cannot|failed to|unable to) (?:resolve|connect|reach|find|open|load)|no route|unreachable"
     rb"|timed out|time-?out|\breset\b|refused|broken pipe|(?:closed|lost|dead|died|killed|missing)\b|no such|not found|does not exist|undefined symbol|corrupt|checksum|exceed(?:s|ed)\b|insufficient|not enough"
     rb"|divisible|too old|incompatible|mismatch|\bnan\b|invalid|unrecognized|unsupported|(?-i:\bSIG[A-Z]{3,4}\b)|segmentation|core dumped|heartbeat|shared memory"
+)
+# Lines about an end with success, and about errors that a model makes.
+_SUCCESS: Final = bounded(
+    rb"(?i)\bexit(?:ed)?[ _-]?(?:with )?(?:code|status)?[ :=]{0,3}0(?::0)?(?:[\s.,);]|\Z)|\breturn (?:value|code):? 0\b|\bNormal termination\b|(?-i:\bJobState=COMPLETED\b)"
+    rb"|\b(?:word|character|phone(?:me)?|mean|median|average|absolute|relative|squared?|percentage|validation|test|train(?:ing)?|top.?\d|l[12]|rms) (?:\w{1,20} ){0,2}error(?: rate)?\b[^\n]{0,16}\d|\berror rate\b\W{0,4}\d",
+    limit=MAX_ERROR_LINE,
 )
 _REASON: Final = linear(rb"(?i)" + _WORDS)
 # Lines to show where no line resembles an error.
@@ -165,7 +171,9 @@ _QUIET: Final = levels(b"I", b"INFO|DEBUG", b"info|debug", digits=b"4")
 # Levels of lines about an error, which need not contain the word.
 _SEVERE: Final = levels(b"EF", b"ERROR|FATAL|CRITICAL|SEVERE|PANIC", b"error|fatal|panic", digits=b"4")
 # The end of a job that succeeded.
-_DONE: Final = linear(rb"(?i)\b(?:finished|completed|done|success\w*|succeeded)\b[^\n]*\n?(?:[^\n]*\n?){0,3}\z")
+_DONE: Final = linear(
+    rb"(?i)\b(?:finished|completed|done|success\w*|succeeded|normal termination)\b[^\n]*\n?(?:[^\n]*\n?){0,3}\z"
+)
 _CODE: Final = bounded(
     rb"\A\s*(?:\^|File \"|Traceback|During handling|The above exception)|\bframe #\d|File \"[^\"]+(?:\", line \d|\Z)",
     limit=MAX_ERROR_LINE,
@@ -221,7 +229,9 @@ def ranks_that_print(text: bytes, line: bytes) -> set[int]:
 
 def _is_message(line: bytes) -> bool:
     """False for advice, and for lines of launchers about their processes."""
-    return not any(_NO_ERROR.search(text) for text in _bodies(line)) and not _ADVICE.search(line)
+    return not any(_NO_ERROR.search(text) for text in _bodies(line)) and not any(
+        pattern.search(line) for pattern in (_ADVICE, _SUCCESS)
+    )
 
 
 def _is_code(line: bytes) -> bool:
@@ -266,6 +276,7 @@ def best_error_line(
     if errors and (ended or states_reason(errors[0][1]) or _TYPE.search(errors[0][1]) is not None):
         return (*_first_alike(errors[0], errors), "error")
     hints = [one for one in islice(_lines(_HINT, text, since), _MAX_ERRORS) if one[0] not in known]
+    hints = [one for one in hints if not _SUCCESS.search(one[1])]
     frames = [one for one in hints if _is_code(one[1]) or _is_statement(text, one[0])]
     hints = [one for one in hints if one not in frames]
     hints = [one for one in hints if not _ADVICE.search(one[1])] or hints

@@ -436,7 +436,7 @@ class TracebackReader:
                 frames=state.frames.count,
                 finals=tuple(reversed(state.finals)),
                 origins=frozenset(state.frames.origins),
-                ignored=state.ignored,
+                ignored=state.ignored or "logger" in state.frames.origins,
                 threaded=state.threaded,
                 pid=state.pid,
             )

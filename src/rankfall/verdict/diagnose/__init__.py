@@ -79,7 +79,7 @@ def earliest(case: Case) -> Diagnosis | None:
     if not timed:
         return None
     chosen = min(timed, key=lambda c: (c.moment.common[0], c.order))
-    root = Root(chosen=chosen, tied=any(c is not chosen and not chosen.before(c) for c in timed))
+    root = Root(chosen=chosen, tied=[c for c in timed if c is not chosen and not chosen.before(c)])
     root.rejected = [
         (c, "its record has no time" if c.at is None else "raised later, by the clocks of the records")
         for c in spoken
@@ -96,7 +96,7 @@ def first_listed(case: Case) -> Diagnosis | None:
     if chosen is None:
         return None
     chosen.unordered = True
-    root = Root(chosen=chosen, tied=len(spoken) > 1)
+    root = Root(chosen=chosen, tied=[c for c in spoken if c is not chosen])
     root.rejected = [(c, "its record's name comes later") for c in spoken if c is not chosen]
     return assemble(case, subjects, root)
 

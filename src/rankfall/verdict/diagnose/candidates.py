@@ -444,13 +444,13 @@ class Root(msgspec.Struct, kw_only=True):
 
     If all failures are consequences, ``chosen`` is None, ``nearest`` is the consequence nearest the origin, and
     ``suspects`` are its peers. ``repeated``: a message only reports a stop after another failure. ``unnamed``: several
-    ranks explain the failure equally well.
+    ranks explain the failure equally well. ``tied``: those that failed within the clocks' error of the chosen one.
     """
 
     chosen: Candidate | None = None
     everywhere: bool = False
     unnamed: bool = False
-    tied: bool = False
+    tied: list[Candidate] = msgspec.field(default_factory=list)
     rejected: list[tuple[Candidate, str]] = msgspec.field(default_factory=list)
     independent: list[tuple[Candidate, str]] = msgspec.field(default_factory=list)
     nearest: tuple[Subject, Evidence] | None = None

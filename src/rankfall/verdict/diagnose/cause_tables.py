@@ -182,6 +182,9 @@ UNRECOGNIZED: Final = frozenset({OF_OWN, "user_code_exception.line", "user_code_
 # Native code still active at the exit: the process ended anyway.
 AT_SHUTDOWN: Final = frozenset({"native_abort.thread_left"})
 
+# A library raises for any reason, and Ray reports any end of a worker.
+WITHOUT_REASON: Final = frozenset({OF_LIBRARY, "killed_unknown.ray_worker"})
+
 # Text that only reports a SIGBUS, or a last line: suspected, which stops no job.
 SUSPECT_ONLY: Final = frozenset(
     {
@@ -191,6 +194,7 @@ SUSPECT_ONLY: Final = frozenset(
         LAST_LINE,
         WORKING_BAR,
         "gpu_nvlink.xid5",
+        "nan_loss.metric",
         "killed_unknown.nanny",
         "killed_unknown.ray_worker",
         "shm_exhausted.signal",
@@ -225,8 +229,8 @@ ENDS_OF_THE_REST: Final = frozenset({"cancelled", "external_signal", "walltime_o
 
 # Software that lacks something on every node: no retry helps, and no node is suspect.
 BUILDS: Final = frozenset({"no_gpu_visible.build"})
-# Causes that a text alone, without its nodes, shows for the image.
-IMAGES: Final = frozenset({"driver_too_old"})
+# Causes and signatures that a text alone, without its nodes, shows for the image or the job.
+IMAGES: Final = frozenset({"driver_too_old", "no_gpu_visible.ordinal"})
 
 # A child's death, reported by the process that needed it.
 CHILD_DEATHS: Final = frozenset(

@@ -21,6 +21,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     NEVER_CAUSE,
     OWN_ABORTS,
     OWN_CODE,
+    SIGNAL_OF_AGENT,
     STEP_ENDS,
     STEP_TAKEN,
     TIMED_OUT,
@@ -207,7 +208,11 @@ def drop_cancelled_after_abort(candidates: list[Candidate], subjects: Subjects, 
 
 
 def drop_ends_of_the_rest(candidates: list[Candidate], root: Root) -> list[Candidate]:
-    """Drops ends by a user or batch system that a text shows after the failure of a rank."""
+    """Drops ends by a user or batch system that a text shows after the failure of a rank, and the reverse."""
+    taken = [c.best for c in candidates if c.best is not None and c.best.signature in STEP_TAKEN]
+    after = [c for c in candidates if c.best and c.best.whole and any(surely_after(c.best, end) for end in taken)]
+    root.rejected += [(c, "raised after the batch system had ended the step") for c in after]
+    candidates = [c for c in candidates if all(c is not one for one in after)]
     kept = []
     for candidate in candidates:
         best = candidate.best
@@ -243,6 +248,7 @@ def without_ends_by_launcher(candidates: list[Candidate], subjects: Subjects) ->
         others = [(s, e) for s, words in spoke if s is not own for e in words]
         code = candidate.slug == "user_exit" and best.exit_code == 1
         aborted = best.signature == "native_abort.exit" and best.exit_code in _ABORTED
+        aborted = aborted or best.signature == "native_abort.shell"
         in_text = code and (own.rank is None or own.rank.state != "ended")
         expected = LOST_PEER_SLUGS if aborted and any(e.slug in TIMED_OUT for _, e in others) else TIMED_OUT
         if (best.signature == "killed_unknown.srun" or aborted or in_text) and all(
@@ -254,6 +260,23 @@ def without_ends_by_launcher(candidates: list[Candidate], subjects: Subjects) ->
         return code and (unnamed or any(s.rank is None and surely_after(best, e) for s, e in others))
 
     return [c for c in candidates if not follows(c)]
+
+
+def follows_lost_peer(signalled: Evidence, subject: Subject, subjects: Subjects) -> bool:
+    """True if a rank or launcher was stopped certainly after a rank had lost a peer: its stop followed from that."""
+    # A user or launcher stops what does not continue; for the handler of a rank, only what others reported before counts.
+    stopped = signalled.source == "log" and (signalled.whole or signalled.signature == SIGNAL_OF_AGENT)
+    if not stopped and signalled.signature != "external_signal.text":
+        return False
+    reported_by = (s for s in subjects.all.values() if s is not subject or stopped)
+    return any(surely_after(signalled, e) for s in reported_by for e in s.complaints if e.slug in LOST_PEER_SLUGS)
+
+
+def why_tied(candidate: Candidate) -> str:
+    """Reason for which a candidate that may be as early as the root is not the root."""
+    if candidate.at is None:
+        return "nothing shows which of the two failed first"
+    return "failed at the same time as the root, within the clocks' uncertainty"
 
 
 def faults_of(candidates: list[Candidate]) -> list[str]:
@@ -346,7 +369,7 @@ def drop_outlived(candidates: list[Candidate], subjects: Subjects, root: Root, *
         if facts is not None and own_failure(facts):
             lost = _lost_its_peer(c) and any(not surely_after(best, o.best) for o in raised if o is not c and o.best)
             return "an exception ended another rank; a lost peer ended this one" if lost else None
-        if best.signature in STEP_TAKEN and all(o.best and surely_after(o.best, best) for o in own_code):
+        if best.signature in STEP_ENDS and all(o.best and surely_after(o.best, best) for o in own_code):
             return None
         if any(not surely_after(best, o.best) and not _of_others(c, o) for o in own_code if o is not c and o.best):
             return "only a line of text, while an uncaught exception of the job's own code ended another rank"

@@ -30,7 +30,7 @@ from rankfall.model.evidence import same_line
 from rankfall.model.exit_codes import MAX_CODE, code_row, shell_code
 from rankfall.model.timestamps import Moment, rfc3339
 from rankfall.verdict.diagnose import cause_tables as known
-from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node, text_place
+from rankfall.verdict.diagnose.candidates import EXPLICIT, HANG, Candidate, Root, of_node, text_place
 from rankfall.verdict.diagnose.consequences import only_text
 from rankfall.verdict.diagnose.displayed_line import lacks_reason, last_error, named_rank, nearest_line, whole_message
 from rankfall.verdict.diagnose.node_faults import named_hosts, place_of
@@ -231,6 +231,8 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
     info = cause_info(slug)
     late = chosen.after_work or work_over(case, subjects, subject)
     doubtful = only_text(chosen, subjects)
+    # A restart cannot help if one of the others is the cause.
+    hopeless = any(c.tier == EXPLICIT and not c.weak and cause_info(c.slug).retry == "no" for c in root.tied)
     members = [subject, *chosen.same]
     one_slot = len({s.slot_number for s in members}) == 1
     action = _node_action(info.node_action, chosen, nowhere=everywhere or doubtful or _same_everywhere(chosen, case))
@@ -264,7 +266,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         phase="teardown" if late else msgspec.UNSET,
         retry="no"
         if late
-        else _retry(info.retry, chosen, case, one_node=_one_node(subjects, members), doubtful=doubtful),
+        else _retry(info.retry, chosen, case, one_node=_one_node(subjects, members), doubtful=doubtful or hopeless),
         node_action=action,
         exclude=",".join(hosts) or msgspec.UNSET if action != "none" and case.run is None else msgspec.UNSET,
     )
@@ -431,7 +433,8 @@ def _retry_of(default: Retry, chosen: Candidate, case: Case, *, one_node: bool) 
 
 
 def _same_everywhere(chosen: Candidate, case: Case) -> bool:
-    return getattr(chosen.best, "signature", None) in known.BUILDS or (case.run is None and chosen.slug in known.IMAGES)
+    signature = getattr(chosen.best, "signature", None)
+    return signature in known.BUILDS or (case.run is None and not known.IMAGES.isdisjoint({chosen.slug, signature}))
 
 
 def _one_node(subjects: Subjects, named: Sequence[Subject]) -> bool:

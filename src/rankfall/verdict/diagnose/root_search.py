@@ -34,7 +34,6 @@ from rankfall.verdict.diagnose.cause_tables import (
     NONE_RECEIVED,
     OWN_CODE,
     PLAIN_CONNECTIONS,
-    SIGNAL_OF_AGENT,
     TAKEN_AWAY,
     WATCHDOG,
 )
@@ -51,7 +50,9 @@ from rankfall.verdict.diagnose.consequences import (
     drop_without_message_beside_death,
     faults_of,
     first_is_open,
+    follows_lost_peer,
     is_without_message,
+    why_tied,
     without_ends_by_launcher,
     without_stopped_from_outside,
 )
@@ -110,13 +111,13 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     root.rejected += [(c, "failed later, by more than the clocks' uncertainty") for c in others]
     earliest = _in_order(earliest)
     chosen = earliest[0]
-    root.tied = len(earliest) > 1
-    root.rejected += [(c, "failed at the same time as the root, within the clocks' uncertainty") for c in earliest[1:]]
+    root.tied = earliest[1:]
+    root.rejected += [(c, why_tied(c)) for c in earliest[1:]]
     root.chosen = chosen
     root.independent += independent_faults((c for c in candidates if c is not chosen), chosen)
     root.everywhere = _everywhere(case, subjects, chosen) or (disputed and chosen.slug == MISMATCH)
     root.unnamed = (
-        (tier == HANG and root.tied)
+        (tier == HANG and bool(root.tied))
         or (
             is_without_message(chosen)
             and bool(chosen.same)
@@ -369,44 +370,36 @@ def _complains(subjects: Subjects, rank: int) -> bool:
     return any(e.slug not in NEVER_CAUSE for e in subjects.all["rank", rank].complaints)
 
 
-def _follows_lost_peer(signalled: Evidence, subject: Subject, subjects: Subjects) -> bool:
-    """True if a rank or launcher was stopped certainly after a rank had lost a peer: its stop followed from that."""
-    # A user or launcher stops what does not continue; for the handler of a rank, only what others reported before counts.
-    stopped = signalled.source == "log" and (signalled.whole or signalled.signature == SIGNAL_OF_AGENT)
-    if not stopped and signalled.signature != "external_signal.text":
-        return False
-    reported_by = (s for s in subjects.all.values() if s is not subject or stopped)
-    return any(surely_after(signalled, e) for s in reported_by for e in s.complaints if e.slug in LOST_PEER_SLUGS)
-
-
 def only_consequences(case: Case, subjects: Subjects) -> Root:
     """Root without a cause: the consequence nearest the origin, and its peers."""
     spoken: list[tuple[int, int, bool, int, Subject, Evidence]] = []
     named: set[int] = set()
     complained: set[int] = set()
-    repeated = False
+    repeated = accused_self = False
     for subject in subjects.all.values():
         for piece in subject.complaints:
             if piece.slug not in NEAREST:
                 continue
             named.update(piece.peers)
+            accused_self = accused_self or subject.rank_number in piece.peers
             if subject.rank_number is not None:
                 complained.add(subject.rank_number)
             if piece.slug in NEVER_CAUSE:
                 repeated = True
                 continue
-            if piece.slug == "external_signal" and _follows_lost_peer(piece, subject, subjects):
+            if piece.slug == "external_signal" and follows_lost_peer(piece, subject, subjects):
                 continue
             at, _ = subject.when(piece).common
             spoken.append((NEAREST[piece.slug], collective_number(piece), at is None, at or 0, subject, piece))
+    named = named if accused_self else (named - complained) or named  # what complains names others itself
     silent = {
         number
         for number in range(case.world_size or 0)
         if number not in complained and (number not in subjects.ranks or subjects.ranks[number].killed_by is None)
     }
-    if case.run is None and len(silent) > 1:
-        silent = set()  # of a text that may be of some ranks only
-    suspects = tuple(sorted(named)) or (tuple(sorted(silent)) if len(silent) < max(1, (case.world_size or 0)) else ())
+    # A text may be of some ranks only.
+    silent = set() if (case.run is None and len(silent) > 1) or len(silent) >= max(1, case.world_size or 0) else silent
+    suspects = tuple(sorted(named or silent))
     quiet_slots = tuple(
         sorted(
             s.slot
@@ -443,13 +436,17 @@ def only_consequences(case: Case, subjects: Subjects) -> Root:
 def outlived_traceback(subjects: Subjects) -> Candidate | None:
     """Last whole traceback after which its process continued, as ``suspected``; None if there is none.
 
-    For text without another sign of an end.
+    For text without another sign of an end, also of completed work.
     """
     found = [
         (e.at or 0, e.stream or "", e.order or 0, e.id, s, e)
         for s in subjects.all.values()
         for e in s.evidence
-        if e.outlived and e.whole and e.slug not in NEVER_CAUSE and cause_info(e.slug).role == "primary"
+        if e.outlived
+        and e.whole
+        and not e.passed
+        and e.slug not in NEVER_CAUSE
+        and cause_info(e.slug).role == "primary"
     ]
     if not found:
         return None

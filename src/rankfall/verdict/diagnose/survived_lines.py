@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
@@ -28,7 +29,7 @@ from rankfall.verdict.diagnose.cause_tables import (
 )
 
 # Lines after which a program continues, beside warnings and lines that state another try.
-_NOTICES: Final = frozenset({"command_not_found.shell", "driver_too_old.smi"})
+_NOTICES: Final = frozenset({"command_not_found.shell", "driver_too_old.smi", "nan_loss.metric"})
 # Causes in such lines, each with its consequences: a later failure of another cause is the reason of the end.
 _CONSEQUENCES: Final = MappingProxyType(
     {
@@ -40,6 +41,7 @@ _CONSEQUENCES: Final = MappingProxyType(
         "hub_rate_limit": frozenset({"dataset_missing", "hub_unreachable"}),
         "hub_unreachable": frozenset({"dataset_missing", "hostname_resolution"}),
         "import_error": frozenset({"no_gpu_visible"}),
+        "nan_loss": frozenset({"cuda_device_assert"}),
         "rdzv_unreachable": frozenset({"external_signal", "killed_unknown", "rdzv_closed"}),
         "shared_fs_error": frozenset({"bad_sample", "checkpoint_corrupt", "dataset_missing", "disk_fault"}),
     }
@@ -61,6 +63,7 @@ _AFTER_ANY: Final = frozenset({"bad_arguments.continuation", "hostname_resolutio
 _KILLS: Final = frozenset(
     {"cancelled", "gpu_oom", "host_oom", "killed_unknown", "node_lost", "preempted", "segfault", "walltime_or_requeue"}
 )
+_FOREIGN: Final = "gpu_oom_foreign"
 _OF_RENDEZVOUS: Final = frozenset({"address_in_use", "rdzv_unreachable"})
 # Ends without a reason, before which any line may be the reason.
 _NO_REASON: Final = frozenset({"unknown", "user_exit"})
@@ -122,9 +125,14 @@ def _has_level(levels: Bounded[bytes], line: bytes) -> bool:
     return b"NCCL WARN" not in line and levels.search(line) is not None
 
 
+def may_be_notice(piece: Evidence) -> bool:
+    """True for a line about a fault that programs survive."""
+    return piece.source == "log" and not piece.whole and piece.slug in _CONSEQUENCES
+
+
 def is_notice(piece: Evidence) -> bool:
     """True for a line after which its program continues: a warning, a try that is repeated, a command of a script."""
-    if piece.source != "log" or piece.whole or piece.slug not in _CONSEQUENCES:
+    if not may_be_notice(piece):
         return False
     line = piece.line.encode("utf-8", "surrogateescape")
     # Collectors give each line the lowest level.
@@ -204,6 +212,33 @@ _TASK: Final = bounded(r"srun: error: \S{1,512}: tasks? [\d,-]{1,400}: ", limit=
 _STOPPED_BY: Final = frozenset({"cancelled", "peer_teardown", "preempted", "walltime_or_requeue"})
 
 
+# GPU and processes that an exception about its memory lists.
+_SHARED_GPU: Final = bounded(r"\bGPU (\d{1,4}) has a total capacity ", limit=2_000)
+_HOLDER: Final = bounded(r"\bProcess (\d{1,10}) has ", limit=2_000)
+
+
+def of_shared_gpus(evidence: Sequence[Evidence]) -> Sequence[Evidence]:
+    """Classifies lacks of GPU memory: if several ranks list the same processes for one GPU, these are the job's ranks.
+
+    One process alone may be foreign.
+    """
+    lists: dict[tuple[str | None, str], dict[object, frozenset[str]]] = {}
+    places = {}
+    for piece in evidence:
+        gpu = _SHARED_GPU.search(piece.line) if piece.slug == _FOREIGN else None
+        if gpu is not None:
+            places[piece.id] = place = piece.node, gpu[1]
+            # One process may print its exception again.
+            lists.setdefault(place, {})[piece.line if piece.rank is None else piece.rank] = frozenset(
+                _HOLDER.findall(piece.line)
+            )
+    several = {place: Counter(chain.from_iterable(each.values())) for place, each in lists.items()}
+    own = {place for place, counts in several.items() if sum(count > 1 for count in counts.values()) > 1}
+    return [
+        msgspec.structs.replace(_renamed(e, "gpu_oom"), retry=None) if places.get(e.id) in own else e for e in evidence
+    ]
+
+
 def ends_in_order(evidence: Sequence[Evidence]) -> list[Evidence]:
     """Ends as earlier lines show them: of Slurm's tasks, and of launchers that were stopped after a failure."""
     return _of_agents([*_of_srun(evidence)])
@@ -215,7 +250,10 @@ def is_task_of_srun(piece: Evidence) -> bool:
 
 
 def _of_agents(evidence: list[Evidence]) -> list[Evidence]:
-    """Classifies stops of torchrun from outside: after a failure they are its consequence, as by srun on other nodes."""
+    """Classifies ends of torchrun from outside or by its store: after a failure they are its consequence.
+
+    As stops by srun on other nodes.
+    """
     stops = [e for e in evidence if e.source == "log" and _stops_agent(e)]
     if not stops:
         return evidence
@@ -241,7 +279,8 @@ def _of_agents(evidence: list[Evidence]) -> list[Evidence]:
 
 def _stops_agent(piece: Evidence) -> bool:
     raised = piece.slug == "external_signal" and piece.whole and "SignalException: " in piece.line
-    return raised or piece.signature in _STOPS_OF_AGENTS
+    lost = piece.slug == "rdzv_unreachable" and "RendezvousConnectionError" in piece.line
+    return raised or lost or piece.signature in _STOPS_OF_AGENTS
 
 
 def _stamp(line: str) -> str:
