@@ -68,6 +68,10 @@ def test_a_live_run_and_a_folder_of_the_user_stay(home: Path, folder: Path, rank
     assert rankfall("rm", "-y", old, live).returncode == 2
     assert rankfall("rm", "-y", "mine").returncode == 2
     assert rankfall("prune", "-y").returncode == 2
+    for wrong in (("--older-than", "30"), ("--older-than", "0"), ("--max-size", "10")):
+        bare = rankfall("prune", *wrong, "-y")
+        assert bare.returncode == 2
+        assert f"{wrong[0]} {wrong[1]} has no unit" in bare.stderr
     assert "next: rankfall prune --keep 0 --yes\n" in rankfall("prune", "--keep", "0").stderr
     tried = rankfall("prune", "--keep", "0", "--dry-run")
     assert tried.stdout.startswith(f"{old} ")

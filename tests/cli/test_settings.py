@@ -71,6 +71,11 @@ def test_the_command_line_beats_a_variable_and_that_the_file(
         ("[controller]\npoll = 'x'\n", ["config", "show"], ":2: poll is 'x'; allowed: numbers"),
         ("[retention]\nkep = 1\n", ["run", "--launcher", "plain", "train.py"], "kep is no rule\n  next: allowed: older-than, keep, max-size"),
         ("[retention]\nkeep = 'all'\n", ["prune", "-y"], "[retention] keep 'all' is no number of runs"),
+        ("[retention]\nkeep = 'all'\n", ["config", "show"], "[retention] keep 'all' is no number of runs"),
+        ("[retention]\nkeep = true\n", ["run", "--dry-run", "--launcher", "plain", "train.py"], "[retention] keep 'True' is no number of runs"),
+        ("[retention]\nolder-than = 30\n", ["run", "--launcher", "plain", "train.py"], "[retention] older-than 30 has no unit\n  next: for days: 30d; allowed: 90s, 10m, 12h, 1d12h, 30d"),
+        ("[retention]\nolder-than = '1x'\n", ["config", "show"], "[retention] older-than '1x' is no duration\n  next: allowed: 90s, 10m, 12h, 1d12h, 30d"),
+        ("[retention]\nmax-size = 10\n", ["submit", "--launcher", "plain", "train.py"], "[retention] max-size 10 has no unit\n  next: for gigabytes: 10G; for bytes: 10B"),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_is_refused_with_its_place(  # noqa: PLR0917

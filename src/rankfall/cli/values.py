@@ -18,6 +18,8 @@ _MAX_PROCESSES: Final = 100_000
 _NS: Final = 1_000_000_000
 _MAX_RANKS: Final = 1_000_000
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_SPANS: Final = "90, 90s, 10m, 1h30m, 7d, 500ms"
+_AGES: Final = "90s, 10m, 12h, 1d12h, 30d"
 _NODES: Final = anchored(r"([0-9]{1,6})(?::([0-9]{1,6}))?", limit=16)
 _RANGE: Final = anchored(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", limit=32)
 _SHARE: Final = anchored(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)(%?)", limit=16)
@@ -103,18 +105,22 @@ def _range(text: str) -> range | None:
     return range(first, last + 1) if first <= last < first + _MAX_RANKS else None
 
 
-def parse_span(text: str, *, flag: str) -> float:
-    """Parses seconds from ``90``, ``90s``, ``10m``, ``1h30m``, ``500ms``."""
+def parse_span(text: str, *, flag: str, unit_needed: bool = False) -> float:
+    """Parses seconds from ``90``, ``90s``, ``10m``, ``1h30m``, ``7d``, ``500ms``; ``unit_needed`` refuses ``90``."""
     if _NUMBER.fullmatch(text):
+        if unit_needed:
+            raise UsageError(f"{flag} {text} has no unit", hint=f"for days: {text}d; allowed: {_AGES}")
         return numbers.real(text) or 0.0
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise UsageError(f"{flag} {text[:60]!r} is no duration", hint="allowed: 90, 90s, 10m, 1h30m, 500ms")
+        raise UsageError(f"{flag} {text[:60]!r} is no duration", hint=f"allowed: {_AGES if unit_needed else _SPANS}")
     return sum((numbers.real(number) or 0.0) * _UNITS[unit] for number, unit in parts)
 
 
-def parse_size(text: str, *, flag: str) -> int:
-    """Parses bytes from ``4096``, ``64K``, ``10M``, ``1.5G``, ``KiB``, ``kb``; powers of 1,024."""
+def parse_size(text: str, *, flag: str, unit_needed: bool = False) -> int:
+    """Parses bytes from ``4096``, ``64K``, ``10M``, ``1.5G``, ``KiB``, ``kb``, ``4096B``; powers of 1,024."""
+    if unit_needed and _NUMBER.fullmatch(text):
+        raise UsageError(f"{flag} {text} has no unit", hint=f"for gigabytes: {text}G; for bytes: {text}B")
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"{flag} {text[:60]!r} is no size", hint="allowed: 4096, 64K, 10M, 1.5G")

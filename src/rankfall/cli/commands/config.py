@@ -58,7 +58,12 @@ def show(*, everything: bool, output: Output) -> None:
                 if isinstance(param, click.Option) and param.envvar:
                     known.update(param.envvar)
                     rows += _setting(name, param, given, path, everything=everything)
-    rows += [(f"retention {key}", str(value), str(path)) for key, value in data.get("retention", {}).items()]
+    retention = data.get("retention", {})
+    if retention:
+        from rankfall.cli.commands.runs import rules_of  # noqa: PLC0415
+
+        rules_of(retention, of=str(path))
+    rows += [(f"retention {key}", str(value), str(path)) for key, value in retention.items()]
     rows += [(f"notify {key}", value, str(path)) for key, value in _notify_rows(read_notify(path, VERBS))]
     if output is Output.TABLE:
         widths = [max(len(row[at]) for row in rows) for at in range(2)]

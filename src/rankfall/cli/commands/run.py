@@ -28,6 +28,7 @@ from rankfall.client import complete, create_run
 from rankfall.model import FINAL_STATES, JobSpec, RankfallError, UsageError, decoding
 from rankfall.render.escape import one_line
 from rankfall.rundir import RunDir, default_home, home
+from rankfall.rundir.removal import Rules
 from rankfall.supervisor import LOG_NAME, spawn_detached
 from rankfall.supervisor.requests import refuse_foreign
 
@@ -164,26 +165,34 @@ def _made(job: dict[str, Any], *, dry_run: bool, output: Output) -> RunDir | Non
 def _create(
     spec: JobSpec, *, dry_run: bool, output: Output, token: str | None = None, replace: bool = False
 ) -> RunDir | None:
+    rules = _retention()
     plan = first_plan(spec, home=default_home(), elsewhere=True)
     if dry_run:
         _print_plan(plan, spec, output)
         return None
-    _retain()
+    _retain(rules)
     # Fixes folder and Python: a later supervisor may start elsewhere.
     return create_run(complete(spec), home=home(), request_token=token, replace=replace)
 
 
-def _retain() -> None:
-    """Applies ``[retention]``; problems never prevent a run."""
+def _retention() -> Rules | None:
+    """Returns the rules of ``[retention]``; None without one."""
     if not config_path().exists():
-        return
+        return None
     from rankfall.cli.commands import runs  # noqa: PLC0415
     from rankfall.cli.options import read_config  # noqa: PLC0415
-    from rankfall.rundir import removal  # noqa: PLC0415
 
     rules = runs.rules_of(read_config(config_path(), VERBS).get("retention", {}), of=str(config_path()))
-    if rules.empty:
+    return None if rules.empty else rules
+
+
+def _retain(rules: Rules | None) -> None:
+    """Deletes runs by ``rules``; problems never prevent a run."""
+    if rules is None:
         return
+    from rankfall.cli.commands import runs  # noqa: PLC0415
+    from rankfall.rundir import removal  # noqa: PLC0415
+
     go_on = removal.time_limit(_RETAIN_S)
     removed = 0
     try:

@@ -202,7 +202,7 @@ def candidates(home: Path, *, go_on: Callable[[], bool] = lambda: True) -> tuple
 
 
 def rules_of(given: dict[str, Any], *, of: str = "") -> Rules:
-    """Parses rules of ``prune`` or ``[retention]``.
+    """Parses rules of ``prune`` or ``[retention]``. A number without a unit would delete too much.
 
     Raises:
         UsageError: Wrong key or value.
@@ -214,13 +214,13 @@ def rules_of(given: dict[str, Any], *, of: str = "") -> Rules:
         if key not in known:
             raise UsageError(f"{place}{key[:60]} is no rule", hint=f"allowed: {', '.join(known)}")
     keep = data.get("keep")
-    if keep is not None and (not isinstance(keep, int) or keep < 0):
+    if keep is not None and (not isinstance(keep, int) or isinstance(keep, bool) or keep < 0):
         raise UsageError(f"{place}keep {str(keep)[:60]!r} is no number of runs", hint="as: keep = 20")
     age, most = data.get("older-than"), data.get("max-size")
     return Rules(
-        older_than=None if age is None else parse_span(str(age), flag=f"{place}older-than"),
+        older_than=None if age is None else parse_span(str(age), flag=f"{place}older-than", unit_needed=True),
         keep=keep,
-        max_size=None if most is None else parse_size(str(most), flag=f"{place}max-size"),
+        max_size=None if most is None else parse_size(str(most), flag=f"{place}max-size", unit_needed=True),
     )
 
 
