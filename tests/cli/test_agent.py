@@ -76,3 +76,20 @@ def test_a_ring_that_cannot_be_read_once_is_an_error_with_the_next_step(tmp_path
     assert done.returncode == 74
     assert "CAP_SYSLOG" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_file_of_records_is_printed_whole_and_never_published(tmp_path):
+    path = tmp_path / "kmsg.txt"
+    path.write_text(
+        "4,100,1000000,-;NVRM: Xid (PCI:0000:4e:00): 79, pid=1, name=x, GPU has fallen off the bus.\n"
+        "3,101,1000001,-;EXT4-fs (sda1): Remounting filesystem read-only\n"
+    )
+    words = [sys.executable, "-m", "rankfall", "agent", "--node", "n1", "--once", "--kmsg", str(path)]
+    done = subprocess.run([*words, "--no-publish"], capture_output=True, text=True, check=False, timeout=scaled(30), env=ENVIRON)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["seq"] for line in lines if line["kind"] == "record"] == [100, 101]
+    assert "is a file: times count from this node's boot" in done.stderr
+    refused = subprocess.run(words, capture_output=True, text=True, check=False, timeout=scaled(30), env=ENVIRON)
+    assert refused.returncode == 2
+    assert "next: add --no-publish" in refused.stderr

@@ -1,6 +1,6 @@
 """Opens the kernel log and reads each record once; counts overwritten ones.
 
-The source is /dev/kmsg or, on test beds, a similar SOCK_SEQPACKET socket. The cursor is boot id and sequence number,
+The source is /dev/kmsg, a plain file with its records or, on test beds, a similar SOCK_SEQPACKET socket. The cursor is boot id and sequence number,
 because the device stores no position. The kernel's undisciplined clock drifts (21 s seen), so KernelClock learns its
 start from records read when printed.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,10 +48,10 @@ def this_boot(path: Path = BOOT_ID) -> str:
 
 
 def open_device(path: Path = DEVICE, *, boot_id: Path = BOOT_ID) -> Opened:
-    """Opens the kernel's own ring at its oldest record.
+    """Opens the kernel's own ring at its oldest record, or a plain file of records.
 
     Raises:
-        EvidenceLost: Unreadable; the hint names the needed rights.
+        EvidenceLost: Unreadable, with the needed rights in the hint; or it has no records.
     """
     boot = this_boot(boot_id)
     try:
@@ -60,7 +61,51 @@ def open_device(path: Path = DEVICE, *, boot_id: Path = BOOT_ID) -> Opened:
             f"cannot read the kernel log {path}: {error}",
             hint="give the process CAP_SYSLOG and the device; the manifests of rankfall controller manifests do so for the agent",
         ) from None
-    return Opened(fd, boot)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISCHR(mode) or (stat.S_ISREG(mode) and _holds_records(fd)):
+        return Opened(fd, boot)
+    os.close(fd)
+    if stat.S_ISREG(mode):
+        raise EvidenceLost(
+            f"{path} is no kernel log: no line has the form of /dev/kmsg",
+            hint=f"make it with: cat /dev/kmsg; text of dmesg or a journal is read by: rankfall why {path}",
+        )
+    raise EvidenceLost(f"the kernel log {path} is neither a device nor a file", hint=f"give {DEVICE}, or a file")
+
+
+def _holds_records(fd: int) -> bool:
+    """True if the first bytes hold a record, or nothing."""
+    data = os.pread(fd, MAX_RECORD, 0)
+    return not data or any(parse_record(line) for line in data.splitlines())
+
+
+class _FileRecords:
+    """Splits a plain file into records, which the device gives one per read.
+
+    Lines that begin with a space belong to the record before them.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def __call__(self, fd: int, size: int) -> bytes:
+        begin = 0
+        while True:
+            end = self._rest.find(b"\n", begin)
+            if 0 <= end < len(self._rest) - 1:
+                begin = end + 1
+                if self._rest[begin : begin + 1] != b" ":
+                    return self._cut(min(begin, size))
+            elif len(self._rest) > size:
+                return self._cut(size)
+            elif more := os.read(fd, size):
+                self._rest += more
+            else:
+                return self._cut(min(len(self._rest), size))
+
+    def _cut(self, size: int) -> bytes:
+        found, self._rest = self._rest[:size], self._rest[size:]
+        return found
 
 
 def open_socket(path: Path) -> Opened:
@@ -129,10 +174,10 @@ class Ring:
     """One open ring of kernel records.
 
     Args:
-        fd: Non-blocking descriptor of device or ``SOCK_SEQPACKET`` socket; one record per read.
+        fd: Non-blocking descriptor of device or ``SOCK_SEQPACKET`` socket, one record per read; or of a plain file.
         boot: Boot id of the ring.
         after: Last record read earlier; None = start at the oldest, without loss.
-        read: ``os.read``; tests raise kernel errors.
+        read: Returns one record; tests raise kernel errors.
 
     Attributes:
         cursor: Last record returned by ``take``.
@@ -143,11 +188,11 @@ class Ring:
     """
 
     def __init__(
-        self, fd: int, *, boot: str, after: Cursor | None = None, read: Callable[[int, int], bytes] = os.read
+        self, fd: int, *, boot: str, after: Cursor | None = None, read: Callable[[int, int], bytes] | None = None
     ) -> None:
         self._fd = fd
         self._boot = boot
-        self._read = read
+        self._read = read or (_FileRecords() if stat.S_ISREG(os.fstat(fd).st_mode) else os.read)
         # After a reboot the ring starts at 0; missing records count as lost.
         self._next = None if after is None else after.seq + 1 if after.boot == boot else 0
         self.cursor = after

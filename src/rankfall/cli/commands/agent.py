@@ -5,6 +5,7 @@ Imports little: its memory limit is 50 MiB.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Final
@@ -68,6 +69,13 @@ def agent(
             "the agent does not know the name of its Node",
             hint="give --node NAME, or NODE_NAME in the environment (spec.nodeName of the downward API)",
         )
+    if kmsg_socket is None and os.path.isfile(kmsg):  # noqa: PTH113 - without an error for a forbidden folder
+        if publish:
+            raise UsageError(
+                f"{kmsg} is a file: its records may be of another boot or node, so they are not published",
+                hint="add --no-publish",
+            )
+        console.say(f"rankfall agent: {kmsg} is a file: times count from this node's boot")
     access = None
     if publish:
         from rankfall.kube.auth.kubeconfig import load_access  # noqa: PLC0415
