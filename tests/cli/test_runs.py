@@ -296,10 +296,13 @@ def test_a_hangup_leaves_the_run_to_a_detached_supervisor(
     start: Starter, rankfall: Runner, folder: Path, home: Path
 ) -> None:
     gate = folder / "gate"
-    running = start("run", *GANG, "train.py", "exit", env={"GATE": str(gate)}, stdout=-3, stderr=-3)
+    running = start("run", *GANG, "train.py", "exit", env={"GATE": str(gate)}, stdout=-3, stderr=-1)
     wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
     running.send_signal(signal.SIGHUP)
-    assert running.wait(scaled(30)) == 0
+    _, told = running.communicate(timeout=scaled(30))
+    # With 0 a script would go on as after a job that succeeded.
+    assert running.returncode == 129
+    assert told.decode().splitlines()[-1] == "rankfall-exit: rankfall 129"
     gate.touch()
     assert rankfall("wait").returncode == 17
 

@@ -194,6 +194,23 @@ def test_jobapi_s19_budget_0_is_one_run_and_budget_1_at_most_two(bench: Bench, b
     assert (outcome.state, outcome.attempts) == ("failed", budget + 1)
 
 
+def test_a_rule_of_codes_that_yields_to_a_proven_cause_is_named(bench: Bench) -> None:
+    rule = FailureRule(exit_codes=(1,), action="restart")
+    _, outcome = bench.run("raise ValueError('x')", nnodes=1, policies=FAST, rules=(rule,))
+    assert (outcome.attempts, outcome.code) == (1, 1)
+    assert because(outcome) == (
+        "a restart would fail the same way (user_code_exception); rules[0] has only codes or signals and yields to a "
+        "proven cause, unless it has causes: [user_code_exception]"
+    )
+    # It says nothing where the rule changes nothing, or does not match.
+    for other in (FailureRule(exit_codes=(1,), action="fail"), FailureRule(exit_codes=(5,), action="restart")):
+        _, outcome = bench.run("raise ValueError('x')", nnodes=1, policies=FAST, rules=(other,))
+        assert because(outcome) == "a restart would fail the same way (user_code_exception)"
+    whole = FailureRule(exit_codes=(1,), causes=("user_code_exception",), action="restart")
+    _, outcome = bench.run("raise ValueError('x')", nnodes=1, policies=FAST | {"max_restarts": 1}, rules=(whole,))
+    assert outcome.attempts == 2
+
+
 def test_jobapi_s25_two_budgets_stop_at_the_second_a_and_name_both(bench: Bench) -> None:
     rules = (
         FailureRule(exit_codes=(3,), action="restart", budget="app"),

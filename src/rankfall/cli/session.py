@@ -158,6 +158,7 @@ class Session:
         self._unattended = directory.spec.unattended
         self._own: Supervision | None = None
         self._announced = own
+        self._started = own
         # The initial supervision.
         self._first = own
         self._left = 0
@@ -189,7 +190,7 @@ class Session:
     def exit_code(self, outcome: Outcome | None) -> int:
         """Returns the verb's exit code; the last line of stderr names its origin.
 
-        A run left behind gives 0, or 128 + N after signal N as a viewer.
+        A run left behind gives 0 after a detach; 128 + N after signal N as a viewer, or after the hangup of ``run``.
         """
         if outcome is not None:
             return print_exit_origin(outcome)
@@ -296,7 +297,8 @@ class Session:
         """Handles signals; True if this process shall leave the run."""
         signals = self._signals
         if signals.hung_up:
-            return True
+            # 0 would let a script go on as after a job that succeeded; for attach a hangup is a detach.
+            return self._left_by(signal.SIGHUP) if self._started else True
         if not signals.terminated and signals.interrupts == self._asked:
             return False
         if self._unattended:

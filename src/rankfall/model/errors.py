@@ -5,7 +5,7 @@ RankfallError
 |   +-- SpecError           spec field
 |   +-- Refused             unsupported by the backend
 +-- NotFound                run, job, file                              exit 66
-+-- InfrastructureError     failed start, spent budget                  exit 69
++-- InfrastructureError     failed start, unreachable platform          exit 69
 +-- EvidenceLost            damaged or unwritable data                  exit 74
 |   +-- StoreError          run directory
 |   +-- LockHeld            another supervisor
@@ -88,7 +88,7 @@ class NotFound(RankfallError):
 
 
 class InfrastructureError(RankfallError):
-    """A slot did not start, or a budget is spent."""
+    """A slot did not start, or a platform or check failed."""
 
     exit_code = 69
 

@@ -16,7 +16,18 @@ import msgspec
 from rankfall.backends.protocol import Backend
 from rankfall.collect.pods.lazy_collector import get_context
 from rankfall.explain import explain_run
-from rankfall.model import Case, Decision, Diagnosis, Evidence, JobSpec, RankFacts, RankfallError, SlotFacts, Verdict
+from rankfall.model import (
+    Case,
+    Cause,
+    Decision,
+    Diagnosis,
+    Evidence,
+    JobSpec,
+    RankFacts,
+    RankfallError,
+    SlotFacts,
+    Verdict,
+)
 from rankfall.model.timestamps import rfc3339
 from rankfall.rundir import DecisionRow, RunDir, SlotFailureRow, Writer
 from rankfall.rundir.database import Queries
@@ -25,7 +36,7 @@ from rankfall.supervisor.attempt_table import Attempts
 from rankfall.supervisor.best_effort_store import BestEffortStore
 from rankfall.supervisor.requests import RESIZED
 from rankfall.supervisor.run_events import EventLog
-from rankfall.verdict.decide import PastAttempt, RootFacts, decide
+from rankfall.verdict.decide import PastAttempt, RootFacts, decide, first_match
 
 
 def past_failures(
@@ -137,6 +148,8 @@ def _said(verdict: Verdict, evidence: Iterable[Evidence]) -> tuple[frozenset[str
 
 _NS: Final = 1_000_000_000
 _JITTER: Final = 0.25
+# Decisions that precede the user's rules.
+_BEFORE_RULES: Final = frozenset({"no_failure", "user_final"})
 _RETRIES: Final = frozenset({"retry", "retry_elsewhere", "resize"})
 
 
@@ -273,6 +286,8 @@ class Decisions:
             time_left=left,
             slot=slot,
         )
+        overruled = _overruled(decision, spec=self._spec, cause=diagnosis.verdict.cause, facts=facts)
+        decision = msgspec.structs.replace(decision, because=decision.because + overruled)
         if decision.delay_s:
             jitter = 1 + _JITTER * random.random()  # noqa: S311 - spreads retries, guards nothing
             decision = msgspec.structs.replace(decision, delay_s=decision.delay_s * jitter)
@@ -297,6 +312,17 @@ class Decisions:
             left=decision.left,
             delay_s=round(decision.delay_s, 3),
         )
+
+
+def _overruled(decision: Decision, *, spec: JobSpec, cause: Cause, facts: RootFacts) -> str:
+    """Names the user's rule that would decide otherwise if the cause were not proven; empty without one."""
+    if cause.confidence != "proven" or decision.rule in _BEFORE_RULES or first_match(spec, cause=cause, facts=facts):
+        return ""
+    weaker = msgspec.structs.replace(cause, confidence="likely")
+    name, rule = first_match(spec, cause=weaker, facts=facts) or ("", None)
+    if rule is None or (rule.action == "fail") is (decision.action not in _RETRIES):
+        return ""
+    return f"; {name} has only codes or signals and yields to a proven cause, unless it has causes: [{cause.slug}]"
 
 
 def _same(one: Diagnosis, other: Diagnosis) -> bool:
