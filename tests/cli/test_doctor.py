@@ -338,3 +338,17 @@ def test_i32_p4_the_rights_are_those_of_the_role():
     # What the page calls an exception is no condition of a run.
     for row in RIGHTS:
         assert bool(row.without) == bool(re.search(r"[Ww]ithout the right|Only with|Only for", row.why)), row.name
+
+
+def test_a_broken_file_of_signatures_is_a_limit(home, monkeypatch):
+    monkeypatch.setenv("RANKFALL_HOME", str(home))
+    assert doctor.signatures() == []
+    (home / "signatures").mkdir(parents=True)
+    own = home / "signatures" / "own.toml"
+    own.write_text("x = \n")
+    [check] = doctor.signatures()
+    assert check.state == "warn"
+    assert str(own) in check.text
+    own.write_text("")
+    [check] = doctor.signatures()
+    assert check.state == "pass"

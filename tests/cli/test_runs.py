@@ -66,6 +66,12 @@ def test_run_shows_the_first_and_the_last_rank_and_ends_with_0(rankfall: Runner)
     assert done.stderr.splitlines()[-1] == "rankfall-exit: rankfall 0"
 
 
+def test_the_start_of_a_rank_is_told_before_its_end(rankfall: Runner) -> None:
+    done = rankfall("run", "--launcher", "plain", "--max-restarts", "0", "--", "sh", "-c", "exit 3")
+    assert done.returncode == 3
+    assert done.stderr.index("1 rank started: 0") < done.stderr.index("rank 0 on node0 ended with code 3")
+
+
 def test_run_of_a_failing_rank_tells_it_all_and_ends_with_its_code(rankfall: Runner) -> None:
     done = rankfall("run", *GANG, "train.py", "fail")
     assert done.returncode == 1

@@ -90,6 +90,14 @@ def test_a_wrong_setting_is_refused_with_its_place(  # noqa: PLR0917
     assert main(["--help"]) == 0
 
 
+def test_a_folder_as_the_file_of_settings_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANKFALL_CONFIG", str(tmp_path))
+    assert main(["config", "show"]) == 2
+    assert "Is a directory\n  next: name a TOML file\n" in capsys.readouterr().err
+
+
 def test_a_group_has_flags_and_commands_below(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text('[controller]\npoll = 2.5\n[controller.manifests]\nnamespace = "gpu"\n')
     assert main(["config", "show"]) == 0

@@ -101,6 +101,9 @@ def test_an_override_changes_the_fields_it_names_and_all_words_of_a_number():
         ("rule = 3", "list of tables"),
         ("[[rule]]\naction = 'none'", "code"),
         ("[[rule]]\ncode = 'Xid 79'\naction = 'none'", "code"),
+        ("[[rule]]\ncode = 'xid/seventynine'\naction = 'none'", "nothing has the code xid/seventynine"),
+        ("[[rule]]\ncode = 'sxid/fatal'\naction = 'none'", "nothing has the code"),
+        ("[[rule]]\ncode = 'verdict/gpu_broken/suspect'\naction = 'none'", "nothing has the code"),
         ("[[rule]]\ncode = 'xid/79'\naction = 'explode'", "action"),
         ("[[rule]]\ncode = 'xid/999'", "action"),
         ("[[rule]]\ncode = 'xid/79'\ncount = 0", "count"),
@@ -112,7 +115,13 @@ def test_an_override_changes_the_fields_it_names_and_all_words_of_a_number():
         ("policy = 3", "must be a table"),
         ("[policy]\nrate_node = 3", "rate_node"),
         ("[policy.budget]\npercent = 0", "percent"),
-        ("[policy]\nkey = 'two words'", "key"),
+        ("[policy]\nkey = 'two words'", r"policy.key: is no key of a taint, as example.com/faulty"),
+        ("[policy]\nvalue = 'two words'", r"policy.value: is no value of a taint"),
+        ("[policy]\npool_label = '/'", r"policy.pool_label: is no key of a label"),
+        (
+            "[policy.pools.h100]\nnodes = 2\n[policy.pools.a100]\nnodes = 0",
+            r"policy.pools.a100.nodes: Expected `int` >= 1",
+        ),
         ("[policy]\nprobation_s = 1000000000000", "probation_s"),
         ("[policy]\nrate_s = " + "1" * 5_000, "not TOML"),
         ("[[metrics]]\nnode = 'n1'\nurl = 'http://[x'", "url"),
@@ -121,6 +130,23 @@ def test_an_override_changes_the_fields_it_names_and_all_words_of_a_number():
 def test_a_bad_file_is_refused_with_its_place(text, word):
     with pytest.raises(SpecError, match=word):
         parse_config(text, origin="own.toml")
+
+
+def test_a_rule_of_any_code_that_a_record_can_have_is_accepted():
+    codes = ("xid/31", "xid/144/fatal", "xid/unreadable", "sxid/20034/fatal", "kernel/own.signature", "condition/Own")
+    codes += ("metric/own", "pod/no_gpu_visible.cuda", "verdict/gpu_ecc", "verdict/gpu_ecc/suspect")
+    for code in codes:
+        rules = parse_config(f'[[rule]]\ncode = "{code}"\naction = "none"\n', origin="own").rules
+        assert rules.find(code) is not None
+
+
+def test_a_wrong_policy_names_the_fields():
+    with pytest.raises(SpecError) as caught:
+        parse_config("[policy]\nrate_node = 3", origin="own.toml")
+    assert "rate_nodes" in (caught.value.hint or "")
+    with pytest.raises(SpecError) as caught:
+        parse_config("[policy]\npool_label = ' '", origin="own.toml")
+    assert "leave it out for its default" in (caught.value.hint or "")
 
 
 def test_health_s34_a_file_is_used_without_restart_and_a_bad_one_keeps_the_old_rules(tmp_path):

@@ -28,6 +28,7 @@ from rankfall.cli.values import (
     parse_span,
     parse_span_or_never,
     parse_success,
+    repeated_key,
     yaml_problem,
 )
 from rankfall.model import JobSpec, SpecError, UsageError, numbers, spec_from
@@ -233,9 +234,14 @@ def read_job(path: Path) -> dict[str, Any]:
     if len(raw) > _MAX_FILE:
         raise UsageError(f"-f {path}: more than {_MAX_FILE >> 20} MiB, too large for a job file")
     try:
+        twice = repeated_key(raw)
         data = yaml.safe_load(raw)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"-f {path}: no YAML: {yaml_problem(error)}", hint="rankfall config schema job") from None
+    if twice is not None:
+        raise UsageError(
+            f"{path}:{twice.line}: {twice.key[:60]!r} is there twice, first in line {twice.first}", hint="remove one"
+        )
     if not isinstance(data, dict):
         kind = "; TOML is not read" if path.suffix == ".toml" else ""
         raise UsageError(

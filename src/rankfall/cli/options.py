@@ -231,7 +231,8 @@ def read_config(path: Path, verbs: Collection[str]) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}", hint="make it readable") from error
+        hint = "name a TOML file" if path.is_dir() else "make it readable"
+        raise UsageError(f"{path}: {error.strerror or error}", hint=hint) from error
     except ValueError as error:
         raise UsageError(f"{path}: no TOML: {error}") from None
     for section in data:

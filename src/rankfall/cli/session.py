@@ -297,7 +297,7 @@ class Session:
         """Handles signals; True if this process shall leave the run."""
         signals = self._signals
         if signals.hung_up:
-            # 0 would let a script go on as after a job that succeeded; for attach a hangup is a detach.
+            # With 0 a script would continue as after a successful job; for attach a hangup is a detach.
             return self._left_by(signal.SIGHUP) if self._started else True
         if not signals.terminated and signals.interrupts == self._asked:
             return False

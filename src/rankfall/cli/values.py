@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -241,6 +241,37 @@ def line_of(field: str, raw: bytes, data: Any) -> int | None:
     except RecursionError:
         # An alias inside its own anchor.
         return line
+
+
+class Repeated(NamedTuple):
+    """A key that a mapping has twice, of which YAML would drop the first."""
+
+    key: str
+    first: int
+    line: int
+
+
+def repeated_key(raw: bytes) -> Repeated | None:
+    """Returns the first repeated key of a YAML document; None without one. ``<<`` may be repeated."""
+    import yaml  # noqa: PLC0415
+
+    waiting, seen = [yaml.compose(raw, Loader=yaml.SafeLoader)], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += reversed(node.value)
+        elif isinstance(node, yaml.MappingNode):
+            lines: dict[tuple[str, str], int] = {}
+            for key, _ in node.value:
+                line, name = key.start_mark.line + 1, (key.tag, str(key.value))
+                if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge") and name in lines:
+                    return Repeated(key.value, lines[name], line)
+                lines[name] = line
+            waiting += reversed([value for _, value in node.value])
+    return None
 
 
 def yaml_problem(error: Exception) -> str:

@@ -231,6 +231,9 @@ class Viewer:
             self._show(event)
 
     def _show(self, event: Event) -> None:
+        if event.kind == "decision" or event.kind in _PRINTED_KINDS:
+            # An end follows its start.
+            self._show_started_ranks()
         if event.kind == "rank":
             attempt, rank = event.data.get("attempt"), event.data.get("rank")
             if isinstance(attempt, int) and isinstance(rank, int):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -19,13 +19,14 @@ from rankfall.nodes.checks.jobs import Check, checks_from
 from rankfall.nodes.hooks.ladder import Hook, hooks_from
 from rankfall.nodes.rules.fault_rules import Rules, packaged, rules_from
 from rankfall.nodes.rules.gpu_metrics import Exporter, exporters_from
-from rankfall.nodes.rules.policy import Policy
+from rankfall.nodes.rules.policy import Budget, Policy
 
 #: Environment variable that names the file.
 ENVIRONMENT: Final = "RANKFALL_HEALTH_CONFIG"
 MAX_FILE: Final = 1 << 20
 _LISTS: Final = frozenset({"check", "hook", "metrics", "rule"})
 _TABLES: Final = frozenset({"policy"})
+_Table = TypeVar("_Table", Policy, Budget)
 
 
 class HealthConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +66,7 @@ def parse_config(text: str, *, origin: str) -> HealthConfig:
         raise SpecError(origin, f"not TOML: {printable(str(error))}") from None
     _check_shape(data, origin=origin)
     return HealthConfig(
-        policy=_struct(data.get("policy", {}), Policy, place=f"{origin}: policy"),
+        policy=_policy(data.get("policy", {}), place=f"{origin}: policy"),
         rules=Rules(rules_from(data.get("rule", ()), origin=origin)),
         checks=checks_from(data.get("check", ()), origin=origin),
         hooks=hooks_from(data.get("hook", ()), origin=origin),
@@ -134,8 +135,29 @@ def _check_shape(data: Mapping[str, Any], *, origin: str) -> None:
             raise SpecError(f"{origin}: {key}", "must be a list of tables", hint=f"write [[{key}]]")
 
 
-def _struct(table: Mapping[str, Any], kind: type[Policy], *, place: str) -> Policy:
+# Forms that the decoder would show as a regular expression.
+_FORMS: Final = {
+    "key": "is no key of a taint, as example.com/faulty",
+    "pool_label": "is no key of a label, as example.com/pool",
+    "value": "is no value of a taint, as faulty-gpu",
+}
+
+
+def _policy(table: Mapping[str, Any], *, place: str) -> Policy:
+    pools = table.get("pools")
+    for name, row in pools.items() if isinstance(pools, dict) else ():
+        _struct(row, Budget, place=f"{place}.pools.{printable(name, 64)}")
+    return _struct(table, Policy, place=place)
+
+
+def _struct(table: Mapping[str, Any], kind: type[_Table], *, place: str) -> _Table:
     try:
         return decoding.convert(table, kind)
     except msgspec.ValidationError as error:
-        raise SpecError(place, printable(str(error))) from None
+        message, _, where = str(error).partition(" - at `$")
+        field = where.rstrip("`")
+        if " matching regex " in message:
+            message = _FORMS.get(field.removeprefix("."), "has a wrong form")
+        names = ", ".join(one.encode_name for one in msgspec.structs.fields(kind))
+        hint = f"allowed: {names}" if "unknown field" in message else f"leave it out for its default; allowed: {names}"
+        raise SpecError(f"{place}{printable(field)}", printable(message), hint=hint) from None

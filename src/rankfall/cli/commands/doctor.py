@@ -29,7 +29,7 @@ from rankfall.cli.cluster_checks import cluster_checks
 from rankfall.cli.console import Output
 from rankfall.cli.options import cluster_options, output_option
 from rankfall.cli.target import Where
-from rankfall.model import JobSpec, Record, SpecError, StoreError, UsageError, decoding
+from rankfall.model import JobSpec, RankfallError, Record, SpecError, StoreError, UsageError, decoding
 from rankfall.model.run_status import Check, CheckState, DoctorDocument
 from rankfall.render.escape import clean
 from rankfall.render.formatting import Paint
@@ -139,6 +139,19 @@ def shared_memory() -> Check:
             next="enlarge it (--shm-size in containers)",
         )
     return Check(name="shm", state="pass", text=text)
+
+
+def signatures() -> list[Check]:
+    """Checks the user's signatures; none without a file."""
+    if not any((default_home() / "signatures").glob("*.toml")):
+        return []
+    from rankfall.rundir.user_signatures import catalogue_of  # noqa: PLC0415
+
+    try:
+        catalogue_of(default_home())
+    except RankfallError as error:
+        return [Check(name="signatures", state="warn", text=f"{error.message}; `why FILE` fails", next=error.hint)]
+    return [Check(name="signatures", state="pass", text="your signatures are valid")]
 
 
 def _existing(path: Path) -> Path:
@@ -410,7 +423,7 @@ def run_checks(python: str | None, backend: str | None = None) -> tuple[Check, .
     """Runs all checks of this machine, in order of display; ``backend``: the only one that matters, None = all."""
     job, interpreter = job_python(python)
     of_python = [own_python(), job]
-    of_home = [home_folder(), modes(), journal(), space()]
+    of_home = [home_folder(), modes(), journal(), space(), *signatures()]
     if sys.platform != "linux":
         return (*of_python, *of_home, system(backend))
     if interpreter is not None:

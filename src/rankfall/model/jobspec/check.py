@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 
 import msgspec
 
-from rankfall.model import decoding
+from rankfall.model import decoding, numbers
 from rankfall.model.errors import SpecError
 from rankfall.model.foreign import FOREIGN
 from rankfall.model.jobspec.check_kubernetes import check_kubernetes
@@ -25,6 +25,9 @@ from rankfall.model.jobspec.policies import nearest
 from rankfall.model.jobspec.secrets import is_masked, masked_text, masked_url, secrets_of
 
 ROLE_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?")
+_WHOLE: Final = re.compile(r"[0-9]{1,9}")
+_SPAN: Final = re.compile(r"([0-9]{1,6})([smhd])")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 ROLE_RULE: Final = "1-20 lower-case letters, digits and dashes, no dash at the ends"
 
 
@@ -289,10 +292,18 @@ def _remedy(where: str, message: str, value: Any) -> str | None:
     if "Expected `str" in message and isinstance(value, bool | int | float | None):
         return f'write it in quotes, as: {name}"..."'
     if ("Expected `int" in message or "Expected `float" in message) and isinstance(value, str):
-        return f"write a number without quotes, as: {name}2"
+        return _number_remedy(name, value)
     if "Expected `object" in message:
         return f"write its fields, as: {name}{{FIELD: VALUE}}; rankfall config schema job lists them"
     return None
+
+
+def _number_remedy(name: str, value: str) -> str:
+    """Returns the right form of a text that must be a number, such as ``8h``."""
+    span = _SPAN.fullmatch(value)
+    if span is not None and name.endswith("_s: "):
+        return f"write a number of seconds, as: {name}{numbers.matched(span[1]) * _SECONDS[span[2]]}"
+    return f"write a number without quotes, as: {name}{value if _WHOLE.fullmatch(value) else 2}"
 
 
 def _check_names(spec: JobSpec) -> None:

@@ -182,6 +182,14 @@ def _table(name: str) -> tuple[Mapping[str, str], ...]:
 _CODE: Final = anchored(r"[a-z]{1,16}(?:/[A-Za-z0-9][A-Za-z0-9._-]{0,95}){1,2}", limit=256)
 
 
+def _can_match(code: str) -> bool:
+    """False for an Xid or SXid without a number, and a verdict without a cause of the catalogue."""
+    family, name, *_ = code.split("/")
+    if family == "verdict":
+        return name in causes()
+    return family not in {"xid", "sxid"} or name.isdecimal() or name == "unreadable"
+
+
 def rules_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Rule, ...]:
     """Returns the packaged rules with an operator's changes.
 
@@ -197,6 +205,12 @@ def rules_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Rule, ..
         place = f"{origin}: rule {number}"
         if not isinstance(code, str) or not _CODE.fullmatch(code):
             raise SpecError(f"{place}: code", "must be as xid/79, sxid/20034, kernel/nic_down.kernel, verdict/gpu_ecc")
+        if not _can_match(code):
+            raise SpecError(
+                f"{place}: code",
+                f"nothing has the code {code}",
+                hint="a number follows xid/ and sxid/, a cause verdict/",
+            )
         if code in named:
             raise SpecError(f"{place}: code", f"{code} has a rule in this file already")
         before = msgspec.structs.asdict(known[code]) if code in known else {}
