@@ -72,6 +72,18 @@ def test_the_start_of_a_rank_is_told_before_its_end(rankfall: Runner) -> None:
     assert done.stderr.index("1 rank started: 0") < done.stderr.index("rank 0 on node0 ended with code 3")
 
 
+def test_run_says_why_it_shows_nothing_or_no_document(rankfall: Runner) -> None:
+    words = ("run", "--launcher", "plain", "--rank", "9", "-o", "json")
+    done = rankfall(*words, "--", "sh", "-c", "echo hello")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no line of the chosen ranks; rankfall status " in done.stderr
+    assert "-o json is for --dry-run, -d and -q; this run shows text" in done.stderr
+    done = rankfall("run", "--launcher", "plain", "--rank", "0,9", "--", "sh", "-c", "echo hello")
+    assert "hello" in done.stdout
+    assert "no line of" not in done.stderr
+    assert json.loads(rankfall(*words, "-q", "--", "true").stdout)["state"] == "succeeded"
+
+
 def test_run_of_a_failing_rank_tells_it_all_and_ends_with_its_code(rankfall: Runner) -> None:
     done = rankfall("run", *GANG, "train.py", "fail")
     assert done.returncode == 1

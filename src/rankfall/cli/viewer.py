@@ -91,6 +91,7 @@ class Viewer:
         self._quiet = quiet
         self._show_outcome = show_outcome
         self._muted = False
+        self._wrote = False
         self._paint = Paint(color=console.color_on(sys.stderr))
         self._query = LineQuery(ranks=ranks.numbers or None, last=ranks.last, failed=ranks.failed, tail=tail)
         self._tail: LineTail | None = None
@@ -148,6 +149,8 @@ class Viewer:
             self._tell(event)
         self._show_started_ranks()
         self._without_ranks()
+        if self._query.ranks and self._query.tail != 0 and not self._wrote and not self._muted:
+            self._say(f"no line of the chosen ranks; rankfall status {outcome.run} shows which ranks there are")
         for problem in self._tail.problems if self._tail else ():
             self._say(one_line(problem, width=_TEXT))
         if not self._show_outcome:
@@ -192,7 +195,8 @@ class Viewer:
 
     def _write(self, lines: Iterable[Line]) -> bool:
         """Writes lines; True if more may follow."""
-        self._writer.write(map(block_of, lines if self._choose is None else self._choose.pick(lines)))
+        picked = map(block_of, lines if self._choose is None else self._choose.pick(lines))
+        self._wrote = self._writer.write(picked) or self._wrote
         if self._writer.spent:
             self._muted = True
             self._say(spent_text(self._directory))

@@ -85,6 +85,8 @@ def _stay(
         _start_in_background(directory, output, quiet=quiet)
         return 0
     console.say(f"rankfall: run {directory.id}", quiet=quiet)
+    if output is not Output.TABLE and not quiet:
+        console.say(f"rankfall: -o {output.value} is for --dry-run, -d and -q; this run shows text")
     viewer = Viewer(directory, quiet=quiet, **viewing)
     viewer.keep_area(live=live)
     session = Session(directory, viewer, own=True)
