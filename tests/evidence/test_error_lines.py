@@ -314,8 +314,7 @@ def test_the_words_of_any_logger_are_no_part_of_the_exception(answer, head):
 def test_the_death_of_a_ray_worker_without_its_number_is_that_of_the_rank_that_timed_out(answer):
     died = "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file.\n"
     timed_out = "(Actor pid=744, ip=10.1.59.27) [rank9]:[E416 13:21:26.967375581 ProcessGroupNCCL.cpp:616] [Rank 9] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, OpType=BROADCAST, Timeout(ms)=600000) ran for 600089 milliseconds before timing out.\n"
-    # Ray reports any end so, as a crash or a kill.
-    assert answer(died)[0] == "unknown"
+    assert answer(died)[0] == "killed_unknown"
     assert answer(died + timed_out)[0] == "collective_timeout"
 
 

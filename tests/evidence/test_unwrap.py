@@ -25,7 +25,7 @@ TRACE = (
 )
 SURROUNDED = (
     "docker's JSON", "a logger's JSON", "a cloud's JSON", "red", "indented", "quoted", "numbered", "syslog", "containerd", "stern", "epoch",
-    "logging", "loguru", "ISO clock", "clock in brackets",
+    "logging", "loguru",
 )  # fmt: skip
 
 
@@ -33,6 +33,15 @@ def unwrapped(text: bytes, *, size: int = 1 << 20) -> bytes:
     reader = Unwrapper()
     parts = [reader.push(text[at : at + size]) for at in range(0, len(text), size)]
     return b"".join((*parts, reader.push(b"", final=True)))
+
+
+@pytest.mark.parametrize("form", ["ISO clock", "clock in brackets"])
+def test_the_time_of_a_line_stays_for_the_order_of_failures(form, tmp_path):
+    text = "\n".join(FORMS[form](list(TRACE))) + "\n"
+    assert unwrapped(text.encode()) == text.encode()
+    (tmp_path / "job.log").write_text(text)
+    verdict = explain_files([tmp_path / "job.log"]).verdict
+    assert (verdict.cause.slug, verdict.decisive.line.endswith("KeyError: 'labels'")) == ("user_code_exception", True)
 
 
 @pytest.mark.parametrize("form", SURROUNDED)

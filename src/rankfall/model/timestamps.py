@@ -12,7 +12,12 @@ from typing import Final, Literal
 
 import msgspec
 
+from rankfall.model.patterns import anchored
+
 _NS = 1_000_000_000
+_PRINTED: Final = anchored(
+    r"(\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d)(?:[.,]\d{1,12})?(Z|[+-]\d\d:?\d\d)?\s*\Z", limit=64
+)
 
 
 def rfc3339(at: int | None) -> str | None:
@@ -38,6 +43,21 @@ def nanoseconds(text: str) -> int | None:
     since = moment - datetime(1970, 1, 1, tzinfo=UTC)
     found = ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1_000
     return found if 0 <= found < 1 << 63 else None
+
+
+def printed_second(stamp: str | None) -> tuple[int, bool] | None:
+    """Second of a time with its date as a log prints it, since the epoch, and True if it names its zone.
+
+    Without a zone it is by the log's own clock. None for other times.
+    """
+    found = _PRINTED.match(stamp) if stamp is not None else None
+    if found is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(found[1].replace("/", "-") + (found[2] or "+00:00"))
+    except ValueError:
+        return None
+    return round(moment.timestamp()), found[2] is not None
 
 
 Order = Literal["before", "after", "unknown"]

@@ -21,14 +21,16 @@ from rankfall.evidence.readers.findings import Finding
 from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.scan import ChunkScanner
 from rankfall.evidence.readers.stacks import NewestDump
+from rankfall.evidence.readers.stream_reader import When
 from rankfall.evidence.readers.survival import Bar, Survival, bars_of, speaker_of
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Evidence, RankfallError, numbers
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored, bounded, linear
+from rankfall.model.timestamps import printed_second
 from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.verdict.diagnose.cause_tables import SEEN_FROM_OUTSIDE, waited
-from rankfall.verdict.diagnose.survived_lines import sorted_out
+from rankfall.verdict.diagnose.survived_lines import KILLS, sorted_out
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 # Prefixed ranks and launcher reports in one file: more than any job has.
@@ -49,6 +51,7 @@ _COMPONENT: Final = linear(rb"\b(?:StepId=|STEP )\d{1,10}\.\w{1,16}\+\d")
 _WORKER: Final = bounded(r"(?:^|[-_.])(?:worker|trainer|learner|proc|rank)[-_](\d{1,6})$", limit=_MAX_NAME)
 _SEVERAL: Final = tuple(b"master- chief- launcher- -ps- elastic torchrun ocal_rank OCAL_RANK nproc".split())
 _BARS: Final = 16
+_NS: Final = 1_000_000_000
 # Last bytes of a text in which an error is searched.
 _TAIL: Final = 64 << 10
 _FIRST_WORKERS: Final = (b"worker-0", b"trainer-0", b"learner-0", b"proc-0", b"rank-0", b"worker_0", b"rank_0")
@@ -102,6 +105,7 @@ class Source(msgspec.Struct, kw_only=True):
         pids: Process of a finding, by ID.
         pid_ranks: Rank of each process by tables; None if they differ.
         logged: Findings, by ID, in records of a logger, whose lines are in order.
+        zones: Whether the times of its findings name their zone.
     """
 
     name: str
@@ -130,6 +134,7 @@ class Source(msgspec.Struct, kw_only=True):
     pids: dict[str, int] = msgspec.field(default_factory=dict)
     pid_ranks: dict[int, int | None] = msgspec.field(default_factory=dict)
     logged: set[str] = msgspec.field(default_factory=set)
+    zones: set[bool] = msgspec.field(default_factory=set)
 
     def rank_of_worker(self, piece: Evidence) -> int | None:
         """Rank of the process that printed a finding, or of the worker where each is one rank; else None."""
@@ -188,6 +193,7 @@ class Source(msgspec.Struct, kw_only=True):
         agents = any(one.rank is not None and one.local_rank is not None for one, _ in self.reported.values())
         # Where one rank alone speaks, a line without a rank belongs to its unfinished traceback.
         speaker = self.cut_off if self.cut_off and self.prefixed <= {self.cut_off.rank} and not self.reported else None
+        stopped = max((e.order or 0 for e in (*self.found, *self.last.values()) if e.slug in KILLS), default=0)
         for piece in (*self.found, *self.last.values()):
             if (self.het or agents) and _TASKS.search(piece.line):
                 # Where torchrun reports ranks, srun's tasks are its agents, which end with 1 after any failure.
@@ -207,7 +213,9 @@ class Source(msgspec.Struct, kw_only=True):
                 yield msgspec.structs.replace(piece, role="context")
             elif place is not None and finisher is not None:
                 yield msgspec.structs.replace(piece, role="context", outlived=finisher != speaker_of(place[0]))
-            elif place is not None and self.survival.outlived(piece, *place, alone=alone, ordered=logged, of_file=True):
+            elif place is not None and self.survival.outlived(
+                piece, *place, alone=alone, ordered=logged, stopped_at=stopped
+            ):
                 completed = self.survival.completed(place[1])
                 yield msgspec.structs.replace(piece, role="context", outlived=True, passed=completed)
             elif place is not None and self.survival.passed(*place, alone=alone):
@@ -404,12 +412,14 @@ class TextReader:
             source.prefixed.add(prefix.rank)
         hosts = prefix.hosts or finding.groups.get("node")
         node = hosts if hosts and _ONE_HOST.fullmatch(hosts) and hosts != _NO_HOST else None
+        printed = printed_second(prefix.stamp)
+        source.zones |= set() if printed is None else {printed[1]}
         piece = make.of_finding(
             finding,
             stream=source.group,
             byte=byte,
             where=self._where(byte, self._unwrapper.number(line)),
-            when=None,
+            when=None if printed is None else When(printed[0] * _NS, (printed[0] + 1) * _NS),
             rank=next(iter(prefix.tasks), None),
             slot=prefix.slot,
             node=node,

@@ -6,7 +6,6 @@ finding ``CREDIT`` bytes, then a ``SHARE``, are read.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -15,6 +14,7 @@ import msgspec
 from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
 from rankfall.model import Evidence, numbers
 from rankfall.model.patterns import bounded, linear
+from rankfall.model.timestamps import printed_second
 from rankfall.verdict.diagnose.survived_lines import is_notice, is_try_to_join, may_be_notice
 
 #: Bytes read line by line after a finding.
@@ -42,9 +42,8 @@ _MAX_LINE: Final = 512
 _INSIDE: Final = (b" ", b"\t", b"|", b"+")
 _MAX_SPEAKERS: Final = 2048
 _MAX_KEYS: Final = 16
-# Exceptions whose times are stored, length of a time without fractions, and longer than any time-out of a job's ranks.
+# Exceptions whose times are stored, and longer than any time-out of a job's ranks.
 _MAX_ENDED: Final = 256
-_SECONDS: Final = 19
 _OTHER_RUN_S: Final = 3600
 _SAMPLE: Final = 64
 
@@ -196,19 +195,21 @@ class Speaker(msgspec.Struct):
         after = sum(at > end for at in self.advances)
         return after >= 2 or (len(self.ordinary) == ORDINARY and self.ordinary[0] > end)  # noqa: PLR2004 - a bar is printed once more at exit
 
-    def outlived(self, end: int, *, sure: bool, whole: bool, caught: bool = False, ordered: bool = False) -> bool:
+    def outlived(
+        self, end: int, *, sure: bool, whole: bool, caught: bool = False, ordered: bool = False, stopped: bool = False
+    ) -> bool:
         """True if the speaker continued its work after the finding that ends at byte ``end``.
 
         ``sure``: one process; otherwise more lines are needed, because a gang stops with one rank. ``whole``: the
         finding is a whole traceback; ``caught``: of an exception that the program caught. ``ordered``: no other output
-        of the process is in this stream.
+        of the process is in this stream. ``stopped``: something else ended the job later.
         """
         after = [at for at in self.advances if at > end]
         if whole:
             explained = bool(after) and (self.last_word > after[0] or after[-1] > end + FLUSHED)
             explained = explained or (ordered and len(after) >= ADVANCES // 2)
             timed = sum(at > end for at, _ in self.minutes)
-            explained = explained or timed >= ADVANCES // 2 or (self.prompt and len(after) == ADVANCES)
+            explained = explained or timed >= ADVANCES // 2 or (stopped and self.prompt and len(after) == ADVANCES)
             if caught and (timed >= 2 or len(after) == ADVANCES):  # noqa: PLR2004 - at least a minute apart
                 return True
             # Many lines, and then another traceback.
@@ -310,13 +311,21 @@ class Survival:
         return ends if self.worked else []
 
     def outlived(
-        self, piece: Evidence, prefix: Prefix, end: int, *, alone: bool, ordered: bool = False, of_file: bool = False
+        self,
+        piece: Evidence,
+        prefix: Prefix,
+        end: int,
+        *,
+        alone: bool,
+        ordered: bool = False,
+        stopped_at: int | None = None,
     ) -> bool:
         """True if a finding's speaker continued its work.
 
-        ``alone``: one process; ``ordered``: no other output of the process is here; ``of_file``: text alone shows what
-        became of the job.
+        ``alone``: one process; ``ordered``: no other output of the process is here; ``stopped_at``: last byte at which
+        a text states that its job was stopped or killed; None for a run's own streams.
         """
+        of_file = stopped_at is not None
         whole, caught = piece.whole, of_file and piece.caught
         if (is_try_to_join(piece) and self.worked > end) or (whole and self._of_earlier_run(end)):
             return True
@@ -325,7 +334,7 @@ class Survival:
         if (caught or (of_file and may_be_notice(piece))) and self.completed(end):
             return True
         return any(
-            one.outlived(end, sure=sure, whole=whole, caught=caught, ordered=ordered)
+            one.outlived(end, sure=sure, whole=whole, caught=caught, ordered=ordered, stopped=end < (stopped_at or 0))
             for one, sure in self._of(prefix, alone=alone)
         )
 
@@ -433,12 +442,9 @@ class Survival:
 def _last_time(text: bytes) -> float | None:
     """Time of the last line of a text that has one with its date, in seconds; None without one."""
     for line in reversed(text.splitlines()):
-        stamp = parse_prefix(line[:_MAX_LINE]).stamp
-        if stamp is not None and stamp[:1].isdigit():
-            try:
-                return dt.datetime.fromisoformat(stamp[:_SECONDS]).replace(tzinfo=dt.UTC).timestamp()
-            except ValueError:
-                continue
+        printed = printed_second(parse_prefix(line[:_MAX_LINE]).stamp)
+        if printed is not None:
+            return printed[0]
     return None
 
 

@@ -258,8 +258,9 @@ class TracebackReader:
                 owner = self._open.get(folded[:size])
                 if owner is not None and owner.learned == size:
                     return owner, unescape(line, size, quote=b'"').rstrip(b"\n") if line[:1] == b"{" else line[size:]
-        body = line[own.length :] if own.raw else line
         owner = self._open.get(own.raw)
+        timed = owner is not None and owner.prefix.stamp is not None
+        body = line[own.length :] if own.raw or timed else line
         if owner is None and self._newest is not None:
             owner, self._newest = self._newest, None
             known = own.raw == owner.tags if owner.learned else not own.raw

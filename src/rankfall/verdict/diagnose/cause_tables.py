@@ -182,9 +182,6 @@ UNRECOGNIZED: Final = frozenset({OF_OWN, "user_code_exception.line", "user_code_
 # Native code still active at the exit: the process ended anyway.
 AT_SHUTDOWN: Final = frozenset({"native_abort.thread_left"})
 
-# A library raises for any reason, and Ray reports any end of a worker.
-WITHOUT_REASON: Final = frozenset({OF_LIBRARY, "killed_unknown.ray_worker"})
-
 # Text that only reports a SIGBUS, or a last line: suspected, which stops no job.
 SUSPECT_ONLY: Final = frozenset(
     {

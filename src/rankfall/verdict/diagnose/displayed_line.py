@@ -21,8 +21,8 @@ from rankfall.verdict.diagnose.cause_tables import (
     LAST_ERROR,
     LOST_PEER_SLUGS,
     NAMES_A_RANK,
+    OF_LIBRARY,
     OWN_CODE,
-    WITHOUT_REASON,
     called_abort,
     reports_code,
     signal_slug,
@@ -55,7 +55,7 @@ def lacks_reason(candidate: Candidate, subjects: Subjects) -> bool:
     A library raises for any reason, a text may end early, and a program may end all processes without a message.
     """
     best = candidate.best
-    if (best is not None and best.signature in WITHOUT_REASON) or ended_without_message(candidate):
+    if (best is not None and best.signature == OF_LIBRARY) or ended_without_message(candidate):
         return True
     if candidate.slug != "user_exit" or not called_abort(candidate.subject.evidence):
         return False

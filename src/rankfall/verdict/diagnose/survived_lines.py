@@ -59,8 +59,8 @@ _OF_SCRIPTS: Final = frozenset(
 )
 # Of commands of scripts: downloads, notices, and arguments that a missing backslash parts from the job's command.
 _AFTER_ANY: Final = frozenset({"bad_arguments.continuation", "hostname_resolution.curl"})
-# Ends of a process whose line has no further details.
-_KILLS: Final = frozenset(
+#: Ends of a process whose line has no further details.
+KILLS: Final = frozenset(
     {"cancelled", "gpu_oom", "host_oom", "killed_unknown", "node_lost", "preempted", "segfault", "walltime_or_requeue"}
 )
 _FOREIGN: Final = "gpu_oom_foreign"
@@ -149,7 +149,7 @@ def without_aftermath(pieces: Sequence[Evidence], complaints: Sequence[Evidence]
     every = [*pieces, *complaints]
     own = _earliest(e for e in every if e.signature not in _AFTER_ANY)
     ended = [e for e in every if e.whole and not e.teardown]
-    ended = _earliest(ended + [e for e in pieces if e.slug in _KILLS and e.signature not in SEEN_FROM_OUTSIDE])
+    ended = _earliest(ended + [e for e in pieces if e.slug in KILLS and e.signature not in SEEN_FROM_OUTSIDE])
 
     def follows(piece: Evidence) -> bool:
         if piece.source != "log" or piece.whole:
