@@ -41,3 +41,36 @@ def test_an_exception_of_a_lack_gets_the_advice_that_ends_it(verdict, line, advi
     found = verdict(f"{TRACE}{line}\n")
     assert found.cause.slug == "user_code_exception"
     assert advice in advice_text(found)
+
+
+ALLOCATOR = (
+    "2026-11-30 03:12:40.123456: W external/local_xla/xla/tsl/framework/bfc_allocator.cc:501] Allocator (GPU_0_bfc) ran out"
+    " of memory trying to allocate 3.81GiB (rounded to 4096000000)requested by op Relu\n"
+)
+GRAPH = (
+    f"{TRACE}tensorflow.python.framework.errors_impl.{{}}Error: Graph execution error:\n\n"
+    "Detected at node functional_1/conv/Relu defined at (most recent call last):\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "slug"),
+    [
+        (ALLOCATOR + GRAPH.format("ResourceExhausted"), "gpu_oom"),
+        # Without the allocator's line, anything may be exhausted.
+        (GRAPH.format("ResourceExhausted"), "unknown"),
+        (ALLOCATOR + GRAPH.format("InvalidArgument"), "user_code_exception"),
+    ],
+)
+def test_tensorflow_s_allocator_explains_what_a_graph_exhausted(verdict, text, slug):
+    assert verdict(text).cause.slug == slug
+
+
+@pytest.mark.parametrize(("code", "slug"), [("-9", "killed_unknown"), ("-11", "segfault"), ("1", "unknown")])
+def test_sagemaker_states_the_code_of_its_script(verdict, code, slug):
+    toolkit = "2026-11-30 03:12:44,100 sagemaker-training-toolkit ERROR   "
+    found = verdict(
+        f"{toolkit} Reporting training FAILURE\n{toolkit} ExecuteUserScriptError:\nExitCode {code}\n"
+        f'ErrorMessage ""\nCommand "/opt/conda/bin/python3.10 train.py"\n{toolkit} Encountered exit_code {code}\n'
+    )
+    assert found.cause.slug == slug
