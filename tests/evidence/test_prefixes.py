@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfall.evidence.readers import prefixes
-from rankfall.evidence.readers.prefixes import fold, learn, parse_prefix
+from rankfall.evidence.readers.prefixes import learn, parse_prefix
+from rankfall.evidence.readers.text import fold
 from rankfall.evidence.readers.tracebacks import TracebackReader, find_tracebacks
 from rankfall.explain import explain_files
 

@@ -74,3 +74,41 @@ def test_sagemaker_states_the_code_of_its_script(verdict, code, slug):
         f'ErrorMessage ""\nCommand "/opt/conda/bin/python3.10 train.py"\n{toolkit} Encountered exit_code {code}\n'
     )
     assert found.cause.slug == slug
+
+
+XID = "NVRM: Xid (PCI:0000:07:00): 74, pid=41012, name=python3, NVLink: fatal error detected on link 11(0x10000, 0x0)\n"
+KILLED = "Memory cgroup out of memory: Killed process 912311 (python3) total-vm:312345678kB, anon-rss:201234567kB\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        (f"Nov 30 03:12:40 dgx-04 kernel: {XID}", "dgx-04"),
+        (f"Nov 30 03:12:40 alpha kernel: {XID}", "alpha"),
+        (f"2026-11-30T03:12:40.123456+00:00 dgx-04.hpc.example kernel: [ 123.456789] {XID}", "dgx-04.hpc.example"),
+        (f"gpu-22 kernel: [123456.789] {XID}", "gpu-22"),
+        (f"gpu-22: [Mon Nov 30 03:12:40 2026] {XID}", "gpu-22"),
+        # The line of one machine of several.
+        (
+            f"Nov 30 03:12:38 n1 kernel: mlx5_core 0000:1a:00.0 mlx5_0: Port: 1 Link DOWN\nNov 30 03:12:40 n2 kernel: {KILLED}",
+            "n2",
+        ),
+        # A controller's host is not the node that it reports, and other things than machines have kernels.
+        (f"Nov 30 03:12:40 head1 monitor[12]: {XID}", None),
+        (f"[123456.789012] {XID}", None),
+    ],
+)
+def test_the_host_of_a_kernel_s_line_is_the_node(verdict, text, node):
+    assert verdict(text).node == node
+
+
+@pytest.mark.parametrize(
+    "line", ["flash2 kernel: slow path", "Triton kernel: falling back", "the kernel: NVRM is missing"]
+)
+def test_a_kernel_of_a_library_has_no_host(verdict, line):
+    assert verdict(f"{line}\n{TRACE}KeyError: 'x'\n").node is None
+
+
+def test_a_line_without_a_place_names_none_of_several_machines(verdict):
+    text = "".join(f"Nov 30 03:12:4{n} n{n} kernel: mlx5_core 0000:1a:00.0: Port: 1 Link DOWN\n" for n in (1, 2))
+    assert verdict(f"{text}{TRACE}KeyError: 'x'\n").node is None

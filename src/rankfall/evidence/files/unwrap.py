@@ -17,7 +17,8 @@ from typing import Final
 
 from rankfall.evidence.files.json_records import MAX_DOCUMENT, lines_of_document, may_be_document, text_of_record
 from rankfall.evidence.readers.frames import HEAD
-from rankfall.evidence.readers.prefixes import fold, learn, parse_prefix
+from rankfall.evidence.readers.prefixes import learn, parse_prefix
+from rankfall.evidence.readers.text import fold
 from rankfall.model import numbers
 from rankfall.model.patterns import Anchored, anchored, bounded
 

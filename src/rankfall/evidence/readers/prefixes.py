@@ -42,12 +42,18 @@ _OTHER: Final = (
 )
 # Between the word and the number; a minus before a number is no dash.
 _TO: Final = r"""(?:[ _#-]|["']?\s?[:=]{1,2}\s?["']?)?"""
-# Beginning of an exception's lines, after a host's name.
-_EXCEPTION: Final = r"(?=\[?rank ?\d|Traceback|  File|[\w.]+(?:Error|Exception)\b)"
+# Of the kernel, and of dmesg -T.
+_KERNEL_TIME: Final = r"\[(?: {0,6}\d{1,10}\.\d{3,6}|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})\] "
+# Beginning of an exception's or a driver's lines, after a host's name.
+_EXCEPTION: Final = rf"(?=(?:{_KERNEL_TIME})?NVRM: |\[?rank ?\d|Traceback|  File|[\w.]+(?:Error|Exception)\b)"
 # A node's name or address before a colon.
 _HOST: Final = (
     r"((?:\d{1,3}\.){3}\d{1,3}|(?:node|worker|host|compute|cn|nd|nid|n)(?:[\w-]{0,40}\d)(?:\.[\w.-]{1,100})?)"
 )
+# Of syslog and the journal: a line about its own machine, whose name has a number if no time of the kernel follows.
+_SYSLOG: Final = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})? "
+_KERNEL: Final = rf"([A-Za-z\d][A-Za-z\d.-]{{0,252}}) kernel: (?={_KERNEL_TIME}|NVRM: )"
+_MACHINE: Final = r"((?=[A-Za-z.-]{0,252}\d|localhost)[A-Za-z\d.-]{1,253}) (?:kernel|systemd\[\d{1,8}\]): "
 # First characters of tags.
 _OPEN: Final = "[(<"
 _RANKS: Final = "GgMmRrWw"
@@ -150,6 +156,10 @@ _TAGS: Final = tuple(
         ("none", "\x1b", r"(?:\x1b\[[0-9;]*m)+"),
         ("stamp", "[", r"\[\d{10}\.\d{3,9}\] "),
         ("stamp", "[" + string.digits, rf"\[?{_STAMP}(?:(?= TP\d)|\]?:? ?)"),
+        # Nov 30 03:12:40 gpu-07 kernel: of syslog and the journal
+        ("stamp", string.ascii_uppercase, _SYSLOG + rf"(?={_KERNEL}|{_MACHINE})"),
+        ("host", _WORD, _KERNEL),
+        ("host", _WORD, _MACHINE),
         # Sun Oct  1 15:01:10 2017[1,30]<stdout>: of mpirun --timestamp-output
         ("stamp", _WORD, rf"{_DAY}\d\d:\d\d:\d\d \d{{4}}(?=\[)"),
     )
@@ -159,7 +169,7 @@ _BY_FIRST: Final = [[(kind, pattern) for kind, first, pattern in _TAGS if byte i
 # Beginning of any prefix: most lines have none.
 _BEGINS: Final = anchored(
     rb"\A(?:[\[(<\x1b]|srun: error: |std(?:out|err) [FP] | {0,5}\d{1,6}: |\d{4}[-/]|"
-    + _DAY.encode()
+    + f"{_DAY}|{_SYSLOG}|{_KERNEL}".encode()
     + rb"|(?i:(?:global[ _-]?|mpi|world[ _-]?)?rank[ _=-]?|r)\d|[\w.-]{1,253}:\d{1,8}:\d{1,8} \[|[A-Za-z][\w.-]{0,127}:(?:\d{1,5}|rank\d{1,6}(?:\.[\w.-]{1,64})?): | TP\d|amrex::|MPICH |FATAL from PE "
     rb"|[\w.-]{1,253}(?:: " + _EXCEPTION.encode() + rb"| +\|| \[rank=\d|(?<=\d): ))",
     limit=_LOOK,
@@ -208,17 +218,11 @@ _PROGRAM: Final = bounded(
     limit=64,
 )
 _NAMED: Final = bounded(rb"\b((?:[\w.]{1,63}-){0,8}(?:worker|trainer|learner|proc|rank)-\d{1,6})\b", limit=256)
-# Digits of times, which differ from line to line of one speaker.
-_CLOCK: Final = bounded(
-    rb"\d{4}[-/]\d\d[-/]\d\d|\b\d\d[-/]\d\d\b|\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d{1,9})?|\b[IWEFD]\d{4}\b|\b\d{10}(?:\.\d{1,9})?\b",
-    limit=MAX_LEARNED,
-)
 # A line that is an object of JSON: its key of a rank may follow the message.
 _OBJECT: Final = anchored(rb'\A\{\s*"', limit=64)
 _OBJECT_KEY: Final = bounded(
     rb'(?i)[{,]\s*"(local[ _-]?)?(?:global[ _-]?|mpi|world[ _-]?)?rank"\s*:\s*"?(\d{1,6})\b', limit=_LOOK
 )
-_DIGITS: Final = bytes.maketrans(b"0123456789", b"0000000000")
 
 
 class Prefix(msgspec.Struct, frozen=True, kw_only=True):
@@ -453,8 +457,3 @@ def _last_number(end: bytes) -> bytes | None:
         return None
     before = end[: number.start(1)]
     return None if _COUNTED.search(before) is not None and _PROCESS.search(before) is None else number[1]
-
-
-def fold(text: bytes) -> bytes:
-    """Text with zeros for the digits of times, of equal length."""
-    return _CLOCK.sub(lambda match: match.group().translate(_DIGITS), text)

@@ -28,6 +28,16 @@ _NORMAL: Final = (
 )
 
 
+# Bytes of a beginning whose times are compared.
+MAX_FOLDED: Final = 256
+# Digits of times, which differ from line to line of one speaker.
+_CLOCK: Final = bounded(
+    rb"\d{4}[-/]\d\d[-/]\d\d|\b\d\d[-/]\d\d\b|\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d{1,9})?|\b[IWEFD]\d{4}\b|\b\d{10}(?:\.\d{1,9})?\b",
+    limit=MAX_FOLDED,
+)
+_DIGITS: Final = bytes.maketrans(b"0123456789", b"0000000000")
+
+
 def decode(data: bytes, *, limit: int = MAX_LINE) -> str:
     """Decodes a line for display: at most ``limit`` bytes, without text before a carriage return."""
     line = data.rstrip(b"\r\n")
@@ -112,6 +122,11 @@ def repeats(data: bytes, start: int, width: int, *, most: int) -> int:
         if step <= most - count and data.startswith(block, at):
             count, at = count + step, at + len(block)
     return count
+
+
+def fold(text: bytes) -> bytes:
+    """Text with zeros for the digits of times, of equal length."""
+    return _CLOCK.sub(lambda match: match.group().translate(_DIGITS), text)
 
 
 def normalise(text: str) -> str:

@@ -27,8 +27,8 @@ from rankfall.evidence.readers.frames import (
     cut_above,
     exception_of,
 )
-from rankfall.evidence.readers.prefixes import MAX_LEARNED, Prefix, fold, learn, parse_prefix
-from rankfall.evidence.readers.text import decode, repeats, traceback_within, unescape
+from rankfall.evidence.readers.prefixes import MAX_LEARNED, Prefix, learn, parse_prefix
+from rankfall.evidence.readers.text import decode, fold, repeats, traceback_within, unescape
 from rankfall.model.numbers import matched
 from rankfall.model.patterns import bounded
 

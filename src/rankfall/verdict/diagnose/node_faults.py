@@ -252,5 +252,9 @@ def place_of(chosen: Candidate, kind: Literal["node", "pod"]) -> str | None:
     found = {getattr(each, kind) for each in chosen.same if each.rank is not None}
     best, facts = chosen.best, chosen.subject.rank or chosen.subject.slot
     own = getattr(best, kind) if best is not None and best.source == "log" else None
-    mine = (getattr(facts, kind) if facts is not None else None) or own or getattr(chosen.subject, kind)
+    mine = (getattr(facts, kind) if facts is not None else None) or own
+    if mine is None:
+        # A text of several nodes does not show on which of them a line without a place was printed.
+        named = {getattr(e, kind) for e in chosen.subject.evidence} - {None}
+        mine = getattr(chosen.subject, kind) if facts is not None or len(named) < 2 else None  # noqa: PLR2004 - as above
     return mine if found <= {mine, None} else None
