@@ -112,3 +112,27 @@ def test_a_kernel_of_a_library_has_no_host(verdict, line):
 def test_a_line_without_a_place_names_none_of_several_machines(verdict):
     text = "".join(f"Nov 30 03:12:4{n} n{n} kernel: mlx5_core 0000:1a:00.0: Port: 1 Link DOWN\n" for n in (1, 2))
     assert verdict(f"{text}{TRACE}KeyError: 'x'\n").node is None
+
+
+STEPS = "".join(f"[rank{n}]: step 48210 loss 2.1{n}\n" for n in range(8))
+WAIT = (
+    "[rank{0}]:[E1130 03:10:07.041926731 ProcessGroupNCCL.cpp:632] [Rank {0}] Watchdog caught collective operation timeout:"
+    " WorkNCCL(SeqNum=48213, OpType=ALLREDUCE, NumelIn=16777216, NumelOut=16777216, Timeout(ms)=600000) ran for 600013"
+    " milliseconds before timing out.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "waits", "after", "rank"),
+    [
+        (STEPS, {0, 1, 2, 3, 4, 6, 7}, "", 5),
+        # Two are silent; a rank is missing in the output; the first node of two; the last rank speaks only at the end.
+        (STEPS, {0, 1, 2, 3, 4, 6}, "", None),
+        (STEPS.replace("[rank2]", "[rank9]"), {0, 1, 3, 4, 6, 7, 9}, "", None),
+        (f"nnodes=2\n{STEPS}", {0, 1, 2, 3, 4, 6, 7}, "", None),
+        (STEPS.replace("[rank5]", "[rank4]"), {0, 1, 2, 3, 4, 6, 7}, "[rank5]: step 48210 loss 2.15\n", None),
+    ],
+)
+def test_the_one_rank_without_a_complaint_of_all_that_printed_is_named(verdict, before, waits, after, rank):
+    found = verdict(before + "".join(map(WAIT.format, sorted(waits))) + after)
+    assert (found.rank, found.cause.slug) == (rank, "rank_stuck" if rank is not None else "collective_timeout")

@@ -88,7 +88,8 @@ class Source(msgspec.Struct, kw_only=True):
         group: Key of one process's files.
         found, last: First evidence of each kind, and the last.
         reported: Last report of each rank or process.
-        prefixed: Ranks in prefixes.
+        prefixed: Ranks in prefixes of findings.
+        printed: First byte of a rank's first line at the beginning of the text.
         ends: Prefix and line end of each failure, by ID.
         stacks: Stacks at the end.
         places: Node and pod in a finding's prefix, by ID.
@@ -117,6 +118,7 @@ class Source(msgspec.Struct, kw_only=True):
     last: dict[object, Evidence] = msgspec.field(default_factory=dict)
     reported: dict[object, tuple[Reported, str]] = msgspec.field(default_factory=dict)
     prefixed: set[int] = msgspec.field(default_factory=set)
+    printed: dict[int, int] = msgspec.field(default_factory=dict)
     ends: dict[str, tuple[Prefix, int]] = msgspec.field(default_factory=dict)
     survival: Survival = msgspec.field(default_factory=Survival)
     stacks: str | None = None
@@ -324,6 +326,8 @@ class TextReader:
                 self._guard.failed(error, what="stack", where=self._source.name)
                 self._dump = None
         before, self._tail = self._tail, (self._tail + data)[-_TAIL:] if len(data) < _TAIL else data[-_TAIL:]
+        if not self._base + self._given:
+            self._source.printed = dict(reversed([*texts.ranks_that_print_first(data)]))
         if self._searched < _SEARCHED:
             self._searched += len(data)
             self._source.learn(data)

@@ -51,6 +51,7 @@ from rankfall.model import Case, Evidence, RankFacts, RankfallError, UsageError,
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import bounded
 from rankfall.rundir.reader_guard import ReaderGuard
+from rankfall.verdict.diagnose.cause_tables import waited
 from rankfall.verdict.signatures.catalogue import Catalogue, default_catalogue
 from rankfall.verdict.signatures.matcher import SLURM
 
@@ -350,7 +351,7 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
         # A clock without a zone does not compare with others.
         found = [msgspec.structs.replace(e, at=None, uncertainty=None) for e in found]
     found += _stack_evidence(standings)
-    ranks = _ranks_of_files(sources)
+    ranks = _ranks_of_files(sources) or _ranks_by_lines(sources, found)
     return Case(
         ended=True,
         world_size=len(ranks) or None,
@@ -410,6 +411,19 @@ def _ranks_of_files(sources: list[Source]) -> dict[int, RankFacts]:
         if max(_LEAST_RANKS, max(spoke, default=0) + 1) <= count <= MAX_RANKS
         else {}
     )
+
+
+def _ranks_by_lines(sources: list[Source], found: list[Evidence]) -> dict[int, RankFacts]:
+    """Returns all ranks if each printed a line before all but one complained that they waited; which shows that one."""
+    printed = {rank: byte for source in sources for rank, byte in source.printed.items()}
+    waits = [e for e in found if waited(e) and e.rank is not None]
+    first = min((e.order for e in waits if e.order is not None), default=0)
+    # One of several nodes has as many ranks as GPUs.
+    part = any(source.nodes for source in sources) and len(printed) <= _MOST_ON_A_NODE
+    known = len(sources) == 1 and not part and max(printed.values(), default=0) < first
+    whole = known and set(printed) == set(range(max(_LEAST_RANKS, len(printed))))
+    silent = set(printed) - {e.rank for e in waits}
+    return {rank: RankFacts(rank=rank) for rank in printed} if whole and len(silent) == 1 else {}
 
 
 def _stack_evidence(standings: dict[int, tuple[Standing, str]]) -> Iterator[Evidence]:

@@ -242,6 +242,15 @@ def ranks_that_print(text: bytes, line: bytes) -> set[int]:
     return ranks
 
 
+def ranks_that_print_first(text: bytes) -> Iterator[tuple[int, int]]:
+    """Yields rank and first byte of each line with a rank's prefix in the first 64 KiB of a text."""
+    at = 0
+    for line in text[:_BLOCK].splitlines(keepends=True):
+        if (rank := parse_prefix(line).rank) is not None:
+            yield rank, at
+        at += len(line)
+
+
 def _is_message(line: bytes) -> bool:
     """False for advice, and for lines of launchers about their processes."""
     return not any(_NO_ERROR.search(text) for text in _bodies(line)) and not any(
