@@ -136,3 +136,22 @@ WAIT = (
 def test_the_one_rank_without_a_complaint_of_all_that_printed_is_named(verdict, before, waits, after, rank):
     found = verdict(before + "".join(map(WAIT.format, sorted(waits))) + after)
     assert (found.rank, found.cause.slug) == (rank, "rank_stuck" if rank is not None else "collective_timeout")
+
+
+CONTAINED = "{} kernel: [123456.789] NVRM: Xid (PCI:0000:9d:00): 94, pid=41012, name=python3, Contained: SM (0x1). RST: No, D-RST: No\n"
+HIT = "{}: [rank{}]: torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered\n"
+ABORTED = "gpu-21: [rank8]: torch.distributed.DistBackendError: NCCL communicator was aborted on rank 8.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "node"),
+    [
+        (CONTAINED.format("gpu-22") + HIT.format("gpu-22", 17) + ABORTED, 17, "gpu-22"),
+        # The driver's line is of another machine, or of one with two such ranks.
+        (CONTAINED.format("gpu-23") + HIT.format("gpu-22", 17) + ABORTED, None, "gpu-23"),
+        (CONTAINED.format("gpu-22") + HIT.format("gpu-22", 17) + HIT.format("gpu-22", 18), None, "gpu-22"),
+    ],
+)
+def test_a_driver_s_line_is_of_the_one_rank_of_its_node_with_the_fault(verdict, text, rank, node):
+    found = verdict(text)
+    assert (found.rank, found.node, found.cause.family) == (rank, node, "gpu")

@@ -192,6 +192,11 @@ class Subjects:
             if named and piece.rank is not None and self._failed_at.get(piece.stream):
                 self._failed_at[piece.stream].add(piece.rank)
         self._printed_again = _printed_again(evidence)
+        # Ranks of each node that report one fault of their GPU, in a text whose lines have their nodes.
+        self._struck: dict[tuple[str | None, str, str], set[int]] = defaultdict(set)
+        for piece in evidence:
+            if piece.rank is not None and (fault := _printed_gpu_fault(piece)) is not None:
+                self._struck[fault].add(piece.rank)
         self.all: dict[SubjectKey, Subject] = {}
         for number in self.ranks:
             self._subject(("rank", number))
@@ -287,10 +292,23 @@ class Subjects:
             return self._by_local[speaker, piece.local_rank], False
         if piece.slug in ENDS_OF_THE_REST:
             return None, False
+        fault = _printed_gpu_fault(piece)
+        struck = self._struck.get(fault, ()) if fault is not None else ()
+        if len(struck) == 1:
+            return next(iter(struck)), True
         failed = self._failed_at.get(speaker, ())
         if len(failed) == 1 and piece.source == "log" and piece.trust == "job" and piece.role == "primary":
             return next(iter(failed)), True
         return None, False
+
+
+def _printed_gpu_fault(piece: Evidence) -> tuple[str | None, str, str] | None:
+    """Stream, node and kind of a fault of a GPU in a line with its node, as of the driver or of the rank; else None."""
+    if piece.source != "log" or piece.role != "primary" or piece.node is None:
+        return None
+    # The driver alone knows that the error was contained.
+    kind = piece.slug.removesuffix("_contained")
+    return (piece.stream, piece.node, kind) if cause_info(piece.slug).family == "gpu" else None
 
 
 def _words(piece: Evidence) -> str:
