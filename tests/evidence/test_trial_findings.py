@@ -155,3 +155,21 @@ ABORTED = "gpu-21: [rank8]: torch.distributed.DistBackendError: NCCL communicato
 def test_a_driver_s_line_is_of_the_one_rank_of_its_node_with_the_fault(verdict, text, rank, node):
     found = verdict(text)
     assert (found.rank, found.node, found.cause.family) == (rank, node, "gpu")
+
+
+WATCHDOG = "watchdog.sh: no progress for 1800 s, killing pid 4100\n"
+SHELL = "./run.sh: line 12:  4100 Killed                  python train.py\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "slug"),
+    [
+        (WATCHDOG + SHELL, "rank_stuck"),
+        # The process stated why it stopped, or nobody said why it was killed.
+        (f"{TRACE}KeyError: 'x'\n{WATCHDOG}{SHELL}", "user_code_exception"),
+        (SHELL, "killed_unknown"),
+        (f"watchdog.sh: kills what makes no progress\n{SHELL}", "killed_unknown"),
+    ],
+)
+def test_a_watchdog_that_kills_states_the_reason(verdict, text, slug):
+    assert verdict(f"step 100 loss 2.0\n{text}").cause.slug == slug

@@ -234,8 +234,8 @@ CHILD_DEATHS: Final = frozenset(
     {"dataloader_died.sigkill", "killed_unknown.nanny", "dataloader_died.pool", "killed_unknown.ray_worker"}
 )
 
-# Of these, a report by a supervisor with the process id and no reason: the process's messages come first.
-SEEN_FROM_OUTSIDE: Final = frozenset({"killed_unknown.nanny", "killed_unknown.ray_worker"})
+# Reports by a supervisor that knows no more than that the process ended or hung: the process's messages come first.
+SEEN_FROM_OUTSIDE: Final = frozenset({"killed_unknown.nanny", "killed_unknown.ray_worker", "rank_stuck.killed"})
 
 # Likewise by a shell, which stops no other process: no launcher's end of the rest.
 DEATHS: Final = CHILD_DEATHS | {"killed_unknown.shell"}
