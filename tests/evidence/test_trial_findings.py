@@ -173,3 +173,18 @@ SHELL = "./run.sh: line 12:  4100 Killed                  python train.py\n"
 )
 def test_a_watchdog_that_kills_states_the_reason(verdict, text, slug):
     assert verdict(f"step 100 loss 2.0\n{text}").cause.slug == slug
+
+
+def test_a_rank_s_traceback_is_better_than_sagemaker_s_copy_of_its_message(verdict):
+    speaker = "[1,mpirank:5,algo-1]<stderr>:"
+    trace = "".join(f"{speaker}{line}\n" for line in f"{TRACE}ZeroDivisionError: division by zero".split("\n"))
+    toolkit = '2026-11-30 03:12:44,100 sagemaker-training-toolkit ERROR    ExecuteUserScriptError:\nExitCode 1\nErrorMessage "{}"\n'
+    found = verdict(trace + toolkit.format("ZeroDivisionError: division by zero"))
+    assert (found.rank, found.decisive.line) == (5, f"{speaker}ZeroDivisionError: division by zero")
+    # Without it, the copy is all there is.
+    assert verdict(toolkit.format("ZeroDivisionError: division by zero")).cause.slug == "user_code_exception"
+
+
+def test_a_text_without_times_compares_no_clocks(verdict):
+    found = verdict(f"[rank1]: {CONTAINED.format('n1')}" + HIT.format("gpu-22", 17) + HIT.format("gpu-23", 18))
+    assert not any("clocks" in other.rejected for other in found.alternatives)
