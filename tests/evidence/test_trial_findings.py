@@ -188,3 +188,52 @@ def test_a_rank_s_traceback_is_better_than_sagemaker_s_copy_of_its_message(verdi
 def test_a_text_without_times_compares_no_clocks(verdict):
     found = verdict(f"[rank1]: {CONTAINED.format('n1')}" + HIT.format("gpu-22", 17) + HIT.format("gpu-23", 18))
     assert not any("clocks" in other.rejected for other in found.alternatives)
+
+
+RAY = (
+    "(TorchTrainer pid=812, ip=10.0.1.4) - (node_id=aa11, ip=10.0.1.4, pid=900) world_rank=0, local_rank=0, node_rank=0\n"
+    "(TorchTrainer pid=812, ip=10.0.1.4) - (node_id=bb22, ip=10.0.1.5, pid=901) world_rank=1, local_rank=0, node_rank=1\n"
+)
+RAYLET = "(raylet, ip=10.0.1.5) 1 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed\n"
+MEMORY = (
+    "Memory on the node (IP: 10.0.1.5, ID: bb22) where the task (actor ID: 5678, name=RayTrainWorker.__init__, pid={},"
+    " memory used=181.20GB) was running was 183.11GB / 192.00GB (0.953698), which exceeds the threshold of 0.95.\n"
+)
+LSF = "Job was executed on host(s) <8*lsf-h12>, in queue <gpu>, as user <kim> in cluster <hpc> at Mon Nov 30 01:00:05 2026\n"
+LIMIT = "TERM_RUNLIMIT: job killed after reaching LSF run time limit.\nExited with exit code 140.\n"
+HYDRA = (
+    "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID 30123 RUNNING AT node17\n=   EXIT CODE: 9\n"
+    "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n"
+)
+LOST = "ORTE has lost communication with a remote daemon.\n\n  HNP daemon   : [[12345,0],0] on node node01\n"
+DAEMON = "  Remote daemon: [[12345,0],{}] on node node0{}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "slug", "rank", "node"),
+    [
+        (RAY + RAYLET + MEMORY.format(901), "host_oom", 1, "10.0.1.5"),
+        # A process of no rank.
+        (RAY + RAYLET + MEMORY.format(77), "host_oom", None, "10.0.1.5"),
+        (LSF + LIMIT, "walltime_or_requeue", None, "lsf-h12"),
+        (f"{LSF}{' ' * 28}<8*lsf-h13>\n{LIMIT}", "walltime_or_requeue", None, None),
+        (
+            (
+                "012 (1.0.0) Job was held.\n\tError from slot1_1@gpu44.cluster: Job has gone over cgroup memory limit of 32768"
+                " megabytes. Last measured usage: 32768 megabytes.\n"
+            ),
+            "host_oom",
+            None,
+            "gpu44.cluster",
+        ),
+        (HYDRA, "killed_unknown", None, "node17"),
+        (HYDRA.replace("PID 30123 RUNNING AT", "started by the daemon at"), "killed_unknown", None, None),
+        (LOST + DAEMON.format(3, 4), "peer_lost", None, "node04"),
+        # The host that prints the line is not the lost one, and none of two is named.
+        (LOST, "peer_lost", None, None),
+        (LOST + DAEMON.format(3, 4) + LOST + DAEMON.format(2, 3), "peer_lost", None, None),
+    ],
+)
+def test_the_place_in_a_report_of_a_batch_system_or_launcher_is_read(verdict, text, slug, rank, node):
+    found = verdict(f"step 100 loss 2.1\n{text}")
+    assert (found.cause.slug, found.rank, found.node) == (slug, rank, node)

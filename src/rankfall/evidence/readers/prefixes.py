@@ -150,7 +150,7 @@ _TAGS: Final = tuple(
         ),
         # (worker1, rank=1, pid=3061, ip=10.0.0.2) of SkyPilot: the rank of the node
         ("slot", "(", r"\((?:head|worker\d{1,5}), rank=(\d{1,6}), pid=\d{1,9}(?:, ip=[\d.]{7,15})?\) ?"),
-        ("none", "(", r"\([^()\n]{0,200}?\bpid=\d+[^()\n]{0,200}?\) ?"),
+        ("none", "(", r"\([^()\n]{0,200}?(?:\bpid=\d|\braylet, ip=\d)[^()\n]{0,200}?\) ?"),
         # Behind the stamp of a container runtime's file.
         ("none", "s", r"std(?:out|err) [FP] "),
         ("none", "\x1b", r"(?:\x1b\[[0-9;]*m)+"),

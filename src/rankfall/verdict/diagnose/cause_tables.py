@@ -161,6 +161,9 @@ LACKS_OF_LINE: Final = MappingProxyType(
     }
 )
 
+# Lines of mpirun about its process on another node, one of which names that node.
+LOST_DAEMONS: Final = frozenset({"peer_lost.mpi", "peer_lost.mpi_daemon"})
+
 # Fingerprint of a pod that was deleted while it ran.
 DELETED_POD: Final = "external_signal:deleted pod"
 

@@ -325,6 +325,9 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         if slot is None and len(root.suspect_slots) == 1:
             slot = root.suspect_slots[0]
             node = subjects.slots[slot].node if slot in subjects.slots else None
+    if node is None and piece is not None and piece.signature in known.LOST_DAEMONS:
+        lost = {e.node for s in subjects.all.values() for e in s.evidence if e.signature in known.LOST_DAEMONS} - {None}
+        node = lost.pop() if len(lost) == 1 else None
     place = subjects.slots.get(slot) if slot is not None else None
     late = piece is not None and subject is not None and (piece.teardown or work_over(case, subjects, subject))
     verdict = Verdict(
