@@ -237,3 +237,32 @@ DAEMON = "  Remote daemon: [[12345,0],{}] on node node0{}\n"
 def test_the_place_in_a_report_of_a_batch_system_or_launcher_is_read(verdict, text, slug, rank, node):
     found = verdict(f"step 100 loss 2.1\n{text}")
     assert (found.cause.slug, found.rank, found.node) == (slug, rank, node)
+
+
+AIRFLOW = (
+    "[2026-11-30, 03:12:41 UTC] {taskinstance.py:3093} ERROR - Received SIGTERM. Terminating subprocesses.\n"
+    "Traceback (most recent call last):\n"
+    '  File "/opt/lib/python3.11/site-packages/airflow/models/taskinstance.py", line 3094, in signal_handler\n'
+    '    raise AirflowTaskTerminated("Task received SIGTERM signal")\n'
+    "airflow.exceptions.AirflowTaskTerminated: Task received SIGTERM signal\n"
+)
+CHANGED = "[2026-11-30, 03:12:41 UTC] {{local_task_job_runner.py:313}} WARNING - State of this instance has been externally set to {}. Terminating instance.\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "slug"),
+    [
+        (CHANGED.format("failed"), "cancelled"),
+        # A time-out of the whole graph skips what still runs.
+        (CHANGED.format("skipped"), "external_signal"),
+        ("", "external_signal"),
+    ],
+)
+def test_a_task_of_airflow_whose_state_was_changed_is_cancelled(verdict, before, slug):
+    assert verdict(before + AIRFLOW).cause.slug == slug
+
+
+def test_an_unknown_cause_refers_to_evidence_only_if_some_is_listed(verdict):
+    found = verdict("ExitCode 3\n" + AIRFLOW.replace("SIGTERM", "SIG"))
+    assert found.cause.slug == "unknown"
+    assert ("listed above" in advice_text(found)) is bool(found.missing)

@@ -140,6 +140,7 @@ _FACTS: Final[dict[str, Callable[[Verdict], bool]]] = {
     ),
     "restart": lambda verdict: verdict.decision is not None and verdict.decision.action in {"retry", "retry_elsewhere"},
     "node": lambda verdict: verdict.node is not None,
+    "missing": lambda verdict: bool(verdict.missing),
     "path": lambda verdict: verdict.decisive is not None and "/" in verdict.decisive.line,
 }
 
