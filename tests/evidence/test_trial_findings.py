@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from rankfall.cli.run_output import details_of_files
 from rankfall.explain import explain_files
 from rankfall.render.summary import advice_text
 
@@ -266,3 +269,19 @@ def test_an_unknown_cause_refers_to_evidence_only_if_some_is_listed(verdict):
     found = verdict("ExitCode 3\n" + AIRFLOW.replace("SIGTERM", "SIG"))
     assert found.cause.slug == "unknown"
     assert ("listed above" in advice_text(found)) is bool(found.missing)
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_the_lines_before_a_record_of_a_document_are_those_of_other_records(verdict, newest_first):
+    lines = f"step 100\n{TRACE}ZeroDivisionError: division by zero\nExitCode 1".split("\n")
+    events = [{"timestamp": 1796000000000 + at, "message": line} for at, line in enumerate(lines)]
+    found = verdict(json.dumps({"events": events[::-1] if newest_first else events}, indent=4), "events.json")
+    details = details_of_files(found)
+    assert details.before[-3:] == tuple(lines[1:4])
+    assert details.frames == ("/w/t.py:3 in <module>",)
+
+
+def test_the_lines_before_a_line_of_other_json_are_those_of_the_file(verdict):
+    steps = ('{"step": 100}', '{"step": 101}')
+    found = verdict("\n".join((*steps, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB.\n")))
+    assert (found.cause.slug, details_of_files(found).before) == ("gpu_oom", steps)

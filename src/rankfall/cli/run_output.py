@@ -11,6 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
@@ -344,7 +345,8 @@ def _context_lines(verdict: Verdict, folder: Path) -> tuple[tuple[str, ...], tup
         return (), ()
     try:
         with open_content(folder / name) as content:
-            lines = list(_window(_chunks(content, folder / name), number))
+            chunks = _chunks(content, folder / name)
+            lines = [*_window(chunks, number)] if verdict.run else _rows(chunks, number, verdict.decisive.line)
     except OSError:
         return (), ()
     at = next((index for index, (each, _) in enumerate(lines) if each >= number), len(lines))
@@ -370,6 +372,20 @@ def _chunks(content: Raw | Packed, path: Path) -> Iterator[bytes]:
             taken += len(data)
             if taken >= _MAX_SCAN:
                 return
+
+
+def _rows(chunks: Iterator[bytes], number: int, text: str) -> list[tuple[int, str]]:
+    """Numbers and texts around line ``number``; of a document of JSON the text of its records."""
+    from rankfall.evidence.files.json_records import MAX_DOCUMENT, lines_of_document, may_be_document  # noqa: PLC0415
+
+    if may_be_document((data := next(chunks, b""))[: 64 << 10]):
+        data = b"".join((data, *islice(chunks, MAX_DOCUMENT // _SCAN)))
+        if (found := lines_of_document(data)) is not None:
+            rows = found[0].decode("utf-8", "backslashreplace").split("\n")
+            own = {rows[at] == text: at for at, place in enumerate(found[1]) if place == number}
+            rows = rows[: (at := own.get(True, own.get(False, 0))) + _TRACED]
+            return [(number + i - at, row[:_MAX_CONTEXT]) for i, row in enumerate(rows)][-2 * _TRACED :]
+    return [*_window(chain((data,), chunks), number)]
 
 
 def _window(chunks: Iterable[bytes], number: int) -> Iterator[tuple[int, str]]:
