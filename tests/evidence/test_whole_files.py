@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankfall.explain import explain_files
+from rankfall.render.summary import first_sentence
 
 TRACE = 'Traceback (most recent call last):\n  File "/w/t.py", line 3, in <module>\n    main()\n'
 
@@ -95,3 +96,184 @@ def test_a_configuration_that_is_no_json_is_no_sample(verdict, statement, slug):
         "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)\n"
     )
     assert found.cause.slug == slug
+
+
+ABORTED = (
+    "[E ProcessGroupNCCL.cpp:474] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=701, OpType=BROADCAST,"
+    " NumelIn=12, NumelOut=12, Timeout(ms)=1800000) ran for 1800162 milliseconds before timing out.\n"
+    "[2024-10-16 13:53:02,071] torch.distributed.elastic.multiprocessing.api: [ERROR] failed (exitcode: -6) local_rank: 1"
+    " (pid: 965252) of binary: /opt/bin/python3.10\n"
+)
+LOST_STORE = (
+    "[2024-10-16 13:53:06,832] torch.distributed.elastic.rendezvous.dynamic_rendezvous: [WARNING] The node 'n2_715519_0' has failed"
+    " to send a keep-alive heartbeat to the rendezvous '17234' due to an error of type RendezvousConnectionError.\n"
+    f"{TRACE}torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed."
+    " See inner exception for details.\n"
+)
+
+
+def test_an_agent_that_loses_its_store_after_a_rank_s_end_is_no_cause(verdict):
+    assert verdict(ABORTED + LOST_STORE).cause.slug == "collective_timeout"
+    assert verdict(LOST_STORE).cause.slug == "rdzv_unreachable"
+
+
+def test_a_loss_that_is_no_number_is_no_cause_before_another_failure(verdict):
+    metric = "1/1 - 3s - loss: nan\n"
+    assert verdict(f"{metric}{TRACE}KeyError: 'x'\n").cause.slug == "user_code_exception"
+    found = verdict(metric)
+    assert (found.cause.slug, found.cause.confidence, found.retry) == ("nan_loss", "suspected", "no")
+
+
+OFFLINE = (
+    "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find the requested files in the disk cache and outgoing traffic has"
+    " been disabled.\n"
+)
+CAUSED = "\nThe above exception was the direct cause of the following exception:\n\n"
+UNREACHED = "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached files.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "retry"),
+    [
+        (f"{TRACE}{OFFLINE}{CAUSED}{TRACE}{UNREACHED}", OFFLINE, "no"),
+        (f"{TRACE}{UNREACHED}", UNREACHED, "yes"),
+        (f"{TRACE}{OFFLINE}", OFFLINE, "no"),
+    ],
+)
+def test_an_exception_for_any_reason_gives_way_to_the_one_it_follows_from(verdict, text, line, retry):
+    found = verdict(text)
+    assert (found.cause.slug, found.retry) == ("hub_unreachable", retry)
+    assert line.strip() in found.decisive.line
+
+
+def test_a_message_that_repeats_the_inner_one_shows_the_inner_exception(verdict):
+    symbol = "/opt/lib/flash_attn_2_cuda.so: undefined symbol: _ZNK3c1011StorageImpl"
+    head = "RuntimeError: Failed to import x because of the following error (look up to see its traceback):\n"
+    found = verdict(f"{TRACE}ImportError: {symbol}\n{CAUSED}{TRACE}{head}{symbol}\n")
+    assert (found.cause.slug, found.decisive.line) == ("import_error", f"ImportError: {symbol}")
+
+
+def test_a_named_rank_that_names_another_one_is_not_missing(verdict):
+    text = (
+        "[rank0]: RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 60000 ms\n"
+        "[rank1]: RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors while waiting for send/recv from"
+        " rank 0. Please check rank 0 logs for faulty rank.\n"
+    )
+    assert verdict(text).rank == 2
+
+
+SUCCEEDED = (
+    "E1130 03:10:03.2 4011 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -9) local_rank: 1 (pid: 4101) of"
+    " binary: /usr/bin/python3\n"
+    "I1130 03:10:03.3 4011 torch/distributed/elastic/agent/server/api.py:879] [default] Worker group FAILED. 2/3 attempts left; will"
+    " restart worker group\n"
+    "[rank0]: step 1000/1000 loss 0.4\n"
+)
+END = "I1130 04:10:03.3 4011 torch/distributed/elastic/agent/server/api.py:917] Local worker group finished (WorkerState.SUCCEEDED).\n"
+
+
+def test_a_job_whose_launcher_states_its_success_did_not_fail(verdict):
+    assert first_sentence(verdict(SUCCEEDED + END)) == NOTHING
+    assert verdict(SUCCEEDED).cause.slug == "killed_unknown"
+    assert verdict(f"{SUCCEEDED}{END}{TRACE}KeyError: 'x'\n").cause.slug == "user_code_exception"
+
+
+NOTHING = "No failure was found in the files; the shown lines ended nothing."
+
+
+RETRIED = (
+    "[rank2]: WARNING: CUDA out of memory. Tried to allocate 2.00 GiB. Reducing batch size to 4 and retrying\n"
+    "[rank0]: step 2 loss 3.1\n[rank0]: step 3 loss 3\n[rank0]: Training finished. Best val loss 1.02\n"
+)
+LOGGER = (
+    'Traceback (most recent call last):\n  File "/usr/lib/python3.10/logging/__init__.py", line 1100, in emit\n'
+    "    msg = self.format(record)\nTypeError: not all arguments converted during string formatting\nCall stack:\n"
+)
+
+
+@pytest.mark.parametrize("text", [RETRIED, LOGGER])
+def test_a_warning_before_complete_work_and_an_error_of_logging_end_nothing(verdict, text):
+    assert first_sentence(verdict(f"[rank0]: step 1 loss 3.2\n{text}")) == NOTHING
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "JobState=COMPLETED Reason=None ExitCode=0:0",
+        "\t(1) Normal termination (return value 0)",
+        "word error rate (WER): 12.1",
+        "errors: 0, failed samples: 0",
+        "step 500 loss 1",
+    ],
+)
+def test_a_line_of_success_or_of_a_metric_is_no_error(verdict, line):
+    found = verdict(f"step 1\nstep 2\n{line}\n")
+    assert (found.cause.slug, found.decisive) == ("unknown", None)
+
+
+STEPS = "".join(f"step {number} loss 2.0\n" for number in range(2, 80))
+
+
+@pytest.mark.parametrize(
+    ("end", "slug"),
+    [
+        (
+            "slurmstepd: error: *** JOB 99112 ON gpu-01 CANCELLED AT 2026-11-30T03:12:44 DUE TO TIME LIMIT ***\n",
+            "walltime_or_requeue",
+        ),
+        ("slurm_script: line 12: 40233 Killed                  python train.py\n", "killed_unknown"),
+        # The rest of a buffer looks the same.
+        ("", "user_code_exception"),
+    ],
+)
+def test_many_steps_after_a_traceback_show_that_something_else_ended_the_job(verdict, end, slug):
+    assert verdict(f"step 1 loss 2.1\n{TRACE}ValueError: eval failed\n{STEPS}{end}").cause.slug == slug
+
+
+def test_an_exception_after_a_time_limit_is_its_consequence(verdict):
+    limit = "slurmstepd: error: *** JOB 99112 ON gpu-01 CANCELLED AT 2026-11-30T03:12:44 DUE TO TIME LIMIT ***\n"
+    found = verdict(f"0: step 900\n{limit}{TRACE}KeyError: 'opt'\n")
+    assert (found.cause.slug, found.cause.confidence, found.retry) == ("walltime_or_requeue", "likely", "yes")
+
+
+def test_the_times_of_lines_order_failures_in_all_files(tmp_path):
+    def traced(second, error):
+        return "".join(f"2026-11-30T03:12:{second}.001234567Z {line}\n" for line in f"{TRACE}{error}".splitlines())
+
+    (tmp_path / "train-0.log").write_text("2026-11-30T03:12:40.001234567Z step 1\n")
+    (tmp_path / "train-1.log").write_text(traced(50, "ValueError: gather failed"))
+    (tmp_path / "train-2.log").write_text(traced(41, "ZeroDivisionError: division by zero"))
+    found = explain_files([tmp_path]).verdict
+    assert (found.rank, found.cause.confidence) == (2, "likely")
+    # A clock without a zone does not compare with others.
+    (tmp_path / "train-2.log").write_text(traced(41, "ZeroDivisionError: division by zero").replace("Z ", " "))
+    assert explain_files([tmp_path]).verdict.cause.confidence == "suspected"
+
+
+@pytest.mark.parametrize(
+    ("text", "slug", "retry"),
+    [
+        ("W1130 03:12:40.1 4011 torch/x.py:719] Received Signals.SIGINT death signal, shutting down workers\n[rank0]: KeyboardInterrupt\n", "cancelled", "no"),
+        (f"step 1\n^C{TRACE}KeyboardInterrupt\n", "cancelled", "no"),
+        (f"{TRACE}RuntimeError: dictionary changed size during iteration\n", "user_code_exception", "no"),
+        (f"{TRACE}OSError: Tunnel connection failed: 407 Proxy Authentication Required\n", "credentials_rejected", "no"),
+        (f"{TRACE}ssl.SSLCertVerificationError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate\n", "hub_unreachable", "no"),
+    ],
+)  # fmt: skip
+def test_what_fails_again_is_not_tried_again(verdict, text, slug, retry):
+    found = verdict(text)
+    assert (found.cause.slug, found.retry) == (slug, retry)
+
+
+def test_a_gpu_that_does_not_exist_is_no_fault_of_the_node(verdict):
+    found = verdict(f"{TRACE}RuntimeError: CUDA error: invalid device ordinal\n")
+    assert (found.cause.slug, found.retry, found.node_action) == ("no_gpu_visible", "no", "none")
+
+
+def test_a_restart_is_no_sure_help_beside_a_cause_that_stays(verdict):
+    used = "RuntimeError: The server socket has failed to listen on any local network address. port: 6000 (errno: 98 - Address already in use).\n"
+    missing = "/opt/conda/bin/python: can't open file 'pretrain.py': [Errno 2] No such file or directory\n"
+    text = "".join(f"0: {line}\n" for line in f"{TRACE}{used}".splitlines())
+    assert verdict(text).retry == "yes"
+    found = verdict(f"{text}1: {missing}")
+    assert (found.cause.confidence, found.retry) == ("suspected", "once")

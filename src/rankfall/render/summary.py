@@ -186,8 +186,8 @@ def is_no_failure(verdict: Verdict) -> bool:
 def is_nothing_found(verdict: Verdict) -> bool:
     """Returns True if files show no failure: the job may have succeeded, or its errors may be elsewhere."""
     survived = {proof.where for proof in verdict.evidence if proof.role == "context" and proof.slug != "unknown"}
-    shown = verdict.decisive is not None and verdict.decisive.where not in survived
-    found = shown or verdict.consequences or any(proof.role != "context" for proof in verdict.evidence)
+    decided = verdict.decisive is not None and verdict.decisive.where not in survived
+    found = decided or verdict.consequences or any(proof.role != "context" for proof in verdict.evidence)
     return verdict.run is None and verdict.cause.slug == "unknown" and verdict.rank is None and not found
 
 

@@ -434,3 +434,20 @@ def unpacked(chunks: Iterator[bytes], path: Path, *, suffix: str) -> Iterator[by
         return
     start, errors = _FORMATS[suffix]
     yield from as_utf8(unpack(chunks, path, start=start, errors=errors))
+
+
+def parts_of(path: Path, fd: int, first: bytes, share: Share, *, pipe: bool) -> Iterator[Part]:
+    """Yields the text of an open file or pipe as UTF-8, unpacked if need be; ``first``: its first bytes."""
+    if pipe:
+        return parts_of_stream(unpacked_stream(chunks_of_pipe(fd), path), share, head=share.size // 4 * 3)
+    size = os.fstat(fd).st_size
+    if (suffix := packing(first, path)) is not None:
+        head = share.size // 4 * 3
+        if head > (most := max(LEAST_UNPACKED, RATIO * size)):
+            head, share.why = most, f"it unpacks to more than {RATIO} times its size"
+        return parts_of_stream(unpacked(chunks_of_file(fd), path, suffix=suffix), share, head=head)
+    if not size:
+        share.size = min(share.size, MAX_UNSIZED + TAIL)
+        return parts_of_stream(chunks_of_pipe(fd), share, head=MAX_UNSIZED)
+    parts = parts_of_file(fd, size, share)
+    return parts if (encoding := wide_encoding(first)) is None else parts_as_utf8(parts, encoding)

@@ -14,7 +14,7 @@ import msgspec
 
 from rankfall.evidence import builders as make
 from rankfall.evidence.files.bounded_read import Part, Room
-from rankfall.evidence.files.folder_listing import numbered_siblings, printable
+from rankfall.evidence.files.folder_listing import printable
 from rankfall.evidence.files.unwrap import Unwrapper
 from rankfall.evidence.readers import text as texts
 from rankfall.evidence.readers.findings import Finding
@@ -215,9 +215,7 @@ class Source(msgspec.Struct, kw_only=True):
                 yield msgspec.structs.replace(piece, role="context")
             elif place is not None and finisher is not None:
                 yield msgspec.structs.replace(piece, role="context", outlived=finisher != speaker_of(place[0]))
-            elif place is not None and self.survival.outlived(
-                piece, *place, alone=alone, ordered=logged, stopped_at=stopped
-            ):
+            elif place is not None and self.survival.outlived(piece, *place, alone=alone, ordered=logged, stop=stopped):
                 completed = self.survival.completed(place[1])
                 yield msgspec.structs.replace(piece, role="context", outlived=True, passed=completed)
             elif place is not None and self.survival.passed(*place, alone=alone):
@@ -239,19 +237,6 @@ def source_of(file: Path) -> Source:
         )
     rank = _RANK_FILE.search(printable(Path(file.name)))
     return Source(name=name, group=name, rank=numbers.matched(rank[1]) if rank else None)
-
-
-def rank_siblings(sources: Iterable[Source]) -> None:
-    """Sets the ranks of files that differ only in a number; files with lines of several ranks or of a launcher have none."""
-    by_name: dict[str, list[Source]] = {}
-    for source in sources:
-        by_name.setdefault(source.name, []).append(source)
-    for group in numbered_siblings(by_name):
-        ranks = [(number, source) for number, names in group.items() for name in names for source in by_name[name]]
-        if any(s.rank is not None or s.local_rank is not None or s.prefixed or s.reported for _, s in ranks):
-            continue
-        for number, source in ranks:
-            source.rank = number
 
 
 class TextReader:

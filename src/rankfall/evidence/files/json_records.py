@@ -82,7 +82,7 @@ def lines_of_document(data: bytes) -> tuple[bytes, array[int]] | None:
     except msgspec.DecodeError:
         return None
     times = [entry.time for entry in entries if entry.time is not None]
-    if len(times) > 1 and type(times[0]) is type(times[-1]) and times[0] > times[-1]:  # type: ignore[operator] # one type
+    if len(times) > 1 and _is_later(times[0], times[-1]):
         entries.reverse()
     lines, places = list[str](), array("L")
     for entry in entries:
@@ -90,6 +90,12 @@ def lines_of_document(data: bytes) -> tuple[bytes, array[int]] | None:
         lines += several
         places.extend([entry.line] * len(several))
     return ("\n".join((*lines, "")).encode("utf-8", "surrogatepass"), places) if lines else None
+
+
+def _is_later(one: str | float, other: str | float) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return isinstance(one, str) and isinstance(other, str) and one > other
+    return one > other
 
 
 class _Piece(NamedTuple):
@@ -133,7 +139,7 @@ def _entries(piece: _Piece, labels: Mapping[str, str], depth: int) -> Iterator[_
         before = _before(rank, labels)
         key = next((at for key in _TEXT_KEYS if (at := piece.data.find(b'"%s"' % key.encode())) >= 0), 0)
         line = piece.line + piece.data.count(b"\n", 0, key)
-        yield _Entry("\n".join((text, *trace)), before, float(time) if isinstance(time, int) else time, line)
+        yield _Entry("\n".join((text, *trace)), before, time, line)
         return
     parts = decode(piece.data, kind=dict[str, msgspec.Raw])
     for part in piece.parts(iter(parts.values())):

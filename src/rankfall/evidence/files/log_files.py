@@ -17,30 +17,29 @@ import msgspec
 from rankfall.evidence.files.bounded_read import (
     CHUNK,
     HEAD,
-    LEAST_UNPACKED,
-    MAX_UNSIZED,
-    RATIO,
-    TAIL,
     Allowance,
     Input,
     Limits,
     Part,
     Room,
     Share,
-    chunks_of_file,
     chunks_of_input,
-    chunks_of_pipe,
     no_text,
-    packing,
-    parts_as_utf8,
-    parts_of_file,
+    parts_of,
     parts_of_stream,
-    unpacked,
     unpacked_stream,
-    wide_encoding,
 )
-from rankfall.evidence.files.file_source import MAX_RANKS, Source, TextReader, rank_siblings, source_of
-from rankfall.evidence.files.folder_listing import LeftOut, Listed, amount, list_files, no_log, opened, printable
+from rankfall.evidence.files.file_source import MAX_RANKS, Source, TextReader, source_of
+from rankfall.evidence.files.folder_listing import (
+    LeftOut,
+    Listed,
+    amount,
+    list_files,
+    no_log,
+    numbered_siblings,
+    opened,
+    printable,
+)
 from rankfall.evidence.readers import flyte_errors, torchrun
 from rankfall.evidence.readers.flight_recorder import Dumps, dump_rank
 from rankfall.evidence.readers.flyte_errors import container_error_evidence, is_container_error
@@ -212,7 +211,7 @@ class _Pile:
                 elif source.rank is not None and _may_be_stacks(file) and (text := _stacks(fd, share)):
                     source.stacks = text
                 else:
-                    self._text(source, _parts(file, fd, first, share), share)
+                    self._text(source, parts_of(file.path, fd, first, share, pipe=file.pipe), share)
             except OSError:
                 # What was read before the damage counts.
                 if share.taken:
@@ -274,22 +273,6 @@ def _rank_of_use(file: Listed) -> int:
     return 1 if known else 2 if file.size >= _LEAST_TEXT else 3
 
 
-def _parts(file: Listed, fd: int, first: bytes, share: Share) -> Iterator[Part]:
-    if file.pipe:
-        return parts_of_stream(unpacked_stream(chunks_of_pipe(fd), file.path), share, head=share.size // 4 * 3)
-    size = os.fstat(fd).st_size
-    if (suffix := packing(first, file.path)) is not None:
-        head = share.size // 4 * 3
-        if head > (most := max(LEAST_UNPACKED, RATIO * size)):
-            head, share.why = most, f"it unpacks to more than {RATIO} times its size"
-        return parts_of_stream(unpacked(chunks_of_file(fd), file.path, suffix=suffix), share, head=head)
-    if not size:
-        share.size = min(share.size, MAX_UNSIZED + TAIL)
-        return parts_of_stream(chunks_of_pipe(fd), share, head=MAX_UNSIZED)
-    parts = parts_of_file(fd, size, share)
-    return parts if (encoding := wide_encoding(first)) is None else parts_as_utf8(parts, encoding)
-
-
 def _head(fd: int, limit: int, share: Share) -> bytes:
     parts: list[bytes] = []
     # A network read may return less than available.
@@ -306,7 +289,7 @@ def _stacks(fd: int, share: Share) -> str | None:
 
 
 def _case(sources: list[Source], problems: list[str]) -> Case:
-    rank_siblings(sources)
+    _rank_siblings(sources)
     attempt = max((s.attempt for s in sources if s.attempt is not None), default=None)
     groups: dict[str, set[int]] = {}
     for source in sources:
@@ -359,6 +342,19 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
         evidence=tuple(found),
         missing=tuple(dict.fromkeys(problems)),
     )
+
+
+def _rank_siblings(sources: Iterable[Source]) -> None:
+    """Sets the ranks of files that differ only in a number; files with lines of several ranks or of a launcher have none."""
+    by_name: dict[str, list[Source]] = {}
+    for source in sources:
+        by_name.setdefault(source.name, []).append(source)
+    for group in numbered_siblings(by_name):
+        ranks = [(number, source) for number, names in group.items() for name in names for source in by_name[name]]
+        if any(s.rank is not None or s.local_rank is not None or s.prefixed or s.reported for _, s in ranks):
+            continue
+        for number, source in ranks:
+            source.rank = number
 
 
 def _placed(piece: Evidence, place: tuple[str | None, str | None]) -> Evidence:

@@ -190,9 +190,9 @@ def exception_meaning(
     # A wrapper or group gives way to the first exception that is none.
     displayed = repeats.index(False) if repeats[:1] == [True] and False in repeats else 0
     specific = [hit for hit in hits if hit is not None and hit.signature.specificity > GENERIC]
-    telling = [id(hit) for hit in specific if not _is_wrapper(hit)] or [id(hit) for hit in specific]
+    informative = [id(hit) for hit in specific if not _is_wrapper(hit)] or [id(hit) for hit in specific]
     for index, hit in enumerate(hits):
-        if hit is None or id(hit) not in telling:
+        if hit is None or id(hit) not in informative:
             continue
         better = found is None or hit.signature.specificity > found.signature.specificity
         # A raised exception of the job's own code yields only to the lost peer that it handled.
@@ -289,8 +289,8 @@ def _kinds(meaning: Meaning) -> set[str]:
 def of_frames(meaning: Meaning, origins: AbstractSet[str]) -> Meaning:
     """Meaning of an exception about a file that is no data, or a connection that is to no peer; ``origins``: as of its frames.
 
-    It is the job's configuration, the start of a command raised it, another process removed the file first, the code creates it in a missing folder,
-    or a client of a service lost its server.
+    It is the job's configuration, the start of a command raised it, another process removed the file first, or the
+    code creates it in a missing folder. A client of a service lost its server.
     """
     if not needs_frames(meaning):
         return meaning

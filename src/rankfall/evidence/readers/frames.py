@@ -82,7 +82,7 @@ _CALLS: Final = {"settings": _SETTINGS}
 _ENTRIES: Final = frozenset(
     {b"<module>", b"_run_module_as_main", b"_bootstrap", b"_bootstrap_inner", b"run", b"spawn_main", b"_wrap", b"main"}
 )
-# Functions of Python's logging that print an exception of their own and continue.
+# Functions of Python's logging that print an exception in a handler and continue.
 _HANDLERS: Final = frozenset({b"emit", b"handle"})
 # Functions of data loaders and error files.
 _LOADER: Final = frozenset({b"_get_data", b"_get_batch", b"_try_get_data", b"_try_get_batch"})
@@ -188,8 +188,8 @@ class Frames(msgspec.Struct):
             service), ``queue`` (to another process), ``main_first`` (ranks wait for the first one's work). ``helper``: a
             library that reports or moves data. ``library``: a package's frame is the innermost outside the standard library.
             Of ends: ``clean_up`` (finalizers, interpreter exit), ``spawned`` (a worker begins), ``semaphore`` (it opens its
-            parent's), ``entry`` (the outermost frame begins a program, a thread or a process), ``logger`` (it is Python's
-            logging, which continues).
+            parent's). Of the outermost frame: ``entry`` (it begins a program, a thread or a process), ``logger`` (it is
+            Python's logging, which continues).
             Of the last statement: ``removal`` (it removes or renames a file), ``output`` (it creates one). Of the last one
             outside the standard library: ``settings`` (it reads the job's configuration).
         collective: Outermost collective that the user's code called, also its backward pass, or None.
@@ -251,8 +251,8 @@ class Frames(msgspec.Struct):
         self._flat = False
         if not self.assertion and text.startswith((b"assert ", b"assert(")):
             self.assertion = text[:_MAX_ASSERTION]
-        shown = {**_STATEMENTS, **_CALLS}
-        self.origins.update(origin for origin, pattern in shown.items() if pattern.search(text) is not None)
+        every = {**_STATEMENTS, **_CALLS}
+        self.origins.update(origin for origin, pattern in every.items() if pattern.search(text) is not None)
 
     def chain(self) -> None:
         """Begins the next exception of a chain: places are those of the last one."""

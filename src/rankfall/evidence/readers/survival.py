@@ -15,7 +15,7 @@ from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
 from rankfall.model import Evidence, numbers
 from rankfall.model.patterns import bounded, linear
 from rankfall.model.timestamps import printed_second
-from rankfall.verdict.diagnose.survived_lines import is_notice, is_try_to_join, may_be_notice
+from rankfall.verdict.diagnose.survived_lines import is_try_to_join, may_be_notice
 
 #: Bytes read line by line after a finding.
 CREDIT: Final = 128 << 10
@@ -311,36 +311,26 @@ class Survival:
         return ends if self.worked else []
 
     def outlived(
-        self,
-        piece: Evidence,
-        prefix: Prefix,
-        end: int,
-        *,
-        alone: bool,
-        ordered: bool = False,
-        stopped_at: int | None = None,
+        self, piece: Evidence, prefix: Prefix, end: int, *, alone: bool, ordered: bool = False, stop: int | None = None
     ) -> bool:
         """True if a finding's speaker continued its work.
 
-        ``alone``: one process; ``ordered``: no other output of the process is here; ``stopped_at``: last byte at which
-        a text states that its job was stopped or killed; None for a run's own streams.
+        ``alone``: one process. ``ordered``: no other output of the process is here. ``stop``: last byte at which a
+        text states that its job was stopped or killed; None for the streams of a run.
         """
-        of_file = stopped_at is not None
+        of_file = stop is not None
         whole, caught = piece.whole, of_file and piece.caught
         if (is_try_to_join(piece) and self.worked > end) or (whole and self._of_earlier_run(end)):
             return True
-        if (whole or (of_file and is_notice(piece))) and self._completed(end):
-            return True
-        if (caught or (of_file and may_be_notice(piece))) and self.completed(end):
+        survives = (
+            caught or (of_file and may_be_notice(piece)) or (whole and any(at > end for at in self._job.advances))
+        )
+        if survives and self.completed(end):
             return True
         return any(
-            one.outlived(end, sure=sure, whole=whole, caught=caught, ordered=ordered, stopped=end < (stopped_at or 0))
+            one.outlived(end, sure=sure, whole=whole, caught=caught, ordered=ordered, stopped=end < (stop or 0))
             for one, sure in self._of(prefix, alone=alone)
         )
-
-    def _completed(self, end: int) -> bool:
-        """True if the job worked after byte ``end``, as in another try, and then stated that its work is complete."""
-        return self.finished and any(at > end for at in self._job.advances)
 
     def _of_earlier_run(self, end: int) -> bool:
         """True if a process ended by another exception so much later that the text holds several runs."""

@@ -147,7 +147,7 @@ _ERROR: Final = linear(
 # Prefix of a glog line: level, time, thread and place in a source file.
 _PLACE: Final = bounded(rb"\A(?:[EWIF]\d{4}|[A-Z]{4,8}) [\d:. -]{8,32}(?:\d+ )?\S{1,256}:\d+\] ?", limit=MAX_ERROR_LINE)
 _NO_ERROR: Final = bounded(
-    rb"(?i)\b(?:0 errors?|(?:errors?|fail(?:ed|ures?)(?: \w{1,20})?): ?0)\b|\berror:? *[-=*#]{5,}\s*\Z|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Error executing job with overrides|Reporting training FAILURE|Root Cause \(first|FAILED$|aborting (?:MPI|job|run)\b|closing signal|Killing subprocess|return code"
+    rb"(?i)\b0 errors?\b|\berror:? *[-=*#]{5,}\s*\Z|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Error executing job with overrides|Reporting training FAILURE|Root Cause \(first|FAILED$|aborting (?:MPI|job|run)\b|closing signal|Killing subprocess|return code"
     rb"|NCCL INFO|^(?:mpirun|prterun)\b|^(?: {0,5}\d{1,6}: )?(?:srun|slurmstepd)[\w.-]*: (?:error: )?(?:\S{1,512}: tasks? \d|\*\*\*|Job|Step|Force|Terminating|launch/)|\bframe #\d|error_file|exitcode|^(?:cat|chmod|cp|grep|kill|ln|ls|mkdir|mv|pkill|rm|rmdir|sed|tar|touch): |^(?:During handling|The above exception)|^\s*(?:raise|except|File|Traceback)\b|^\s{4}|^-+ Logging error|^Error in atexit\._run_exitfuncs|\bError raised in:\s*\Z|\*\*\* End of error message|Exception raised from|^(?:\[[^\[\]]{0,200}\]|[\s:,-]){1,20}$",
     limit=MAX_ERROR_LINE,
 )
@@ -169,7 +169,7 @@ _WORDS: Final = (
 )
 # Lines about an end with success, and about errors that a model makes.
 _SUCCESS: Final = bounded(
-    rb"(?i)\bexit(?:ed)?[ _-]?(?:with )?(?:code|status)?[ :=]{0,3}0(?::0)?(?:[\s.,);]|\Z)|\breturn (?:value|code):? 0\b|\bNormal termination\b|(?-i:\bJobState=COMPLETED\b)"
+    rb"(?i)\b(?:errors?|fail(?:ed|ures?)(?: \w{1,20})?): ?0\b|\bexit(?:ed)?[ _-]?(?:with )?(?:code|status)?[ :=]{0,3}0(?::0)?(?:[\s.,);]|\Z)|\breturn (?:value|code):? 0\b|\bNormal termination\b|(?-i:\bJobState=COMPLETED\b)"
     rb"|\b(?:word|character|phone(?:me)?|mean|median|average|absolute|relative|squared?|percentage|validation|test|train(?:ing)?|top.?\d|l[12]|rms) (?:\w{1,20} ){0,2}error(?: rate)?\b[^\n]{0,16}\d|\berror rate\b\W{0,4}\d",
     limit=MAX_ERROR_LINE,
 )

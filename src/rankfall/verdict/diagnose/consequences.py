@@ -442,5 +442,7 @@ def only_text(chosen: Candidate, subjects: Subjects) -> bool:
         return False
     if best.passed or best.outlived:
         return True
-    raised = (e for s in subjects.all.values() for e in s.evidence if e.role == "primary" and of_own_code(e))
+    raised = [e for s in subjects.all.values() for e in s.evidence if e.role == "primary" and of_own_code(e)]
+    if best.signature in STEP_TAKEN:
+        raised = [piece for piece in raised if not surely_after(piece, best)]
     return any(not surely_after(best, piece) for piece in raised)

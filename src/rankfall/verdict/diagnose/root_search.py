@@ -375,13 +375,13 @@ def only_consequences(case: Case, subjects: Subjects) -> Root:
     spoken: list[tuple[int, int, bool, int, Subject, Evidence]] = []
     named: set[int] = set()
     complained: set[int] = set()
-    repeated = accused_self = False
+    repeated = names_itself = False
     for subject in subjects.all.values():
         for piece in subject.complaints:
             if piece.slug not in NEAREST:
                 continue
             named.update(piece.peers)
-            accused_self = accused_self or subject.rank_number in piece.peers
+            names_itself = names_itself or subject.rank_number in piece.peers
             if subject.rank_number is not None:
                 complained.add(subject.rank_number)
             if piece.slug in NEVER_CAUSE:
@@ -391,7 +391,7 @@ def only_consequences(case: Case, subjects: Subjects) -> Root:
                 continue
             at, _ = subject.when(piece).common
             spoken.append((NEAREST[piece.slug], collective_number(piece), at is None, at or 0, subject, piece))
-    named = named if accused_self else (named - complained) or named  # what complains names others itself
+    named = named if names_itself else (named - complained) or named  # what complains names others itself
     silent = {
         number
         for number in range(case.world_size or 0)
