@@ -7,8 +7,10 @@ import json
 import pytest
 
 from rankfall.cli.run_output import details_of_files
+from rankfall.evidence.readers.classify import exception_meaning
 from rankfall.explain import explain_files
 from rankfall.render.summary import advice_text
+from rankfall.verdict.signatures.catalogue import default_catalogue
 
 TRACE = 'Traceback (most recent call last):\n  File "/w/t.py", line 3, in <module>\n    main()\n'
 
@@ -285,3 +287,44 @@ def test_the_lines_before_a_line_of_other_json_are_those_of_the_file(verdict):
     steps = ('{"step": 100}', '{"step": 101}')
     found = verdict("\n".join((*steps, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB.\n")))
     assert (found.cause.slug, details_of_files(found).before) == ("gpu_oom", steps)
+
+
+def repeated(speaker, ranks, error, *, line="os.mkdir(self, mode)"):
+    """What torch.distributed.checkpoint raises in each rank after the errors of some."""
+    frame = f'  File "/opt/lib/python3.11/pathlib.py", line 1116, in mkdir\n    {line}\n'
+    told = "".join(f"Traceback (most recent call last): (RANK {rank})\n{frame}{error}\n" for rank in ranks)
+    head = "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys"
+    text = f"{TRACE}{head}([{', '.join(map(str, ranks))}])\n{told}"
+    return "".join(f"[rank{speaker}]: {line}\n" for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "error", "rank", "slug"),
+    [
+        ((6,), "OSError: [Errno 122] Disk quota exceeded: '/ckpt/__6_0.distcp'", 6, "disk_full"),
+        ((6,), "FileNotFoundError: [Errno 2] No such file or directory: '/proc/nope'", 6, "user_code_exception"),
+        # Several failed, and neither prints.
+        ((6, 7), "OSError: [Errno 122] Disk quota exceeded: '/ckpt/__6_0.distcp'", None, "disk_full"),
+        ((6,), "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding", 6, "checkpoint_corrupt"),
+    ],
+)
+def test_the_rank_whose_exception_a_checkpoint_s_one_repeats_failed(verdict, ranks, error, rank, slug):
+    found = verdict("".join(repeated(speaker, ranks, error) for speaker in (0, 1)))
+    assert (found.rank, found.cause.slug) == (rank, slug)
+
+
+def test_another_traceback_after_a_checkpoint_s_exception_is_separate(verdict):
+    text = repeated(0, (), "") + "".join(f"[rank0]: {line}\n" for line in f"{TRACE}KeyError: 'x'".split("\n"))
+    assert verdict(text).rank == 0
+
+
+@pytest.mark.parametrize(("ranks", "role"), [("1", "secondary"), ("1, 0", "primary"), ("0", "primary")])
+def test_a_recorded_exception_of_another_rank_s_checkpoint_is_a_consequence(ranks, role):
+    message = (
+        f"CheckpointException ranks:dict_keys([{ranks}])\nTraceback (most recent call last): (RANK 1)\n"
+        "    local_data = map_fun()\nOSError: [Errno 122] Disk quota exceeded: '/ckpt/__6_0.distcp'\n"
+    )
+    read = exception_meaning(
+        default_catalogue(), [("torch.distributed.checkpoint.api.CheckpointException", message)]
+    ).told_by(0)
+    assert (read.role, read.slug) == (role, "disk_full" if role == "primary" else "peer_lost")

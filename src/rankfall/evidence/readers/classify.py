@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankfall.evidence.readers.frames import QUOTED_HEAD
+from rankfall.evidence.readers.frames import HEAD, QUOTED_HEAD
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.text import is_severe, normalise
 from rankfall.model import EvidenceRole, numbers
@@ -92,6 +92,9 @@ _HANDLED: Final = bounded(
 )
 _RAISED: Final = bounded(r"\A([A-Za-z_][\w.]{0,200})(?:: (.*))?\Z", limit=_MOST)
 _QUOTED = f"\n{QUOTED_HEAD.decode()}\n"
+# How torch.distributed.checkpoint lists the exceptions of ranks: their numbers, then a traceback of each.
+_OF_RANKS: Final = bounded(r"\ACheckpointException ranks:dict_keys\(\[([\d, ]{1,4000})\]\)", limit=_MOST)
+_TOLD = f"\n{HEAD.decode()} (RANK "
 _EXTERNAL = frozenset(
     {"KeyboardInterrupt", "torch.distributed.elastic.multiprocessing.api.SignalException", "SignalException"}
 )
@@ -110,6 +113,7 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
         place: Of the exception in the chain that gives the cause.
         end: It only reports the end of another process, as a launcher's exception.
         lost_peer: Its chain contains a lost peer's exception, or that of a wait for the others.
+        failed: Ranks whose exception it is, if all ranks raise it.
     """
 
     slug: str
@@ -127,6 +131,13 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
     place: int = 0
     end: bool = False
     lost_peer: bool = False
+    failed: tuple[int, ...] = ()
+
+    def told_by(self, rank: int | None) -> Meaning:
+        """Meaning of the exception in one rank: where another rank failed, it only repeats."""
+        if rank is None or not self.failed or rank in self.failed:
+            return self
+        return msgspec.structs.replace(self, slug="peer_lost", role="secondary", peers=self.failed)
 
 
 def exception_meaning(
@@ -144,6 +155,7 @@ def exception_meaning(
     its consequence. So is a wait in vain while handling an error. If another one gives the cause, the text has it as
     well. ``launcher``: a launcher raised it about a process.
     """
+    failed = _failed_ranks(chain)
     chain = _unwrapped(chain)
     hits = [best(catalogue.match_line(_one_line(kind, message), where="exception")) for kind, message in chain]
     place = _handled(chain, hits)
@@ -221,9 +233,16 @@ def exception_meaning(
             fingerprint=f"user_code_exception:{print_of}",
             place=place,
             lost_peer=lost_peer,
+            failed=failed,
         )
     made = meaning_of_hit(found, text=spoken, fingerprint=f"{found.signature.slug}:{print_of}")
-    return msgspec.structs.replace(made, place=place, lost_peer=lost_peer)
+    return msgspec.structs.replace(made, place=place, lost_peer=lost_peer, failed=failed)
+
+
+def _failed_ranks(chain: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+    """Ranks that a checkpoint's exception names, which torch raises in all ranks."""
+    match = next((m for _, message in chain if (m := _OF_RANKS.match(message[:_MOST]))), None)
+    return listed_numbers(match[1]) if match is not None else ()
 
 
 def _handled(chain: Sequence[tuple[str, str]], hits: Sequence[Hit | None]) -> int:
@@ -256,12 +275,17 @@ def _unwrapped(chain: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Chain with the exception that torch's workers quote in the message of the raised one."""
     found: list[tuple[str, str]] = []
     for kind, message in chain:
-        head, quoted, trace = message.partition(_QUOTED)
-        last = _RAISED.match(trace.rstrip().rpartition("\n")[2]) if quoted else None
+        head, quoted, trace = message.partition(_TOLD if _OF_RANKS.match(message[:_MOST]) else _QUOTED)
+        last = _last_raised(trace) if quoted else None
         found.append((kind, head.rstrip() if last else message))
         if last:
             found.append((last[1], last[2] or ""))
     return found
+
+
+def _last_raised(trace: str) -> Match[str] | None:
+    """Type and message in the last line of a traceback, or before the next one of torch's list by ranks."""
+    return _RAISED.match(trace.partition(_TOLD)[0].rstrip().rpartition("\n")[2])
 
 
 # Types of Python's own exceptions about a connection.
@@ -289,8 +313,8 @@ def _kinds(meaning: Meaning) -> set[str]:
 def of_frames(meaning: Meaning, origins: AbstractSet[str]) -> Meaning:
     """Meaning of an exception about a file that is no data, or a connection that is to no peer; ``origins``: as of its frames.
 
-    It is the job's configuration, the start of a command raised it, another process removed the file first, or the
-    code creates it in a missing folder. A client of a service lost its server.
+    A file: it is the job's configuration, a command, removed by another process first, or created in a missing folder.
+    A connection: a client of a service lost its server.
     """
     if not needs_frames(meaning):
         return meaning

@@ -313,19 +313,23 @@ class ChunkScanner:
             of_library = "library" in item.origins and "in DataLoader worker process" not in item.chain[0][1]
             meaning = msgspec.structs.replace(meaning, signature=OF_LIBRARY if of_library else OF_OWN)
         last = item.finals[min(meaning.place, len(item.finals) - 1)]
+        prefix = item.prefix
+        if meaning.failed and prefix.rank not in meaning.failed:
+            of = meaning.failed[0] if len(meaning.failed) == 1 else None
+            prefix = msgspec.structs.replace(prefix, rank=of, local_rank=None, tasks=())
         found = Finding(
             start=0,
             end=last.end - last.start,
             line=last.text,
             meaning=meaning,
-            prefix=item.prefix,
+            prefix=prefix,
             explicit=not meaning.end,
             groups=meaning.groups if meaning.end else {},
             clean_up="clean_up" in item.origins or (item.threaded and "helper" in item.origins),
             place=next(iter(item.places), None),
             collective=item.collective,
             caught=item.frames > 0 and "entry" not in item.origins,
-            kind=(known or meaning.fingerprint, item.prefix.rank),
+            kind=(known or meaning.fingerprint, prefix.rank),
         )
         return found, last
 

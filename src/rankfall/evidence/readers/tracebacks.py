@@ -64,6 +64,8 @@ _CONTINUATIONS: Final = (
     b"details = ", b"status = StatusCode.", b"Exception raised from", b"Last error:", b"Missing key", b"Parameter", b"Socket ",
     b"Unexpected key", b"frame #", b"nccl", b"size mismatch",
 )  # fmt: skip
+# Head of another rank's traceback in a message of torch.distributed.checkpoint.
+_OF_RANK: Final = bounded(rb"\ATraceback \(most recent call last\): \(RANK (\d{1,6})\)", limit=512)
 # Ray's line about a remote task, before the frames of that task; the type's exception follows them.
 _REMOTE: Final = bounded(
     rb"\A(?:(?:ray\.exceptions\.)?RayTaskError(?:\([\w.]{1,128}\))?: )?ray::\S{1,256}\(\) \(pid=(\d{1,9})\b", limit=512
@@ -94,6 +96,13 @@ def find_tracebacks(data: bytes) -> Iterator[TracebackText]:
     for item in TracebackReader().push(data, at=0, line=0, final=True).closed:
         if item.found is not None:
             yield item.found
+
+
+def _of_its_rank(prefix: Prefix, head: bytes, announced: Announcement) -> Prefix:
+    """Prefix with the rank that the head or the line before it names."""
+    if (told := _OF_RANK.match(head)) is not None:
+        return msgspec.structs.replace(prefix, rank=matched(told[1]), local_rank=None, tasks=())
+    return msgspec.structs.replace(prefix, **announced.ranks) if prefix.local_rank is prefix.rank is None else prefix
 
 
 class TracebackReader:
@@ -204,8 +213,7 @@ class TracebackReader:
         learned = own.length > head or bool(gap.strip(_BARS))
         prefix, key = (learn(before), fold(before)) if learned else (own, own.raw)
         announced = announcement(data, position) or self._announced
-        if prefix.local_rank is prefix.rank is None:
-            prefix = msgspec.structs.replace(prefix, **announced.ranks)
+        prefix = _of_its_rank(prefix, line[head:], announced)
         if key in self._open:
             self._close(self._open[key], start)
         owner = OpenTraceback(
@@ -328,9 +336,10 @@ class TracebackReader:
     def _take(self, state: OpenTraceback, body: bytes, line: bytes, at: int, number: int) -> bool | None:
         """Adds a line: None if it does not fit, True if a repetition would change nothing."""
         text, stop = body.strip(), at + len(line)
-        if not state.expect and text.startswith(HEAD):
+        of_rank = not state.expect and _OF_RANK.match(text) is not None
+        if not state.expect and text.startswith(HEAD) and not of_rank:
             return None  # a separate exception
-        quotes = text == QUOTED_HEAD and b"".join(state.message).startswith(b"Caught ")
+        quotes = of_rank or (text == QUOTED_HEAD and b"".join(state.message).startswith(b"Caught "))
         if text in _CHAIN or text.startswith(HEAD) or quotes:
             self._finish(state)
             state.frames.chain()
