@@ -328,3 +328,27 @@ def test_a_recorded_exception_of_another_rank_s_checkpoint_is_a_consequence(rank
         default_catalogue(), [("torch.distributed.checkpoint.api.CheckpointException", message)]
     ).told_by(0)
     assert (read.role, read.slug) == (role, "disk_full" if role == "primary" else "peer_lost")
+
+
+@pytest.mark.parametrize(
+    ("line", "slug"),
+    [
+        ("Slurm Job_id=99112 Name=train Failed, Run time 02:11:01, OUT_OF_MEMORY, ExitCode 0", "host_oom"),
+        ("Slurm Job_id=99112 Name=train Failed, Run time 1-00:00:21, TIMEOUT, ExitCode 0", "walltime_or_requeue"),
+        ("Job ID: 99112\nState: OUT_OF_MEMORY (exit code 0)", "host_oom"),
+        ("Job ID: 99112\nState: TIMEOUT (exit code 0)", "walltime_or_requeue"),
+        ("Job ID: 99112\nState: COMPLETED (exit code 0)", "unknown"),
+        ("./run.sh: line 3: 411 CPU time limit exceeded (core dumped) python train.py", "deadline_exceeded"),
+        ("solver: CPU time limit exceeded for 3 samples, they were left out", "unknown"),
+        (
+            f"{TRACE}RuntimeError: unable to open shared memory object </torch_1_2_33> in read-write mode: Too many open files (24)",
+            "user_code_exception",
+        ),
+        (
+            f"{TRACE}RuntimeError: unable to open shared memory object </torch_1_2_33> in read-write mode: No space left on device (28)",
+            "shm_exhausted",
+        ),
+    ],
+)
+def test_a_limit_is_named_by_the_state_or_error_that_states_it(verdict, line, slug):
+    assert verdict(f"step 100 loss 2.1\n{line}\n").cause.slug == slug
