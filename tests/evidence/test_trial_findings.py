@@ -352,3 +352,43 @@ def test_a_recorded_exception_of_another_rank_s_checkpoint_is_a_consequence(rank
 )
 def test_a_limit_is_named_by_the_state_or_error_that_states_it(verdict, line, slug):
     assert verdict(f"step 100 loss 2.1\n{line}\n").cause.slug == slug
+
+
+LOAD = '  File "/opt/lib/python3.11/site-packages/torch/serialization.py", line 1521, in load\n    return _load(f)\n'
+RECEIVED = '  File "/usr/lib/python3.11/multiprocessing/connection.py", line 383, in _recv\n    raise EOFError\n'
+
+
+@pytest.mark.parametrize(("frames", "slug"), [(LOAD, "checkpoint_corrupt"), (RECEIVED, "peer_lost")])
+def test_an_empty_file_that_torch_loads_is_no_lost_peer(verdict, frames, slug):
+    assert verdict(f"{TRACE}{frames}EOFError\n").cause.slug == slug
+
+
+@pytest.mark.parametrize(
+    ("what", "slug"), [("the configuration", "user_code_exception"), ("the shard of epoch 3", "dataset_missing")]
+)
+def test_a_missing_file_of_settings_is_no_training_data(verdict, what, slug):
+    missing = f"{TRACE}FileNotFoundError: [Errno 2] No such file or directory: '/w/nope'\n"
+    cause = "\nThe above exception was the direct cause of the following exception:\n\n"
+    assert verdict(f"{missing}{cause}{TRACE}RuntimeError: could not load {what}\n").cause.slug == slug
+
+
+@pytest.mark.parametrize(("pid", "rank"), [(4211, 1), (4212, None)])
+def test_a_killed_worker_is_of_the_rank_that_names_its_process(verdict, pid, rank):
+    worker = f"{TRACE}RuntimeError: DataLoader worker (pid 4211) is killed by signal: Killed. "
+    text = "".join(f"[rank1]: {line}\n" for line in worker.splitlines())
+    found = verdict(
+        f"{text}[ 1234.5] Memory cgroup out of memory: Killed process {pid} (pt_data_worker) total-vm:1kB\n"
+    )
+    assert (found.cause.slug, found.rank) == ("host_oom", rank)
+
+
+@pytest.mark.parametrize(("victim", "slug"), [("node_exporter", "user_code_exception"), ("python3", "node_oom")])
+def test_a_killed_program_that_watches_the_node_explains_no_exception(verdict, victim, slug):
+    kill = f"Nov 30 03:12:45 n1 kernel: Out of memory: Killed process 911 ({victim}) total-vm:1kB, anon-rss:1kB\n"
+    assert verdict(f"{kill}[rank0]: step 100\n[rank0]: KeyError: 'x'\n").cause.slug == slug
+
+
+@pytest.mark.parametrize(("code", "slug"), [(124, "deadline_exceeded"), (1, "unknown")])
+def test_time_shows_the_code_of_a_timeout(verdict, code, slug):
+    text = f"step 5\n+ timeout 3600 python train.py\nCommand exited with non-zero status {code}\n"
+    assert verdict(text).cause.slug == slug

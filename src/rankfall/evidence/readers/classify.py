@@ -236,6 +236,8 @@ def exception_meaning(
             failed=failed,
         )
     made = meaning_of_hit(found, text=spoken, fingerprint=f"{found.signature.slug}:{print_of}")
+    if displayed and made.signature == "dataset_missing.errno" and _OF_SETTINGS.search(head_text[:_MOST]) is not None:
+        made = msgspec.structs.replace(made, slug="user_code_exception")
     return msgspec.structs.replace(made, place=place, lost_peer=lost_peer, failed=failed)
 
 
@@ -295,6 +297,10 @@ _CONNECTION: Final = frozenset(
 )
 # Origins of exceptions about another process of the job.
 _OF_PROCESSES: Final = frozenset({"helper", "library", "queue", "data_loader"})
+# An EOFError without a message, of a connection or a file.
+_END_OF_FILE: Final = "peer_lost.eof"
+# Words of an exception that another one about a missing file caused: it is no training data.
+_OF_SETTINGS: Final = bounded(r"(?i)\b(?:config(?:uration)?s?|settings|hyper-?parameters) ?(?:file)?\b", limit=_MOST)
 # Of a call that takes no path, as that for the current folder.
 _NO_PATH: Final = "FileNotFoundError: [Errno 2] No such file or directory"
 
@@ -303,7 +309,7 @@ def needs_frames(meaning: Meaning) -> bool:
     """True for a meaning that an exception's type gives, but its frames may change."""
     if meaning.slug in {"dataset_missing", "bad_sample"}:
         return True
-    return meaning.slug == "peer_lost" and bool(_kinds(meaning) & _CONNECTION)
+    return meaning.slug == "peer_lost" and (meaning.signature == _END_OF_FILE or bool(_kinds(meaning) & _CONNECTION))
 
 
 def _kinds(meaning: Meaning) -> set[str]:
@@ -318,6 +324,9 @@ def of_frames(meaning: Meaning, origins: AbstractSet[str]) -> Meaning:
     """
     if not needs_frames(meaning):
         return meaning
+    if meaning.signature == _END_OF_FILE:
+        cut = "checkpoint" in origins and origins.isdisjoint(_OF_PROCESSES - {"library"})
+        return msgspec.structs.replace(meaning, slug="checkpoint_corrupt", role="primary") if cut else meaning
     if meaning.slug == "peer_lost":
         # No process listens at the port; a refused queue shows the end of its process.
         refused = _REFUSED in _kinds(meaning) and origins.isdisjoint(_OF_PROCESSES)

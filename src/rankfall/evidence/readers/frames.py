@@ -92,6 +92,7 @@ _ORIGINS: Final[tuple[tuple[bytes, frozenset[bytes], str], ...]] = (
     (b"elastic/multiprocessing/errors/__init__.py", _REPORT, "damaged_report"),
     (b"torch/utils/data/dataloader.py", _LOADER, "data_loader"),
     (b"dataloader/dataloader_iter.py", _LOADER, "data_loader"),
+    (b"torch/serialization.py", frozenset({b"load", b"_load", b"_legacy_load"}), "checkpoint"),
     (b"/subprocess.py", frozenset({b"_execute_child"}), "command"),
     (b"/os.py", frozenset({b"_execvpe"}), "command"),
     (b"/http/client.py", frozenset(), "server"),
@@ -185,7 +186,7 @@ class Frames(msgspec.Struct):
     Attributes:
         count: Number of frames.
         origins: Of frames: ``damaged_report``, ``data_loader``, ``command``, ``launcher``, ``server`` (a client of a
-            service), ``queue`` (to another process), ``main_first`` (ranks wait for the first one's work). ``helper``: a
+            service), ``queue`` (to another process), ``checkpoint`` (torch loads one), ``main_first`` (ranks wait for the first one's work). ``helper``: a
             library that reports or moves data. ``library``: a package's frame is the innermost outside the standard library.
             Of ends: ``clean_up`` (finalizers, interpreter exit), ``spawned`` (a worker begins), ``semaphore`` (it opens its
             parent's). Of the outermost frame: ``entry`` (it begins a program, a thread or a process), ``logger`` (it is

@@ -165,7 +165,7 @@ _WORDS: Final = (
     rb"out of (?:\w+ )?memory|cannot allocate|resource.exhausted|no space left|quota exceeded|too many requests|rate limit|unauthori[sz]ed|forbidden"
     rb"|(?:http\S*|status|code|error|response|returned|got|received)\W{0,3}(?:\w+ )?(?:40[134]|429|50[0234])\b|\b(?:40[134]|429|50[0234])\b\W{1,3}(?:client|server|bad|service|too|internal|gateway|not|unauthor|forbid|error)|not permitted|\bdenied\b|in use\b|\bbusy\b|(?:not|could not|cannot|failed to|unable to) (?:resolve|connect|reach|find|open|load)|no route|unreachable"
     rb"|timed out|time-?out|\breset\b|refused|broken pipe|(?:closed|lost|dead|died|killed|missing)\b|no such|not found|does not exist|undefined symbol|corrupt|checksum|exceed(?:s|ed)\b|insufficient|not enough"
-    rb"|divisible|too old|incompatible|mismatch|\bnan\b|invalid|unrecognized|unsupported|(?-i:\bSIG[A-Z]{3,4}\b)|segmentation|core dumped|heartbeat|shared memory"
+    rb"|divisible|too old|incompatible|not compatible|mismatch|\bnan\b|invalid|unrecognized|unsupported|(?-i:\bSIG[A-Z]{3,4}\b)|segmentation|core dumped|heartbeat|shared memory"
 )
 # Lines about an end with success, and about errors that a model makes.
 _SUCCESS: Final = bounded(

@@ -192,6 +192,11 @@ class Subjects:
             if named and piece.rank is not None and self._failed_at.get(piece.stream):
                 self._failed_at[piece.stream].add(piece.rank)
         self._printed_again = _printed_again(evidence)
+        # Ranks that name a killed process of theirs.
+        self._lost: dict[tuple[str | None, int], set[int]] = defaultdict(set)
+        for piece in evidence:
+            if piece.rank is not None and piece.pid is not None and piece.slug == "dataloader_died":
+                self._lost[piece.stream, piece.pid].add(piece.rank)
         # Ranks of each node that report one fault of their GPU, in a text whose lines have their nodes.
         self._struck: dict[tuple[str | None, str, str], set[int]] = defaultdict(set)
         for piece in evidence:
@@ -288,6 +293,8 @@ class Subjects:
             for known in (speaker, piece.stream):
                 if (known, piece.pid) in self._by_pid:
                     return self._by_pid[known, piece.pid], False
+            if len(owners := self._lost.get((piece.stream, piece.pid), ())) == 1:
+                return next(iter(owners)), False
         if piece.local_rank is not None and (speaker, piece.local_rank) in self._by_local:
             return self._by_local[speaker, piece.local_rank], False
         if piece.slug in ENDS_OF_THE_REST:
