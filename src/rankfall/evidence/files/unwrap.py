@@ -416,8 +416,9 @@ def _named(lines: list[bytes]) -> list[Layer]:
         return []
     if not any(line.startswith(HEAD, size) or _FRAME.match(line, size) for line in lines):
         return []
-    if known.stamp is not None and all(parse_prefix(line).length >= size for line in lines):
-        return []  # the readers use the time
+    alone = known.stamp is not None and all(parse_prefix(line).length >= size for line in lines)
+    if alone and not any(parse_prefix(line[size:]).stamp is not None or _DATE.match(line, size) for line in lines):
+        return []  # the readers use the only time of a line
     name = fold(words[:size])
     return [lambda line: line[size:] if fold(line[:size]) == name else None]
 

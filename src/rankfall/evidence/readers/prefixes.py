@@ -280,7 +280,7 @@ def _parsed(head: bytes) -> Prefix:
         kind, size, text = tag
         at += size
         if kind == "stamp":
-            found[kind] = text.strip(b"[] ")
+            found.setdefault(kind, text.strip(b"[] "))
             continue
         # An indented line has more space behind the same tag.
         raw.append(rest[:size].rstrip(b" \t"))

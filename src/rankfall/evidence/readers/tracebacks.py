@@ -100,8 +100,8 @@ def find_tracebacks(data: bytes) -> Iterator[TracebackText]:
 
 def _of_its_rank(prefix: Prefix, head: bytes, announced: Announcement) -> Prefix:
     """Prefix with the rank that the head or the line before it names."""
-    if (told := _OF_RANK.match(head)) is not None:
-        return msgspec.structs.replace(prefix, rank=matched(told[1]), local_rank=None, tasks=())
+    if (named := _OF_RANK.match(head)) is not None:
+        return msgspec.structs.replace(prefix, rank=matched(named[1]), local_rank=None, tasks=())
     return msgspec.structs.replace(prefix, **announced.ranks) if prefix.local_rank is prefix.rank is None else prefix
 
 

@@ -279,6 +279,12 @@ def why_tied(candidate: Candidate) -> str:
     return "failed at the same time as the root, within the clocks' uncertainty"
 
 
+def stays(candidate: Candidate) -> bool:
+    """True if no restart helps where this candidate is the cause."""
+    explicit = candidate.tier == EXPLICIT and not candidate.weak and candidate.slug not in ENDS_OF_THE_REST
+    return explicit and cause_info(candidate.slug).retry == "no"
+
+
 def faults_of(candidates: list[Candidate]) -> list[str]:
     """Fingerprint of each candidate's fault.
 

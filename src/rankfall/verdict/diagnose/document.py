@@ -30,8 +30,8 @@ from rankfall.model.evidence import same_line
 from rankfall.model.exit_codes import MAX_CODE, code_row, shell_code
 from rankfall.model.timestamps import Moment, rfc3339
 from rankfall.verdict.diagnose import cause_tables as known
-from rankfall.verdict.diagnose.candidates import EXPLICIT, HANG, Candidate, Root, of_node, text_place
-from rankfall.verdict.diagnose.consequences import only_text
+from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node, text_place
+from rankfall.verdict.diagnose.consequences import only_text, stays
 from rankfall.verdict.diagnose.displayed_line import lacks_reason, last_error, named_rank, nearest_line, whole_message
 from rankfall.verdict.diagnose.node_faults import named_hosts, place_of
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, state_of, work_over
@@ -231,8 +231,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
     info = cause_info(slug)
     late = chosen.after_work or work_over(case, subjects, subject)
     doubtful = only_text(chosen, subjects)
-    # A restart cannot help if one of the others is the cause.
-    hopeless = any(c.tier == EXPLICIT and not c.weak and cause_info(c.slug).retry == "no" for c in root.tied)
+    unsure = doubtful or any(map(stays, root.tied))
     members = [subject, *chosen.same]
     one_slot = len({s.slot_number for s in members}) == 1
     action = _node_action(info.node_action, chosen, nowhere=everywhere or doubtful or _same_everywhere(chosen, case))
@@ -266,7 +265,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         phase="teardown" if late else msgspec.UNSET,
         retry="no"
         if late
-        else _retry(info.retry, chosen, case, one_node=_one_node(subjects, members), doubtful=doubtful or hopeless),
+        else _retry(info.retry, chosen, case, one_node=_one_node(subjects, members), doubtful=unsure),
         node_action=action,
         exclude=",".join(hosts) or msgspec.UNSET if action != "none" and case.run is None else msgspec.UNSET,
     )
