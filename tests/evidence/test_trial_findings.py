@@ -326,7 +326,7 @@ def test_a_recorded_exception_of_another_rank_s_checkpoint_is_a_consequence(rank
     )
     read = exception_meaning(
         default_catalogue(), [("torch.distributed.checkpoint.api.CheckpointException", message)]
-    ).told_by(0)
+    ).printed_by(0)
     assert (read.role, read.slug) == (role, "disk_full" if role == "primary" else "peer_lost")
 
 

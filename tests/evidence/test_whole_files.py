@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from rankfall.evidence.readers.classify import exception_meaning
 from rankfall.explain import explain_files
 from rankfall.render.summary import first_sentence
+from rankfall.verdict.signatures.catalogue import default_catalogue
 
 TRACE = 'Traceback (most recent call last):\n  File "/w/t.py", line 3, in <module>\n    main()\n'
 
@@ -277,3 +279,8 @@ def test_a_restart_is_no_sure_help_beside_a_cause_that_stays(verdict):
     assert verdict(text).retry == "yes"
     found = verdict(f"{text}1: {missing}")
     assert (found.cause.confidence, found.retry) == ("suspected", "once")
+
+
+def test_an_exception_without_a_type_has_a_meaning():
+    meaning = exception_meaning(default_catalogue(), [])
+    assert (meaning.slug, meaning.role) == ("user_code_exception", "primary")

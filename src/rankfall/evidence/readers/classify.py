@@ -94,7 +94,7 @@ _RAISED: Final = bounded(r"\A([A-Za-z_][\w.]{0,200})(?:: (.*))?\Z", limit=_MOST)
 _QUOTED = f"\n{QUOTED_HEAD.decode()}\n"
 # How torch.distributed.checkpoint lists the exceptions of ranks: their numbers, then a traceback of each.
 _OF_RANKS: Final = bounded(r"\ACheckpointException ranks:dict_keys\(\[([\d, ]{1,4000})\]\)", limit=_MOST)
-_TOLD = f"\n{HEAD.decode()} (RANK "
+_QUOTED_OF_RANK = f"\n{HEAD.decode()} (RANK "
 _EXTERNAL = frozenset(
     {"KeyboardInterrupt", "torch.distributed.elastic.multiprocessing.api.SignalException", "SignalException"}
 )
@@ -133,7 +133,7 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
     lost_peer: bool = False
     failed: tuple[int, ...] = ()
 
-    def told_by(self, rank: int | None) -> Meaning:
+    def printed_by(self, rank: int | None) -> Meaning:
         """Meaning of the exception in one rank: where another rank failed, it only repeats."""
         if rank is None or not self.failed or rank in self.failed:
             return self
@@ -197,7 +197,7 @@ def exception_meaning(
     lost_peer = waited or any(hit is not None and hit.signature.slug == "peer_lost" for hit in hits[1:])
     repeats = [
         kind.endswith(_GROUPS) or _is_wrapper(hit) or _repeats(message, inner)
-        for (kind, message), hit, (_, inner) in zip(chain, hits, [*chain[1:], ("", "")], strict=True)
+        for (kind, message), hit, (_, inner) in zip(chain, hits, [*chain, ("", "")][1:], strict=True)
     ]
     # A wrapper or group gives way to the first exception that is none.
     displayed = repeats.index(False) if repeats[:1] == [True] and False in repeats else 0
@@ -277,7 +277,7 @@ def _unwrapped(chain: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Chain with the exception that torch's workers quote in the message of the raised one."""
     found: list[tuple[str, str]] = []
     for kind, message in chain:
-        head, quoted, trace = message.partition(_TOLD if _OF_RANKS.match(message[:_MOST]) else _QUOTED)
+        head, quoted, trace = message.partition(_QUOTED_OF_RANK if _OF_RANKS.match(message[:_MOST]) else _QUOTED)
         last = _last_raised(trace) if quoted else None
         found.append((kind, head.rstrip() if last else message))
         if last:
@@ -287,7 +287,7 @@ def _unwrapped(chain: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def _last_raised(trace: str) -> Match[str] | None:
     """Type and message in the last line of a traceback, or before the next one of torch's list by ranks."""
-    return _RAISED.match(trace.partition(_TOLD)[0].rstrip().rpartition("\n")[2])
+    return _RAISED.match(trace.partition(_QUOTED_OF_RANK)[0].rstrip().rpartition("\n")[2])
 
 
 # Types of Python's own exceptions about a connection.
