@@ -238,6 +238,14 @@ def test_an_exception_after_a_time_limit_is_its_consequence(verdict):
     assert (found.cause.slug, found.cause.confidence, found.retry) == ("walltime_or_requeue", "likely", "yes")
 
 
+def test_times_without_a_zone_order_failures_but_are_no_times_of_the_verdict(verdict):
+    late = "".join(f"2026-11-30 03:12:50,001 [rank2]: {line}\n" for line in f"{TRACE}ValueError: x".splitlines())
+    early = "".join(f"2026-11-30 03:12:41,001 [rank5]: {line}\n" for line in f"{TRACE}KeyError: 'x'".splitlines())
+    found = verdict(late + early)
+    assert (found.rank, found.cause.confidence, found.time.at) == (5, "likely", None)
+    assert {proof.at for proof in found.evidence} == {None}
+
+
 def test_the_times_of_lines_order_failures_in_all_files(tmp_path):
     def traced(second, error):
         return "".join(f"2026-11-30T03:12:{second}.001234567Z {line}\n" for line in f"{TRACE}{error}".splitlines())
@@ -247,6 +255,7 @@ def test_the_times_of_lines_order_failures_in_all_files(tmp_path):
     (tmp_path / "train-2.log").write_text(traced(41, "ZeroDivisionError: division by zero"))
     found = explain_files([tmp_path]).verdict
     assert (found.rank, found.cause.confidence) == (2, "likely")
+    assert found.time.at == "2026-11-30T03:12:41.500000000Z"
     # A clock without a zone does not compare with others.
     (tmp_path / "train-2.log").write_text(traced(41, "ZeroDivisionError: division by zero").replace("Z ", " "))
     assert explain_files([tmp_path]).verdict.cause.confidence == "suspected"

@@ -20,7 +20,7 @@ Source = Literal["log", "record", "exit", "pod", "event", "node", "kernel", "rec
 Trust = Literal["job", "inside", "launcher", "wrapper", "supervisor", "kernel", "platform"]
 
 # Clock of a stamp: the slot's node, the API server and controllers, or the observer.
-StampedBy = Literal["node", "server", "here"]
+StampedBy = Literal["node", "server", "here", "text"]
 
 SlotLauncher = Literal["torchrun", "plain", "exec"]
 
@@ -32,7 +32,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         id: Content identity; equal ids are one piece.
         role: Part in the failure; only ``primary`` can be the root.
         uncertainty: Of ``at``, seconds.
-        stamped: Clock of ``at``.
+        stamped: Clock of ``at``; ``text``: that of a log which names no zone.
         signature: Id of the matching signature.
         peer_hosts: Addresses of ``peers`` without a rank.
         detail: Further text for display.
@@ -266,6 +266,8 @@ def surely_after(piece: Evidence, other: Evidence) -> bool:
     ):
         return piece.order > other.order
     if piece.at is None or other.at is None or piece.slot != other.slot:
+        return False
+    if "text" in {piece.stamped, other.stamped} and piece.stamped != other.stamped:
         return False
     return piece.at - other.at > round(((piece.uncertainty or 0.0) + (other.uncertainty or 0.0)) * 1e9)
 

@@ -106,7 +106,6 @@ class Source(msgspec.Struct, kw_only=True):
         pids: Process of a finding, by ID.
         pid_ranks: Rank of each process by tables; None if they differ.
         logged: Findings, by ID, in records of a logger, whose lines are in order.
-        zones: Whether the times of its findings name their zone.
     """
 
     name: str
@@ -136,7 +135,6 @@ class Source(msgspec.Struct, kw_only=True):
     pids: dict[str, int] = msgspec.field(default_factory=dict)
     pid_ranks: dict[int, int | None] = msgspec.field(default_factory=dict)
     logged: set[str] = msgspec.field(default_factory=set)
-    zones: set[bool] = msgspec.field(default_factory=set)
 
     def rank_of_worker(self, piece: Evidence) -> int | None:
         """Rank of the process that printed a finding, or of the worker where each is one rank; else None."""
@@ -402,7 +400,6 @@ class TextReader:
         hosts = prefix.hosts or finding.groups.get("node")
         node = hosts if hosts and _ONE_HOST.fullmatch(hosts) and hosts != _NO_HOST else None
         printed = printed_second(prefix.stamp)
-        source.zones |= set() if printed is None else {printed[1]}
         piece = make.of_finding(
             finding,
             stream=source.group,
@@ -414,6 +411,8 @@ class TextReader:
             node=node,
             attempt=source.attempt,
         )
+        if printed is not None and not printed[1]:
+            piece = msgspec.structs.replace(piece, stamped="text")
         if hosts and node is None and hosts != _NO_HOST:
             piece = msgspec.structs.replace(piece, peer_hosts=(hosts,))
         if prefix.host or prefix.pod:

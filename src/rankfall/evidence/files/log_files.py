@@ -330,9 +330,6 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
     places = {id_: place for source in sources for id_, place in source.places.items()}
     # After the local ranks: a name of one node does not show that there are others.
     found = [_placed(e, places[e.id]) if e.id in places else e for e in found]
-    if len(set[bool]().union(*(source.zones for source in sources))) > 1:
-        # A clock without a zone does not compare with others.
-        found = [msgspec.structs.replace(e, at=None, uncertainty=None) for e in found]
     found += _stack_evidence(standings)
     ranks = _ranks_of_files(sources) or _ranks_by_lines(sources, found)
     return Case(

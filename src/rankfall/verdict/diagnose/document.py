@@ -89,7 +89,7 @@ def proof_of(subjects: Subjects, chosen: Candidate | None) -> tuple[Proof, ...]:
 
 def as_proof(subject: Subject, e: Evidence) -> Proof:
     """Piece of evidence as a part of the document."""
-    at, uncertainty = subject.when(e).common
+    time = _time(subject.when(e))
     return Proof(
         id=e.id,
         source=e.source,
@@ -98,8 +98,8 @@ def as_proof(subject: Subject, e: Evidence) -> Proof:
         rank=e.rank if e.rank is not None else subject.rank_number,
         slot=e.slot if e.slot is not None else subject.slot_number,
         node=e.node or subject.node,
-        at=rfc3339(at),
-        uncertainty_s=None if e.uncertainty is None else uncertainty,
+        at=time.at,
+        uncertainty_s=None if e.uncertainty is None else time.uncertainty_s,
         where=e.where,
         line=e.line[:MAX_LINE],
         trust=e.trust,
@@ -159,14 +159,13 @@ def independent_of(root: Root) -> tuple[IndependentFault, ...]:
     rows = sorted(root.independent, key=lambda row: (-row[0].tier, row[0].order))
     for candidate, because in rows[:MAX_INDEPENDENT]:
         subject, best = candidate.subject, candidate.best
-        at, uncertainty = candidate.moment.common
         found.append(
             IndependentFault(
                 slug=candidate.slug,
                 rank=subject.rank_number,
                 slot=subject.slot_number,
                 node=subject.node,
-                time=Time(at=rfc3339(at), uncertainty_s=uncertainty) if at is not None else Time(),
+                time=_time(candidate.moment),
                 line=best.line[:MAX_LINE] if best is not None else candidate.because,
                 because=because,
             )
@@ -402,8 +401,8 @@ def _tied(confidence: Confidence) -> Confidence:
 
 
 def _time(moment: Moment) -> Time:
-    """Time by the common clock, as far as possible."""
-    at, uncertainty = moment.common
+    """Time by the common clock, as far as possible; none of a log that names no zone."""
+    at, uncertainty = moment.common if moment.clock != "text" else (None, 0.0)
     return Time(at=rfc3339(at), uncertainty_s=uncertainty) if at is not None else Time()
 
 

@@ -74,7 +74,8 @@ class Subject(msgspec.Struct, kw_only=True):
         if stamped == "node":
             name = self.node or f"slot {self.slot_number}"
             return Moment(at=at, uncertainty=uncertainty or 0.0, clock=f"node {name}", bound=self.ahead)
-        bound = self.server_ahead if stamped == "server" else EXACT
+        # A clock without a zone compares with no other.
+        bound = Bound() if stamped == "text" else self.server_ahead if stamped == "server" else EXACT
         return Moment(at=at, uncertainty=uncertainty or 0.0, clock=stamped, bound=bound)
 
     def when(self, piece: Evidence) -> Moment:
