@@ -376,15 +376,12 @@ def _chunks(content: Raw | Packed, path: Path) -> Iterator[bytes]:
 
 def _rows(chunks: Iterator[bytes], number: int, text: str) -> list[tuple[int, str]]:
     """Numbers and texts around line ``number``; of a document of JSON the text of its records."""
-    from rankfall.evidence.files.json_records import MAX_DOCUMENT, lines_of_document, may_be_document  # noqa: PLC0415
+    from rankfall.evidence.files.json_records import MAX_DOCUMENT, may_be_document, nearby_lines  # noqa: PLC0415
 
-    if may_be_document((data := next(chunks, b""))[: 64 << 10]):
+    if may_be_document(data := next(chunks, b"")):
         data = b"".join((data, *islice(chunks, MAX_DOCUMENT // _SCAN)))
-        if (found := lines_of_document(data)) is not None:
-            rows = found[0].decode("utf-8", "backslashreplace").split("\n")
-            own = {rows[at] == text: at for at, place in enumerate(found[1]) if place == number}
-            rows = rows[: (at := own.get(True, own.get(False, 0))) + _TRACED]
-            return [(number + i - at, row[:_MAX_CONTEXT]) for i, row in enumerate(rows)][-2 * _TRACED :]
+        if (rows := nearby_lines(data, number, text, most=_TRACED)) is not None:
+            return [(at, row[:_MAX_CONTEXT]) for at, row in rows]
     return [*_window(chain((data,), chunks), number)]
 
 

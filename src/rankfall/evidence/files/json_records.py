@@ -47,8 +47,9 @@ _LOW_LEVELS: Final = ("trace", "debug", "info", "notice", "warn")
 _LOW_NUMBERS: Final = range(4, 31)
 
 
-# Bytes and records of a document, and how deep its lists may lie.
+# Bytes and records of a document, bytes that show its form, and how deep its lists may lie.
 MAX_DOCUMENT: Final = 16 << 20
+_SAMPLE: Final = 64 << 10
 _MAX_RECORDS: Final = 1 << 18
 _DEPTH: Final = 5
 _BEGIN: Final = anchored(rb'\s*(?:\[\s*(?:[{\[]|\Z)|\{\s*(?:"|\Z))', limit=256)
@@ -64,11 +65,11 @@ class _Entry(NamedTuple):
     line: int
 
 
-def may_be_document(sample: bytes) -> bool:
+def may_be_document(data: bytes) -> bool:
     """True if the first bytes of a text begin a document of JSON, and not one record a line."""
-    if not _BEGIN.match(sample):
+    if not _BEGIN.match(data):
         return False
-    first, end, rest = sample.partition(b"\n")
+    first, end, rest = data[:_SAMPLE].partition(b"\n")
     try:
         return not end or not rest.strip() or not isinstance(decode(first), dict)
     except msgspec.DecodeError:
@@ -78,7 +79,7 @@ def may_be_document(sample: bytes) -> bool:
 def lines_of_document(data: bytes) -> tuple[bytes, array[int]] | None:
     """Text of a document's records, the oldest first, and the number of each one's line; None for another document."""
     try:
-        entries = list(islice(_entries(_Piece(data, 0, 1), {}, 0), _MAX_RECORDS))
+        entries = list(islice(_entries(_Piece(data, 1), {}, 0), _MAX_RECORDS))
     except msgspec.DecodeError:
         return None
     times = [entry.time for entry in entries if entry.time is not None]
@@ -92,6 +93,21 @@ def lines_of_document(data: bytes) -> tuple[bytes, array[int]] | None:
     return ("\n".join((*lines, "")).encode("utf-8", "surrogatepass"), places) if lines else None
 
 
+def nearby_lines(data: bytes, number: int, text: str, *, most: int) -> list[tuple[int, str]] | None:
+    """Numbers and texts of at most ``most`` lines on each side of one of a document's records; None for another document.
+
+    ``number``, ``text``: of that line; a record may hold several.
+    """
+    found = lines_of_document(data)
+    if found is None:
+        return None
+    rows = found[0].decode("utf-8", "backslashreplace").split("\n")
+    places = [at for at, place in enumerate(found[1]) if place == number]
+    own = max(places, key=lambda at: (rows[at] == text, at), default=0)
+    first = max(0, own - most)
+    return [(number + at - own, row) for at, row in enumerate(rows[first : own + most], first)]
+
+
 def _is_later(one: str | float, other: str | float) -> bool:
     if isinstance(one, str) or isinstance(other, str):
         return isinstance(one, str) and isinstance(other, str) and one > other
@@ -99,10 +115,9 @@ def _is_later(one: str | float, other: str | float) -> bool:
 
 
 class _Piece(NamedTuple):
-    """A part of a document, its first byte there and the number of its line."""
+    """A part of a document, and the number of its line there."""
 
     data: bytes
-    start: int
     line: int
 
     def parts(self, raws: Iterator[msgspec.Raw]) -> Iterator[_Piece]:
@@ -112,7 +127,7 @@ class _Piece(NamedTuple):
             part = bytes(raw)
             begin = self.data.index(part, at)
             line += self.data.count(b"\n", at, begin)
-            yield _Piece(part, self.start + begin, line)
+            yield _Piece(part, line)
             at, line = begin + len(part), line + part.count(b"\n")
 
 
@@ -134,9 +149,8 @@ def _entries(piece: _Piece, labels: Mapping[str, str], depth: int) -> Iterator[_
     if depth and (text := _text_in(inner)) is not None:
         times = (value for each in inner for key in _TIME_KEYS if isinstance(value := each.get(key), str | int | float))
         time = next(times, None)
-        rank = next((rank for each in inner if (rank := _rank_of(each)) is not None), None)
         trace = _trace_of(fields, text)
-        before = _before(rank, labels)
+        before = _before(_rank_in(inner), labels)
         key = next((at for key in _TEXT_KEYS if (at := piece.data.find(b'"%s"' % key.encode())) >= 0), 0)
         line = piece.line + piece.data.count(b"\n", 0, key)
         yield _Entry("\n".join((text, *trace)), before, time, line)
@@ -199,7 +213,7 @@ def text_of_record(line: bytes) -> bytes | None:
     text = _text_in(inner, keys)
     if text is None or "\n" in (text := text.rstrip("\r\n")):
         return None
-    rank = next((rank for each in inner if (rank := _rank_of(each)) is not None), None)
+    rank = _rank_in(inner)
     before = _before(rank, _labels(inner[1:]))
     lines = _trace_of(fields, text)
     if lines:
@@ -209,6 +223,10 @@ def text_of_record(line: bytes) -> bytes | None:
         else:
             text = f"\n{before}".join((text, *lines))
     return (before + text).encode("utf-8", "surrogatepass")
+
+
+def _rank_in(inner: list[dict[str, object]]) -> int | None:
+    return next((rank for each in inner if (rank := _rank_of(each)) is not None), None)
 
 
 def _rank_of(fields: dict[str, object]) -> int | None:

@@ -1,8 +1,8 @@
 r"""Removes from a text what its way to a person put around every line: colors, quotation marks, numbers, an indent, a collector's JSON.
 
-The first bytes of a text show what is around all of its lines; a later line without it stays as it is. A document of
-JSON is read whole. Lines that a terminal broke at its right
-edge are joined; a traceback in an object's other key follows its text. ``Unwrapper.number`` gives the number that a line has in the file.
+The first bytes of a text show what is around all of its lines; a later line without it stays as it is. A document of JSON is read whole.
+Lines that a terminal broke at its right edge are joined; a traceback in an object's other key follows its text. ``Unwrapper.number`` gives
+the number that a line has in the file.
 
 Cost: one pass over a text that is wrapped, a search for escapes in others. Memory: the unfinished line, at most ``MAX_HELD`` bytes.
 """
@@ -107,7 +107,7 @@ class Unwrapper:
         data = self._held + data if self._held else data
         self._held = b""
         if self._layers is None:
-            self._whole = self._whole or (bool(data) and may_be_document(data[:_SAMPLE]))
+            self._whole = self._whole or (bool(data) and may_be_document(data))
             if self._whole and len(data) <= MAX_DOCUMENT:
                 if not final:
                     self._held = data
