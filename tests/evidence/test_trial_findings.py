@@ -292,9 +292,9 @@ def test_the_lines_before_a_line_of_other_json_are_those_of_the_file(verdict):
 def repeated(speaker, ranks, error, *, line="os.mkdir(self, mode)"):
     """What torch.distributed.checkpoint raises in each rank after the errors of some."""
     frame = f'  File "/opt/lib/python3.11/pathlib.py", line 1116, in mkdir\n    {line}\n'
-    told = "".join(f"Traceback (most recent call last): (RANK {rank})\n{frame}{error}\n" for rank in ranks)
+    traces = "".join(f"Traceback (most recent call last): (RANK {rank})\n{frame}{error}\n" for rank in ranks)
     head = "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys"
-    text = f"{TRACE}{head}([{', '.join(map(str, ranks))}])\n{told}"
+    text = f"{TRACE}{head}([{', '.join(map(str, ranks))}])\n{traces}"
     return "".join(f"[rank{speaker}]: {line}\n" for line in text.splitlines())
 
 
@@ -326,7 +326,7 @@ def test_a_recorded_exception_of_another_rank_s_checkpoint_is_a_consequence(rank
     )
     read = exception_meaning(
         default_catalogue(), [("torch.distributed.checkpoint.api.CheckpointException", message)]
-    ).printed_by(0)
+    ).raised_by(0)
     assert (read.role, read.slug) == (role, "disk_full" if role == "primary" else "peer_lost")
 
 

@@ -66,7 +66,7 @@ def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | Non
     if error is not None and needs_frames(meaning):
         read = list(find_tracebacks(error.traceback.encode("utf-8", "replace")))
         meaning = of_frames(meaning, (read[-1].origins if read else frozenset()) | origins_of(error.frames[-1:]))
-    meaning = meaning.printed_by(rank)
+    meaning = meaning.raised_by(rank)
     at = error.raised_ns if error and error.raised_ns is not None else record.at_ns
     return Evidence(
         id=digest("record", record.id),
@@ -119,7 +119,7 @@ def of_finding(
 
     The stream's rank precedes one in the line.
     """
-    meaning, prefix = finding.meaning.printed_by(rank), finding.prefix
+    meaning, prefix = finding.meaning.raised_by(rank), finding.prefix
     claimed = prefix.rank if prefix.rank is not None else numbers.whole(finding.groups.get("rank"))
     # The command in an end by DeepSpeed or torch.distributed.launch is always that of the last local rank: 0 is the only one.
     local = finding.groups.get("local_rank") or finding.groups.get("process")

@@ -133,7 +133,7 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
     lost_peer: bool = False
     failed: tuple[int, ...] = ()
 
-    def printed_by(self, rank: int | None) -> Meaning:
+    def raised_by(self, rank: int | None) -> Meaning:
         """Meaning of the exception in one rank: where another rank failed, it only repeats."""
         if rank is None or not self.failed or rank in self.failed:
             return self
@@ -202,9 +202,9 @@ def exception_meaning(
     # A wrapper or group gives way to the first exception that is none.
     displayed = repeats.index(False) if repeats[:1] == [True] and False in repeats else 0
     specific = [hit for hit in hits if hit is not None and hit.signature.specificity > GENERIC]
-    informative = [id(hit) for hit in specific if not _is_wrapper(hit)] or [id(hit) for hit in specific]
+    only_wrappers = all(map(_is_wrapper, specific))
     for index, hit in enumerate(hits):
-        if hit is None or id(hit) not in informative:
+        if hit is None or hit.signature.specificity <= GENERIC or (_is_wrapper(hit) and not only_wrappers):
             continue
         better = found is None or hit.signature.specificity > found.signature.specificity
         # A raised exception of the job's own code yields only to the lost peer that it handled.

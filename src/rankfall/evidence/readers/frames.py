@@ -78,6 +78,7 @@ _SETTINGS: Final = bounded(
 # Origins that the last statement shows, and that the last one outside the standard library shows.
 _STATEMENTS: Final = {"removal": _REMOVAL, "output": _OUTPUT}
 _CALLS: Final = {"settings": _SETTINGS}
+_OF_STATEMENTS: Final = (*_STATEMENTS.items(), *_CALLS.items())
 # Outermost functions of a program, a thread or a process: of an exception that nothing caught.
 _ENTRIES: Final = frozenset(
     {b"<module>", b"_run_module_as_main", b"_bootstrap", b"_bootstrap_inner", b"run", b"spawn_main", b"_wrap", b"main"}
@@ -186,8 +187,9 @@ class Frames(msgspec.Struct):
     Attributes:
         count: Number of frames.
         origins: Of frames: ``damaged_report``, ``data_loader``, ``command``, ``launcher``, ``server`` (a client of a
-            service), ``queue`` (to another process), ``checkpoint`` (torch loads one), ``main_first`` (ranks wait for the first one's work). ``helper``: a
-            library that reports or moves data. ``library``: a package's frame is the innermost outside the standard library.
+            service), ``queue`` (to another process), ``checkpoint`` (torch loads one), ``main_first`` (ranks wait for the
+            first one's work). ``helper``: a library that reports or moves data. ``library``: a package's frame is the
+            innermost outside the standard library.
             Of ends: ``clean_up`` (finalizers, interpreter exit), ``spawned`` (a worker begins), ``semaphore`` (it opens its
             parent's). Of the outermost frame: ``entry`` (it begins a program, a thread or a process), ``logger`` (it is
             Python's logging, which continues).
@@ -252,8 +254,7 @@ class Frames(msgspec.Struct):
         self._flat = False
         if not self.assertion and text.startswith((b"assert ", b"assert(")):
             self.assertion = text[:_MAX_ASSERTION]
-        every = {**_STATEMENTS, **_CALLS}
-        self.origins.update(origin for origin, pattern in every.items() if pattern.search(text) is not None)
+        self.origins.update(origin for origin, pattern in _OF_STATEMENTS if pattern.search(text) is not None)
 
     def chain(self) -> None:
         """Begins the next exception of a chain: places are those of the last one."""
