@@ -66,7 +66,7 @@ def test_run_shows_the_first_and_the_last_rank_and_ends_with_0(rankfall: Runner)
     assert done.stderr.splitlines()[-1] == "rankfall-exit: rankfall 0"
 
 
-def test_the_start_of_a_rank_is_told_before_its_end(rankfall: Runner) -> None:
+def test_the_start_of_a_rank_is_printed_before_its_end(rankfall: Runner) -> None:
     done = rankfall("run", "--launcher", "plain", "--max-restarts", "0", "--", "sh", "-c", "exit 3")
     assert done.returncode == 3
     assert done.stderr.index("1 rank started: 0") < done.stderr.index("rank 0 on node0 ended with code 3")
@@ -317,10 +317,10 @@ def test_a_hangup_leaves_the_run_to_a_detached_supervisor(
     running = start("run", *GANG, "train.py", "exit", env={"GATE": str(gate)}, stdout=-3, stderr=-1)
     wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
     running.send_signal(signal.SIGHUP)
-    _, told = running.communicate(timeout=scaled(30))
+    _, errors = running.communicate(timeout=scaled(30))
     # With 0 a script would go on as after a job that succeeded.
     assert running.returncode == 129
-    assert told.decode().splitlines()[-1] == "rankfall-exit: rankfall 129"
+    assert errors.decode().splitlines()[-1] == "rankfall-exit: rankfall 129"
     gate.touch()
     assert rankfall("wait").returncode == 17
 

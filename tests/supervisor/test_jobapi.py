@@ -202,7 +202,7 @@ def test_a_rule_of_codes_that_yields_to_a_proven_cause_is_named(bench: Bench) ->
         "a restart would fail the same way (user_code_exception); rules[0] has only codes or signals and yields to a "
         "proven cause, unless it has causes: [user_code_exception]"
     )
-    # It says nothing where the rule changes nothing, or does not match.
+    # A rule that changes nothing, or does not match, has no message.
     for other in (FailureRule(exit_codes=(1,), action="fail"), FailureRule(exit_codes=(5,), action="restart")):
         _, outcome = bench.run("raise ValueError('x')", nnodes=1, policies=FAST, rules=(other,))
         assert because(outcome) == "a restart would fail the same way (user_code_exception)"

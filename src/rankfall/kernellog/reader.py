@@ -1,8 +1,8 @@
 """Opens the kernel log and reads each record once; counts overwritten ones.
 
-The source is /dev/kmsg, a plain file with its records or, on test beds, a similar SOCK_SEQPACKET socket. The cursor is boot id and sequence number,
-because the device stores no position. The kernel's undisciplined clock drifts (21 s seen), so KernelClock learns its
-start from records read when printed.
+The source is /dev/kmsg, a plain file with its records or, on test beds, a similar SOCK_SEQPACKET socket. The cursor
+is boot id and sequence number, because the device stores no position. The kernel's undisciplined clock drifts (21 s
+seen), so KernelClock learns its start from records read when printed.
 """
 
 from __future__ import annotations

@@ -310,7 +310,7 @@ class TextReader:
                 self._dump = None
         before, self._tail = self._tail, (self._tail + data)[-_TAIL:] if len(data) < _TAIL else data[-_TAIL:]
         if not self._base + self._given:
-            self._source.printed = dict(reversed([*texts.ranks_that_print_first(data)]))
+            self._source.printed = texts.first_lines_of_ranks(data)
         if self._searched < _SEARCHED:
             self._searched += len(data)
             self._source.learn(data)

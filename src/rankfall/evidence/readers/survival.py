@@ -32,9 +32,8 @@ ADVANCES: Final = 8
 ORDINARY: Final = 40
 #: Buffered bytes that an ending program may flush.
 FLUSHED: Final = 16 << 10
+# Bytes before a finding in which work is searched: fewer than a program that holds back its output prints at once.
 _BEFORE: Final = 4 << 10
-# A program that holds back its output until it ends, or has this many bytes, prints none before.
-_BUFFER: Final = 4 << 10
 _FEW: Final = 16
 _EACH: Final = 512
 _MAX_LINE: Final = 512
@@ -256,7 +255,7 @@ class Survival:
 
     def finisher(self, end: int) -> bytes | None:
         """Speaker whose statement of complete work after byte ``end`` is the last word about work; None without one."""
-        return self._finished_by if self.finished and self._finished_at > end else None
+        return self._finished_by if self.completed(end) else None
 
     def completed(self, end: int) -> bool:
         """True if the last word about the work, after byte ``end``, is that it is complete."""
@@ -365,16 +364,16 @@ class Survival:
             speaker = self._speakers[name] = Speaker()
             if len(self._speakers) <= _FEW:
                 # Among many speakers, counters rarely are so near.
-                self._counted_before(speaker, name, before[-_BEFORE:], first=end <= _BEFORE)
-                speaker.early = end <= _BUFFER
+                speaker.early = end <= _BEFORE
+                self._counted_before(speaker, name, before[-_BEFORE:])
                 speaker.prompt = speaker.early and bool(speaker.counters)
             self._credit += _EACH
         speaker.newest = max(speaker.newest, end)
         if whole:
             speaker.last_word = max(speaker.last_word, end)
 
-    def _counted_before(self, speaker: Speaker, name: bytes, text: bytes, *, first: bool) -> None:
-        for line in text.splitlines()[0 if first else 1 : -1]:
+    def _counted_before(self, speaker: Speaker, name: bytes, text: bytes) -> None:
+        for line in text.splitlines()[0 if speaker.early else 1 : -1]:
             if _SHOWS_WORK.search(line[:_MAX_LINE]) and not _SHOWS_NONE.search(line[:_MAX_LINE]):
                 prefix = parse_prefix(line)
                 if speaker_of(prefix) == name:

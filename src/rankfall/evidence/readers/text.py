@@ -242,20 +242,22 @@ def ranks_that_print(text: bytes, line: bytes) -> set[int]:
     return ranks
 
 
-def ranks_that_print_first(text: bytes) -> Iterator[tuple[int, int]]:
-    """Yields rank and first byte of each line with a rank's prefix in the first 64 KiB of a text."""
+def first_lines_of_ranks(text: bytes) -> dict[int, int]:
+    """First byte of the first line with each rank's prefix in the first 64 KiB of a text."""
+    found: dict[int, int] = {}
     at = 0
     for line in text[:_BLOCK].splitlines(keepends=True):
         if (rank := parse_prefix(line).rank) is not None:
-            yield rank, at
+            found.setdefault(rank, at)
         at += len(line)
+    return found
 
 
 def _is_message(line: bytes) -> bool:
     """False for advice, and for lines of launchers about their processes."""
-    return not any(_NO_ERROR.search(text) for text in _bodies(line)) and not any(
-        pattern.search(line) for pattern in (_ADVICE, _SUCCESS)
-    )
+    if _ADVICE.search(line) or _SUCCESS.search(line):
+        return False
+    return not any(_NO_ERROR.search(text) for text in _bodies(line))
 
 
 def _is_code(line: bytes) -> bool:

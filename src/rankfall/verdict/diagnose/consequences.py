@@ -247,8 +247,8 @@ def without_ends_by_launcher(candidates: list[Candidate], subjects: Subjects) ->
         # A watchdog's abort is reported after the time-outs; an abort that caused them is reported before.
         others = [(s, e) for s, words in spoke if s is not own for e in words]
         code = candidate.slug == "user_exit" and best.exit_code == 1
-        aborted = best.signature == "native_abort.exit" and best.exit_code in _ABORTED
-        aborted = aborted or best.signature == "native_abort.shell"
+        by_code = best.signature == "native_abort.exit" and best.exit_code in _ABORTED
+        aborted = by_code or best.signature == "native_abort.shell"
         in_text = code and (own.rank is None or own.rank.state != "ended")
         expected = LOST_PEER_SLUGS if aborted and any(e.slug in TIMED_OUT for _, e in others) else TIMED_OUT
         if (best.signature == "killed_unknown.srun" or aborted or in_text) and all(
