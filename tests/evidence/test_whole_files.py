@@ -293,3 +293,44 @@ def test_a_restart_is_no_sure_help_beside_a_cause_that_stays(verdict):
 def test_an_exception_without_a_type_has_a_meaning():
     meaning = exception_meaning(default_catalogue(), [])
     assert (meaning.slug, meaning.role) == ("user_code_exception", "primary")
+
+
+BUILT = "[rank1]: Traceback (most recent call last):\n[rank1]:   File \"/w/t.py\", line 9, in <module>\n[rank1]: RuntimeError: Error building extension 'cpu_adam'\n"
+ABSENT = (
+    '[rank0]: Traceback (most recent call last):\n[rank0]:   File "/w/t.py", line 9, in <module>\n'
+    "[rank0]: ImportError: /home/u/.cache/torch_extensions/cpu_adam.so: cannot open shared object file: No such file or directory\n"
+)
+
+
+def test_of_one_cause_in_one_text_the_first_failure_is_named(verdict):
+    """Not that with the more specific message."""
+    found = verdict(BUILT + ABSENT)
+    assert (found.cause.slug, found.rank) == ("import_error", 1)
+
+
+def test_a_report_of_an_abort_without_a_reason_gives_way_to_one_with_it(verdict):
+    report = "{0}: Program received signal SIGABRT: Process abort signal.\n"
+    found = verdict(f"{report.format(88)}33: double free or corruption (!prev)\n{report.format(33)}")
+    assert "double free" in found.decisive.line
+
+
+def test_a_kill_after_another_rank_s_own_abort_is_no_cause(verdict):
+    found = verdict(
+        "Rank 320 [Mon Jun  5 15:40:06 2023] [c1-2c0s8n3] application called MPI_Abort(MPI_COMM_WORLD, 60) - process 320\n"
+        "ATP Stack walkback for Rank 320 starting:\n"
+        "_pmiu_daemon(SIGCHLD): [NID 01768] [c1-2c0s12n0] [Mon Jun  5 15:41:51 2023] PE RANK 342 exit signal Killed\n"
+    )
+    assert (found.cause.slug, found.rank) == ("user_exit", 320)
+
+
+def test_a_peer_that_refuses_nccl_in_vain_is_not_reached(verdict):
+    found = verdict(
+        '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/w/t.py", line 34, in main\n[rank1]:     dist.barrier()\n'
+        "[rank1]: torch.distributed.DistBackendError: NCCL error in: torch/csrc/distributed/c10d/NCCLUtils.cpp:77, remote process"
+        " exited or there was a network error, NCCL version 2.26.2\n"
+        "[rank1]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
+        "[rank1]: Last error:\n"
+        "[rank1]: socketPollConnect: connect returned Connection refused, exceeded error retry count (35)\n"
+        "srun: error: n15: task 1: Exited with exit code 1\nsrun: error: n13: task 0: Terminated\n"
+    )
+    assert found.cause.slug == "nccl_network_unreachable"

@@ -13,7 +13,6 @@ from rankfall.model.evidence import surely_after
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Root
 from rankfall.verdict.diagnose.cause_tables import (
-    ABORTED_ALL,
     DELETED_POD,
     ENDS_OF_THE_REST,
     LOST_PEER_SLUGS,
@@ -174,7 +173,7 @@ def _ended_alone_before(silent: Candidate, candidate: Candidate) -> bool:
 
 def drop_after_abort(candidates: list[Candidate], subjects: Subjects, root: Root) -> list[Candidate]:
     """Drops crashes and kills that nothing but lines show, after those of another rank that had ended all processes."""
-    ends = [(e, s) for s in subjects.all.values() for e in s.evidence if e.signature == ABORTED_ALL]
+    ends = [(e, s) for s in subjects.all.values() for e in s.evidence if e.signature in OWN_ABORTS]
     kept = []
     for candidate in candidates:
         best = candidate.best

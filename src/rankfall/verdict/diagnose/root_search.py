@@ -25,6 +25,7 @@ from rankfall.verdict.diagnose.candidates import (
     text_place,
 )
 from rankfall.verdict.diagnose.cause_tables import (
+    ABORT_REPORTS,
     EXIT_SLUGS,
     FIRST_ENDS,
     LOST_PEER_SLUGS,
@@ -181,7 +182,7 @@ def _first_of_a_launcher(chosen: Candidate) -> bool:
 
 
 def _in_order(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts simultaneous candidates: a doubtful fault of a node last, of equal causes a launcher's first one first, in one text by place."""
+    """Sorts simultaneous candidates: a doubtful fault of a node last, of equal causes a launcher's first one first, then by place in one text."""
     alike = len({c.slug for c in candidates}) == 1
     places = _places(candidates) if alike and len(candidates) > 1 else {}
 
@@ -189,7 +190,8 @@ def _in_order(candidates: list[Candidate]) -> list[Candidate]:
         # The platform notices a loss late, and keeps away from the node by itself.
         doubtful = c.tier == PLATFORM and (c.confidence == "suspected" or c.slug == "node_lost")
         place = places.get(id(c), ("", 0))
-        return (doubtful, not (alike and c.reported_first), -c.specificity, place, -c.support, c.order)
+        no_reason = c.best is not None and c.best.signature in ABORT_REPORTS
+        return (doubtful, not (alike and c.reported_first), no_reason, place, -c.specificity, -c.support, c.order)
 
     return sorted(candidates, key=key)
 
