@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,9 @@ _ENDINGS: Final = (
     (".stdout", ".stderr", ".out", ".err"),
 )
 _NUMBER: Final = bounded(r"\d{1,6}\Z", limit=_MAX_NAME)
+_DIGITS: Final = re.compile(r"\d+")
+# Forms of host names: clusters have a few.
+_MAX_FORMS: Final = 16
 _NO_RANKS: Final = "node|host|pod|slot|replica|attempt|restart|run|job|step|epoch|part"
 _OF_NODES: Final = bounded(rf"(?:{_NO_RANKS})[^a-z]*$", limit=_MAX_NAME)
 # Files that are no logs, archives by their names, and files that lie beside the only archive of a job's logs.
@@ -338,3 +342,13 @@ def numbered_siblings(names: Iterable[str]) -> Iterator[dict[int, list[str]]]:
     for group in groups.values():
         if len(group) > 1 and set(group) == set(range(len(group))):
             yield group
+
+
+def host_in_name(path: str, hosts: Iterable[str]) -> str | None:
+    """Host that a file is named after: one of the given ones, or another of their form, as ``gpu-01`` beside ``gpu-02``."""
+    name = path.rpartition("/")[2][:_MAX_NAME]
+    forms = {_DIGITS.sub(lambda _: r"\d{1,9}", re.escape(host.partition(".")[0][:_MAX_NAME])) for host in hosts}
+    for form in sorted(forms)[:_MAX_FORMS]:
+        if found := re.search(rf"(?<![A-Za-z\d]){form}(?!\d)", name):
+            return found[0]
+    return None

@@ -34,6 +34,7 @@ from rankfall.evidence.files.folder_listing import (
     LeftOut,
     Listed,
     amount,
+    host_in_name,
     list_files,
     no_log,
     numbered_siblings,
@@ -50,13 +51,12 @@ from rankfall.model import Case, Evidence, RankFacts, RankfallError, UsageError,
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import bounded
 from rankfall.rundir.reader_guard import ReaderGuard
-from rankfall.verdict.diagnose.cause_tables import waited
+from rankfall.verdict.diagnose.cause_tables import KERNEL_SIGNATURE_IDS, waited
 from rankfall.verdict.signatures.catalogue import Catalogue, default_catalogue
 from rankfall.verdict.signatures.matcher import SLURM
 
 # Shorter text hardly shows why a job ended.
 _LEAST_TEXT: Final = 64
-# Of two ranks it is unknown which one waited.
 # A message that begins with the rank that raised it, or has a tag or key of the speaker's rank.
 _SAYS_ITS_RANK: Final = bounded(
     r"\b\w*(?:Error|Exception): \[?[Rr]ank[ :=]?(\d{1,6})(?:\]|:|,|\b)|\[(?:[^\[\]]{1,80} )?(?i:rank)[ :=]?(\d{1,6})\]|[\[(,] ?(?i:rank|rank_?id)[:=] ?(\d{1,6})[\]),]"
@@ -72,7 +72,7 @@ _ABOUT_A_RANK: Final = bounded(
 )
 # GPUs of the largest common machine.
 _MOST_ON_A_NODE: Final = 16
-_LEAST_RANKS: Final = 3
+_LEAST_RANKS: Final = 3  # of two ranks it is unknown which one waited
 
 
 def case_of_files(
@@ -298,6 +298,7 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
     facts: dict[int, RankFacts] = {}
     standings: dict[int, tuple[Standing, str]] = {}
     firsts = torchrun.first_ranks(r for source in sources for r, _ in source.reported.values())
+    processes = _processes(sources)
     for source in sources:
         if attempt is not None and source.attempt not in {None, attempt}:
             continue
@@ -310,7 +311,8 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
             if speaks <= {source.rank}
             else None
         )
-        for piece in source.weighed(alone=owner is not None or source.local_rank is not None):
+        for each in source.weighed(alone=owner is not None or source.local_rank is not None):
+            piece = _of_process(each, source, processes) if each.signature in KERNEL_SIGNATURE_IDS else each
             local = piece.local_rank if piece.local_rank is not None else source.local_rank
             # slurmstepd prints into the output of its node's first task.
             batch = SLURM.search(piece.line) is not None
@@ -339,6 +341,28 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
         evidence=tuple(found),
         missing=tuple(dict.fromkeys(problems)),
     )
+
+
+def _processes(sources: Iterable[Source]) -> dict[int, tuple[int, str | None] | None]:
+    """Rank and host of each process that a text names; None if they differ, as those of several nodes may."""
+    found: dict[int, tuple[int, str | None] | None] = {}
+    for source in sources:
+        hosts = {r.pid: r.host for r, _ in source.reported.values()}
+        for pid, rank in source.pid_ranks.items():
+            known = None if rank is None else (rank, hosts.get(pid))
+            found[pid] = known if found.get(pid, known) == known else None
+    return found
+
+
+def _of_process(piece: Evidence, source: Source, processes: dict[int, tuple[int, str | None] | None]) -> Evidence:
+    """A kernel's line with the rank of its process, and with the host that its file is named after."""
+    hosts = {row[1] for row in processes.values() if row is not None and row[1]}
+    host = piece.node or source.places.get(piece.id, (None, None))[0] or host_in_name(source.name, hosts)
+    rank, its = processes.get(-1 if piece.pid is None else piece.pid) or (None, None)
+    elsewhere = host and its and host.partition(".")[0] != its.partition(".")[0]
+    if rank is None or piece.rank is not None or elsewhere:
+        return msgspec.structs.replace(piece, node=host)
+    return msgspec.structs.replace(piece, rank=rank, node=its or host, trust="launcher")  # the job did not print it
 
 
 def _rank_siblings(sources: Iterable[Source]) -> None:

@@ -90,7 +90,7 @@ _DONE: Final = (
     r"|\b(?:finished|completed|done with)\b[^\n]{0,20}\b(?:training|fine-?tuning|job|run|all (?:epochs|steps))\b"
 )
 # A launcher or batch system that states the success of its job.
-_SUCCESS: Final = r"\bWorkerState\.SUCCEEDED\b|\bworker group successfully finished\b|\bJobState=COMPLETED\b|\bNormal termination \(return value 0\)"
+_SUCCESS: Final = r"\bWorkerState\.SUCCEEDED\b|\bworker group successfully finished\b|\bJobState=COMPLETED\b|\bNormal termination \(return value 0\)|^Job '[\w.-]{1,80}' succeeded$"
 # Completed parts of the work, and plans.
 _NOT_DONE: Final = (
     # The code of a command that did not succeed, as a script prints it at its end.

@@ -32,6 +32,8 @@ YIELDS_TO: Final = MappingProxyType(
         "dataloader_died": frozenset({"host_oom", "shm_exhausted", "bad_sample", "segfault", "node_oom"}),
         "nccl_system_error": frozenset({"nic_down", "shm_exhausted", "nccl_network_unreachable"}),
         "external_signal": frozenset({"preempted", "node_lost", "walltime_or_requeue", "cancelled"}),
+        # A task that waits for the file server is blocked in the kernel too.
+        "node_stuck": frozenset({"shared_fs_error"}),
         "native_abort": frozenset({"host_alloc_failed", "gpu_oom", "collective_timeout", "cuda_device_assert"}),
     }
 )

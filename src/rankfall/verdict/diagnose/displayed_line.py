@@ -197,7 +197,7 @@ def _first_to_end(root: Root, chosen: Candidate, best: Evidence, subjects: Subje
         named = {s.key: s for s in _first_reported(subjects, chosen)}
     # torch prints the exception below its line about the process, others print their line at the end.
     apart = [e for _, e in ends if not (surely_after(best, e) if e.signature in ENDS_ABOVE else surely_after(e, best))]
-    if len(named) != 1 or apart:
+    if len(named) != 1 or apart or _on_another_node(best, next(iter(named.values()))):
         return None
 
     def before_end(e: Evidence) -> bool:
@@ -209,6 +209,12 @@ def _first_to_end(root: Root, chosen: Candidate, best: Evidence, subjects: Subje
     more = any(e.role == "primary" and e.slug not in {chosen.slug, OWN_CODE} and before_end(e) for e in own)
     spoke = any(s.complaints for s in subjects.all.values() if s.rank_number is not None and s.key not in named)
     return None if others or more or spoke else next(iter(named.values()))
+
+
+def _on_another_node(line: Evidence, subject: Subject) -> bool:
+    """True if a line's node is known and is not the subject's."""
+    names = [(node or "").partition(".")[0] for node in (line.node, subject.node)]
+    return all(names) and names[0] != names[1]
 
 
 def _first_reported(subjects: Subjects, chosen: Candidate) -> list[Subject]:
