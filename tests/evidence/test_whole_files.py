@@ -334,3 +334,70 @@ def test_a_peer_that_refuses_nccl_in_vain_is_not_reached(verdict):
         "srun: error: n15: task 1: Exited with exit code 1\nsrun: error: n13: task 0: Terminated\n"
     )
     assert found.cause.slug == "nccl_network_unreachable"
+
+
+def test_a_crash_that_srun_names_ended_the_step(verdict):
+    """UCX's error about a CUDA context is no fault of InfiniBand; old versions of srun write `job step`."""
+    found = verdict(
+        "0: [1579244748.838971] [n7:41877:2]    cuda_ipc_md.c:62   UCX  ERROR cuCtxGetDevice(&cu_device) is failed. ret:invalid device context\n"
+        "0: [n7:41877:2:41930] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x20)\n"
+        "srun: error: n7: task 0: Segmentation fault\nsrun: Terminating job step 405737.0\n"
+        "0: slurmstepd: error: *** STEP 405737.0 ON n7 CANCELLED AT 2020-01-16T23:05:49 ***\n"
+        "srun: error: n7: task 1: Terminated\nsrun: Force Terminated job step 405737.0\n"
+    )
+    assert (found.cause.slug, found.rank) == ("segfault", 0)
+
+
+LAYER = '  File "/v/lib/python3.10/site-packages/{}", line 7, in call\n    return f(x)\n'
+
+
+@pytest.mark.parametrize(
+    ("file", "slug"),
+    [
+        ("torch/nn/modules/linear.py", "user_code_exception"),
+        ("transformers/modeling_flash_attention_utils.py", "user_code_exception"),
+        ("pandas/core/frame.py", "user_code_exception"),
+        ("torch/nn/parallel/distributed.py", "unknown"),
+        ("deepspeed/runtime/engine.py", "unknown"),
+    ],
+)
+def test_what_a_library_computes_in_vain_is_the_code_s_fault(verdict, file, slug):
+    """Of other libraries the exception may have any reason."""
+    found = verdict(TRACE + LAYER.format(file) + "RuntimeError: no kernel of this kind can be chosen here\n")
+    assert found.cause.slug == slug
+
+
+def test_a_missing_configuration_is_no_missing_data(verdict):
+    opened = "FileNotFoundError: [Errno 2] No such file or directory: '{}'\n"
+    assert verdict(TRACE + opened.format("/w/config/your_config.yaml")).cause.slug == "bad_arguments"
+    assert verdict(TRACE + opened.format("/data/instances_train.json")).cause.slug == "dataset_missing"
+
+
+def test_an_interrupted_exit_hides_no_exception(verdict):
+    """A person ended a process that hung at its exit, after it had raised."""
+    found = verdict(
+        f"{TRACE}ValueError: Value out of range: 14447548154334085120\n\n"
+        "During handling of the above exception, another exception occurred:\n\n"
+        'Traceback (most recent call last):\n  File "/usr/lib/python3.7/multiprocessing/process.py", line 300, in _bootstrap\n'
+        '    util._exit_function()\n  File "/usr/lib/python3.7/multiprocessing/util.py", line 357, in _exit_function\n'
+        "    p.join()\nKeyboardInterrupt\n"
+    )
+    assert (found.cause.slug, found.retry) == ("user_code_exception", "no")
+    assert "out of range" in found.decisive.line
+
+
+def test_the_only_rank_of_lightning_is_rank_0(verdict):
+    raised = f"{TRACE}KeyError: 'x'\n"
+    assert verdict(f"initializing ddp: GLOBAL_RANK: 0, MEMBER: 1/1\n{raised}").rank == 0
+    assert verdict(f"initializing ddp: GLOBAL_RANK: 0, MEMBER: 1/2\n{raised}").rank is None
+
+
+def test_a_deadlock_that_a_checker_found_is_the_cause_of_its_kills(verdict):
+    box = "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   RANK {} PID 3267{} RUNNING AT n20\n=   KILLED BY SIGNAL: 9 (Killed)\n"
+    found = verdict("[0] ERROR: GLOBAL:DEADLOCK:HARD: fatal error\n" + box.format(0, 0) + box.format(1, 1))
+    assert (found.cause.slug, found.retry) == ("rank_stuck", "no")
+
+
+def test_storage_of_a_tensor_is_no_disk(verdict):
+    text = "[rank0]: RuntimeError: setStorage: sizes [320, 1280] requiring a storage size of 831360 are out of bounds for storage of size 0\n"
+    assert verdict(text).cause.slug != "disk_full"

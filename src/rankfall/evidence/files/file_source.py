@@ -97,7 +97,7 @@ class Source(msgspec.Struct, kw_only=True):
         from_zero: The text names a worker 0.
         several: The text names other roles, or launchers of several ranks.
         nodes: The text names several nodes.
-        world: Largest stated number of ranks, or 0.
+        world: Largest stated number of ranks, or 0; ``single``: Lightning states that it is 1.
         tasks: srun's tasks that failed.
         het: A component of a heterogeneous step is named.
         cut_off: Prefix of the traceback that the text does not finish.
@@ -127,6 +127,7 @@ class Source(msgspec.Struct, kw_only=True):
     several: bool = False
     nodes: bool = False
     world: int = 0
+    single: bool = False
     tasks: set[int] = msgspec.field(default_factory=set)
     het: bool = False
     cut_off: Prefix | None = None
@@ -141,6 +142,8 @@ class Source(msgspec.Struct, kw_only=True):
         known = self.pid_ranks.get(self.pids.get(piece.id, piece.pid or -1))
         if known is not None:
             return known
+        if self.single and self.world == 1 and not (self.prefixed or self.reported or self.tasks):
+            return 0
         if self.several or not self.from_zero or self.prefixed or self.reported:
             return None
         return self.workers.get(piece.id)
@@ -157,6 +160,7 @@ class Source(msgspec.Struct, kw_only=True):
         if _STATEMENTS.search(data) is None:
             return
         self.several |= any(word in data for word in _SEVERAL)
+        self.single |= b"MEMBER: 1/1\n" in data
         self.het |= _COMPONENT.search(data) is not None
         self.from_zero |= any(word in data for word in _FIRST_WORKERS)
         stated = [numbers.matched(one[1]) for one in _WORLD.finditer(data)]

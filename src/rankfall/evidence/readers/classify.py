@@ -301,13 +301,15 @@ _OF_PROCESSES: Final = frozenset({"helper", "library", "queue", "data_loader"})
 _END_OF_FILE: Final = "peer_lost.eof"
 # Words of an exception that another one about a missing file caused: it is no training data.
 _OF_SETTINGS: Final = bounded(r"(?i)\b(?:config(?:uration)?s?|settings|hyper-?parameters) ?(?:file)?\b", limit=_MOST)
+# Of a missing file whose name is that of a configuration.
+_SETTINGS_FILE: Final = "bad_arguments.settings_file"
 # Of a call that takes no path, as that for the current folder.
 _NO_PATH: Final = "FileNotFoundError: [Errno 2] No such file or directory"
 
 
 def needs_frames(meaning: Meaning) -> bool:
     """True for a meaning that an exception's type gives, but its frames may change."""
-    if meaning.slug in {"dataset_missing", "bad_sample"}:
+    if meaning.slug in {"dataset_missing", "bad_sample"} or meaning.signature == _SETTINGS_FILE:
         return True
     return meaning.slug == "peer_lost" and (meaning.signature == _END_OF_FILE or bool(_kinds(meaning) & _CONNECTION))
 

@@ -54,6 +54,13 @@ _STATEMENT: Final = bounded(
 )
 # Files of packages; else of the standard library, whose exceptions are about the call.
 _PACKAGE: Final = bounded(rb"(?:site|dist)-packages[/\\]", limit=1024)
+# Files of packages that compute with what they are given: their unknown exceptions are about that.
+_COMPUTES: Final = bounded(
+    rb"(?:site|dist)-packages[/\\](?:numpy|pandas|scipy|sklearn|einops|timm|torchvision|xformers|flash_attn|torch[/\\](?:nn|linalg|fft|optim|_refs|_prims)"
+    rb"|peft[/\\]tuners|diffusers[/\\](?:models|pipelines)|transformers[/\\](?:models|generation|loss))[/\\]"
+    rb"|(?:site|dist)-packages[/\\](?:torch[/\\](?:functional|_tensor|_meta_registrations)|transformers[/\\](?:model|pytorch_)\w*)\.py$",
+    limit=1024,
+)
 _STANDARD: Final = bounded(rb"[/\\]lib[/\\]python\d|<frozen ", limit=1024)
 # Files of libraries whose threads report, or move data: the program does not wait for them.
 _HELPER: Final = bounded(
@@ -234,7 +241,8 @@ class Frames(msgspec.Struct):
             self.collective = name
         self.origins -= _STATEMENTS.keys()
         if communicates or _PACKAGE.search(path) is not None:
-            self.origins.add("library")
+            computes = not communicates and _COMPUTES.search(path) is not None
+            (self.origins.discard if computes else self.origins.add)("library")
         elif _STANDARD.search(path) is None:
             self.origins -= {"library", *_CALLS}
             self._user = [*self._user[1 - MAX_PLACES :], self._innermost]

@@ -312,7 +312,7 @@ class ChunkScanner:
             # What a data worker collates is the job's own.
             of_library = "library" in item.origins and "in DataLoader worker process" not in item.chain[0][1]
             meaning = msgspec.structs.replace(meaning, signature=OF_LIBRARY if of_library else OF_OWN)
-        last = item.finals[min(meaning.place, len(item.finals) - 1)]
+        last = item.finals[min(meaning.place + _interrupted(item), len(item.finals) - 1)]
         prefix = item.prefix
         if meaning.failed and prefix.rank not in meaning.failed:
             of = meaning.failed[0] if len(meaning.failed) == 1 else None
@@ -325,7 +325,8 @@ class ChunkScanner:
             prefix=prefix,
             explicit=not meaning.end,
             groups=meaning.groups if meaning.end else {},
-            clean_up="clean_up" in item.origins or (item.threaded and "helper" in item.origins),
+            clean_up=("clean_up" in item.origins and not _interrupted(item))
+            or (item.threaded and "helper" in item.origins),
             place=next(iter(item.places), None),
             collective=item.collective,
             caught=item.frames > 0 and "entry" not in item.origins,
@@ -337,11 +338,12 @@ class ChunkScanner:
         launcher = "launcher" in item.origins
         if self._of_a_job and item.prefix.rank is None:
             launcher = launcher or ran_training(item.chain)
-        key = (*item.chain, item.frame, launcher)
+        chain = item.chain[_interrupted(item) :]
+        key = (*chain, item.frame, launcher)
         known = self._chains.get(key)
         if known is None:
-            known = exception_meaning(self._catalogue, item.chain, frame=item.frame, launcher=launcher)
-            if sum(len(kind) + len(message) for kind, message in item.chain) <= _MAX_CHAIN_TEXT:
+            known = exception_meaning(self._catalogue, chain, frame=item.frame, launcher=launcher)
+            if sum(len(kind) + len(message) for kind, message in chain) <= _MAX_CHAIN_TEXT:
                 if len(self._chains) >= _MAX_CHAINS:
                     self._chains.clear()
                 self._chains[key] = known
@@ -379,6 +381,11 @@ class ChunkScanner:
                 at = here
             numbers[byte] = line + 1 if here >= 0 else line
         return numbers
+
+
+def _interrupted(item: TracebackText) -> bool:
+    """True if a person interrupted the end of a process that had raised another exception before."""
+    return len(item.chain) > 1 and item.chain[0][0] == "KeyboardInterrupt" and "clean_up" in item.origins
 
 
 def _placed(event: _Event, number: int, *, kind: tuple[str, int | None], last: bool) -> _Event:

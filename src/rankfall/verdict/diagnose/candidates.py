@@ -23,6 +23,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     ABORT_REPORTS,
     AT_SHUTDOWN,
     CAUSES_OF_CODES,
+    CHECKED,
     CHILD_DEATHS,
     CRASH_SIGNALS,
     DEATHS,
@@ -308,7 +309,7 @@ def from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Cand
         stamped=best.stamped,
         fingerprint=best.fingerprint or f"{best.slug}:{best.signature or best.source}",
         support=sum(1 for e in pieces if e.slug == best.slug),
-        weak=repeated or best.slug in WEAK_PRIMARIES,
+        weak=repeated or (best.slug in WEAK_PRIMARIES and best.signature != CHECKED),
         gpu=best.gpu,
         because="its rank was found by elimination" if best.id in subject.by_elimination else "",
     )

@@ -22,6 +22,9 @@ WEAK_PRIMARIES: Final = frozenset(
     }
 )
 
+# Of a checker of messages, which compares all ranks and then ends them.
+CHECKED: Final = "rank_stuck.itac"
+
 # A general slug and the specific ones that it yields to on the same subject.
 YIELDS_TO: Final = MappingProxyType(
     {

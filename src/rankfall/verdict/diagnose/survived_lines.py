@@ -314,11 +314,14 @@ def _of_srun(evidence: Sequence[Evidence]) -> Iterable[Evidence]:
                     found[e.id] = msgspec.structs.replace(_renamed(e, "peer_teardown"), role="secondary")
                 elif e.signature in {"host_oom.slurm", "host_oom.srun"} and taken:
                     found[e.id] = msgspec.structs.replace(e, role="context")
-            failed = failed or (tasks and any(is_end_by_launcher(e) for e in pieces))
+            failed = failed or (tasks and any(is_end_by_launcher(e) or e.slug in _CRASHES for e in pieces))
             ended = ended or tasks or any(e.slug in _STOPPED_BY for e in pieces)
             stopped = stopped or any(e.signature in STEP_ENDS for e in pieces)
             taken = taken or any(e.signature in STEP_TAKEN for e in pieces)
     return found.values()
+
+
+_CRASHES: Final = frozenset({"segfault", "native_abort", "host_oom"})
 
 
 def is_end_by_launcher(piece: Evidence) -> bool:
