@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
+from rankfall.evidence.readers.text import STATES_SUCCESS
 from rankfall.model import Evidence, numbers
 from rankfall.model.patterns import bounded, linear
 from rankfall.model.timestamps import printed_second
@@ -89,8 +90,6 @@ _DONE: Final = (
     r"\b(?:training|fine-?tuning|job|run|all (?:epochs|steps|batches|work))\b[^\n]{0,30}\b(?:finished|completed?|done|ended|over)\b"
     r"|\b(?:finished|completed|done with)\b[^\n]{0,20}\b(?:training|fine-?tuning|job|run|all (?:epochs|steps))\b"
 )
-# A launcher or batch system that states the success of its job.
-_SUCCESS: Final = r"\bWorkerState\.SUCCEEDED\b|\bworker group successfully finished\b|\bJobState=COMPLETED\b|\bNormal termination \(return value 0\)|^Job '[\w.-]{1,80}' succeeded$"
 # Completed parts of the work, and plans.
 _NOT_DONE: Final = (
     # The code of a command that did not succeed, as a script prints it at its end.
@@ -101,10 +100,10 @@ _COUNTER: Final = linear(f"(?i){_WORK}|{_LOSS}".encode())
 _SHOWS_WORK: Final = linear(f"(?i){_WORK}|{_LOSS}|{_RATE}".encode())
 _WORKED_AGAIN: Final = linear(f"(?i){_AGAIN}".encode())
 # Most lines show none of these: one search instead of three.
-_SHOWS_ANY: Final = linear(f"(?i){_WORK}|{_LOSS}|{_RATE}|{_AGAIN}|{_DONE}|{_SUCCESS}".encode())
+_SHOWS_ANY: Final = linear(f"(?i){_WORK}|{_LOSS}|{_RATE}|{_AGAIN}|{_DONE}|{STATES_SUCCESS}".encode())
 _SHOWS_NONE: Final = linear(f"(?i){_NO_WORK}".encode())
 _WORK_DONE: Final = linear(f"(?i){_DONE}".encode())
-_SUCCEEDED: Final = linear(_SUCCESS.encode())
+_SUCCEEDED: Final = linear(STATES_SUCCESS.encode())
 _PART_DONE: Final = linear(f"(?i){_NOT_DONE}".encode())
 # A bar of preparing data that is not full: ``Tokenizing:  9%|##   | 280000/2969526 [29:55<4:48:08, 155.57 examples/s]``.
 _BAR: Final = linear(

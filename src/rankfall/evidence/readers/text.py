@@ -167,10 +167,13 @@ _WORDS: Final = (
     rb"|timed out|time-?out|\breset\b|refused|broken pipe|(?:closed|lost|dead|died|killed|missing)\b|no such|not found|does not exist|undefined symbol|corrupt|checksum|exceed(?:s|ed)\b|insufficient|not enough"
     rb"|divisible|too old|incompatible|not compatible|mismatch|\bnan\b|invalid|unrecognized|unsupported|(?-i:\bSIG[A-Z]{3,4}\b)|segmentation|core dumped|heartbeat|shared memory"
 )
+# Statements of a launcher or batch system that its job succeeded.
+STATES_SUCCESS: Final = r"\bWorkerState\.SUCCEEDED\b|\bworker group successfully finished\b|\bJobState=COMPLETED\b|\bNormal termination \(return value 0\)|^Job '[\w.-]{1,80}' succeeded$"
 # Lines about an end with success, and about errors that a model makes.
 _SUCCESS: Final = bounded(
-    rb"(?i)\b(?:errors?|fail(?:ed|ures?)(?: \w{1,20})?): ?0\b|\bexit(?:ed)?[ _-]?(?:with )?(?:code|status)?[ :=]{0,3}0(?::0)?(?:[\s.,);]|\Z)|\breturn (?:value|code):? 0\b|\bNormal termination\b|(?-i:\bJobState=COMPLETED\b)"
-    rb"|\b(?:word|character|phone(?:me)?|mean|median|average|absolute|relative|squared?|percentage|validation|test|train(?:ing)?|top.?\d|l[12]|rms) (?:\w{1,20} ){0,2}error(?: rate)?\b[^\n]{0,16}\d|\berror rate\b\W{0,4}\d",
+    rb"(?i)\b(?:errors?|fail(?:ed|ures?)(?: \w{1,20})?): ?0\b|\bexit(?:ed)?[ _-]?(?:with )?(?:code|status)?[ :=]{0,3}0(?::0)?(?:[\s.,);]|\Z)|\breturn (?:value|code):? 0\b|\bNormal termination\b"
+    rb"|\b(?:word|character|phone(?:me)?|mean|median|average|absolute|relative|squared?|percentage|validation|test|train(?:ing)?|top.?\d|l[12]|rms) (?:\w{1,20} ){0,2}error(?: rate)?\b[^\n]{0,16}\d|\berror rate\b\W{0,4}\d|"
+    + STATES_SUCCESS.encode(),
     limit=MAX_ERROR_LINE,
 )
 _REASON: Final = linear(rb"(?i)" + _WORDS)
