@@ -176,3 +176,13 @@ def test_a_full_disk_beside_a_full_gpu_is_a_failure_of_its_own(fields, apart):
     found = [(item.rank, item.slug) for item in verdict.independent or ()]
     assert found == ([(0, "disk_full")] if apart else [])
     assert [item.rank for item in verdict.consequences] == ([2] if apart else [0, 2])
+
+
+def test_the_only_rank_of_a_job_without_progress_hangs():
+    def hung(ranks, evidence=()):
+        return diagnose(case(ranks, list(evidence), ended=False, hung=True, world_size=len(ranks))).verdict
+
+    alone = hung([rank(0, state="running")])
+    assert (alone.rank, alone.cause.slug, alone.cause.confidence) == (0, "rank_stuck", "suspected")
+    assert hung([rank(0, state="running"), rank(1, state="running")]).rank is None
+    assert hung([rank(0, state="running")], timeouts(0)).cause.slug != "rank_stuck"

@@ -72,6 +72,7 @@ from rankfall.verdict.diagnose.waited_for import (
     left_before_joining,
     left_early,
     only_failed_slot,
+    only_rank,
     only_silent_rank,
     settle_mismatch,
     task_not_terminated,
@@ -153,7 +154,7 @@ def _failures(case: Case, subjects: Subjects, root: Root) -> list[Candidate]:
     candidates = [c for c in candidates if not c.after_work]
     if not candidates:
         candidates = differing_calls(subjects)
-    for waited_for in (left_early, only_silent_rank, only_failed_slot):
+    for waited_for in (left_early, only_silent_rank, only_failed_slot, only_rank):
         if not candidates and (found := waited_for(case, subjects)) is not None:
             candidates = [found]
     if candidates:

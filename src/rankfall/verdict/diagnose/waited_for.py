@@ -171,6 +171,18 @@ def only_silent_rank(case: Case, subjects: Subjects) -> Candidate | None:
     )
 
 
+def only_rank(case: Case, subjects: Subjects) -> Candidate | None:
+    """The rank of a job of one rank that hangs without any other evidence, else None."""
+    facts = next(iter(subjects.ranks.values()), None)
+    alone = case.world_size == 1 and len(subjects.ranks) == 1
+    if not case.hung or facts is None or not alone or facts.exit_code is not None or own_failure(facts):
+        return None
+    if any(e.role != "context" for s in subjects.all.values() for e in s.evidence):
+        return None
+    because = "it is the job's only rank, and the job made no progress"
+    return of_fact(subjects.all["rank", facts.rank], "rank_stuck", HANG, "suspected", because)
+
+
 def _worked_meanwhile(facts: RankFacts, subjects: Subjects, timeouts: list[int]) -> bool:
     """True if the rank printed progress in the second half of the time for which the others of its node waited."""
     if not timeouts or facts.worked_at is None:
