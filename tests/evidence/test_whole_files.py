@@ -401,3 +401,45 @@ def test_a_deadlock_that_a_checker_found_is_the_cause_of_its_kills(verdict):
 def test_storage_of_a_tensor_is_no_disk(verdict):
     text = "[rank0]: RuntimeError: setStorage: sizes [320, 1280] requiring a storage size of 831360 are out of bounds for storage of size 0\n"
     assert verdict(text).cause.slug != "disk_full"
+
+
+def test_what_a_script_raised_before_its_ranks_began_is_no_cause(verdict):
+    script = f"{TRACE}ModuleNotFoundError: No module named 'dataclasses'\n"
+    ranks = "".join(f"{n}: FutureWarning: The pynvml package is deprecated.\n" for n in range(4))
+    found = verdict(f"{script}{ranks}2: [rank2]: AssertionError: no data left\n")
+    assert (found.cause.slug, found.rank) == ("user_code_exception", 2)
+    # torchrun's reports alone show no begin of the ranks.
+    rows = "[1]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 11)\n[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: 10)\n"
+    assert verdict(script + rows).cause.slug == "import_error"
+
+
+def test_the_exception_that_a_replica_quotes_gives_the_cause(verdict):
+    found = verdict(
+        f"{TRACE}torch.OutOfMemoryError: Caught OutOfMemoryError in replica 0 on device 0.\nOriginal {TRACE}"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 80.00 MiB. GPU 0 has a total capacity of 44.53 GiB of which"
+        " 29.50 MiB is free. Process 417194 has 43.11 GiB memory in use. Including non-PyTorch memory, this process has 1.38 GiB"
+        " memory in use. Of the allocated memory 770.48 MiB is allocated by PyTorch.\n"
+    )
+    assert (found.cause.slug, found.retry) == ("gpu_oom_foreign", "elsewhere")
+
+
+def test_a_backend_that_jax_does_not_find_is_no_cause(verdict):
+    missed = "{}Unable to initialize backend 'tpu': INTERNAL: Failed to open libtpu.so: libtpu.so: cannot open shared object file: No such file or directory\n"
+    found = verdict(
+        missed.format("02:02:14.969 [I] ")
+        + "slurmstepd: error: *** JOB 259950 ON dgx-07 CANCELLED AT 2026-01-06T04:52:18 ***\n"
+    )
+    assert found.cause.slug == "cancelled"
+    assert verdict(TRACE + missed.format("RuntimeError: ")).cause.slug == "import_error"
+
+
+def test_what_waits_for_a_process_without_a_port_is_its_consequence(verdict):
+    """The process went on alone; the others, in the same text, did not reach it."""
+    found = verdict(
+        "[E socket.cpp:500] [c10d] The server socket has failed to listen on any local network address.\n"
+        "INFO:root:Running... (rank: 0/1)\n"
+        f"{TRACE}torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled system error, NCCL version 2.20.5\n"
+        "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. \nLast error:\n"
+        "socketStartConnect: Connect to 10.39.117.136<41317> failed : Software caused connection abort\n"
+    )
+    assert (found.cause.slug, found.retry) == ("address_in_use", "yes")

@@ -315,6 +315,7 @@ class TextReader:
         before, self._tail = self._tail, (self._tail + data)[-_TAIL:] if len(data) < _TAIL else data[-_TAIL:]
         if not self._base + self._given:
             self._source.printed = texts.first_lines_of_ranks(data)
+            self._source.survival.ranks_begin = texts.ranks_begin(data, self._source.printed)
         if self._searched < _SEARCHED:
             self._searched += len(data)
             self._source.learn(data)
@@ -366,8 +367,7 @@ class TextReader:
             self._source.found += [] if piece is None else [self._of_one_rank(piece)]
             return
         found = texts.best_error_line(self._tail, since=cut, known=known, ended=bool(ends))
-        if self._source.survival.succeeded_at and found is not None and found[2] != "error":
-            found = None
+        found = None if self._source.survival.succeeded_at and found and found[2] != "error" else found
         traced = any(piece.whole and piece.role != "context" for piece in pieces)
         if found is None or (found[2] != "error" and ends) or (traced and not texts.states_reason(found[1])):
             if traced or not ends:
@@ -391,8 +391,8 @@ class TextReader:
         return msgspec.structs.replace(piece, rank=None, local_rank=None) if ranks - {piece.rank} else piece
 
     def _where_in_tail(self, begin: int) -> str:
-        number = self._scanner.lines - self._tail.count(b"\n", begin) + 1
-        return self._where(self._next - len(self._tail) + begin, self._unwrapper.number(number))
+        line = self._unwrapper.number(self._scanner.lines - self._tail.count(b"\n", begin) + 1)
+        return self._where(self._next - len(self._tail) + begin, line)
 
     def _where(self, byte: int, line: int) -> str:
         return f"{self._source.name}:{line}" if self._lines else f"{self._source.name}:byte {byte}"

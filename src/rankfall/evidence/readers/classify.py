@@ -18,7 +18,7 @@ from rankfall.evidence.readers.text import is_severe, normalise
 from rankfall.model import EvidenceRole, numbers
 from rankfall.model.causes import Retry
 from rankfall.model.numbers import whole
-from rankfall.model.patterns import bounded
+from rankfall.model.patterns import anchored, bounded
 from rankfall.verdict.diagnose.cause_tables import NEAREST, WEAK_PRIMARIES
 from rankfall.verdict.signatures.catalogue import Catalogue
 from rankfall.verdict.signatures.matcher import Hit, best
@@ -210,7 +210,7 @@ def exception_meaning(
         # A raised exception of the job's own code yields only to the lost peer that it handled.
         if hit.signature.slug == "peer_lost" if plain else better:
             found, displayed = hit, displayed if repeats[index] else index
-        if index == 0 and not repeats[0]:
+        if index == 0 and not repeats[0] and not _QUOTES.match(head_text):
             plain = hit.signature.slug == "user_code_exception"
             if not plain:
                 break
@@ -303,6 +303,8 @@ _END_OF_FILE: Final = "peer_lost.eof"
 _OF_SETTINGS: Final = bounded(r"(?i)\b(?:config(?:uration)?s?|settings|hyper-?parameters) ?(?:file)?\b", limit=_MOST)
 # Of a missing file whose name is that of a configuration.
 _SETTINGS_FILE: Final = "bad_arguments.settings_file"
+# The head of an exception that torch raises for one of a replica, a data worker or a thread, which it quotes.
+_QUOTES: Final = anchored(r"Caught \w{1,80} in (?:replica|DataLoader worker|pin memory thread)", limit=256)
 # Of a call that takes no path, as that for the current folder.
 _NO_PATH: Final = "FileNotFoundError: [Errno 2] No such file or directory"
 

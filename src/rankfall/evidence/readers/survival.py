@@ -225,6 +225,7 @@ class Survival:
     Attributes:
         worked: End of the newest work line; 0 = none.
         succeeded_at: End of the newest line in which a launcher or batch system states success; 0 = none.
+        ranks_begin: First byte of the ranks' lines, before which a script prints; 0 = unknown.
     """
 
     def __init__(self, *, watched: bool = False) -> None:
@@ -238,7 +239,7 @@ class Survival:
         self.worked = 0
         # End of the newest line that states complete work, and its speaker.
         self._finished_at, self._finished_by = 0, b""
-        self.succeeded_at = 0
+        self.succeeded_at = self.ranks_begin = 0
         # Every ``_stride``-th work line since the last ``take_work``.
         self._sample: list[int] = []
         self._stride, self._skipped = 1, 0
@@ -319,6 +320,8 @@ class Survival:
         of_file = stop is not None
         whole, caught = piece.whole, of_file and piece.caught
         if (is_try_to_join(piece) and self.worked > end) or (whole and self._of_earlier_run(end)):
+            return True
+        if whole and end <= self.ranks_begin and prefix.rank is None and prefix.local_rank is None:
             return True
         survives = (
             caught or (of_file and may_be_notice(piece)) or (whole and any(at > end for at in self._job.advances))

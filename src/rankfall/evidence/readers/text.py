@@ -5,7 +5,7 @@ Cost: linear in the given bytes; a decoded line has at most ``MAX_LINE``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice, takewhile
 from typing import Final, Literal
 
@@ -167,6 +167,8 @@ _WORDS: Final = (
     rb"|timed out|time-?out|\breset\b|refused|broken pipe|(?:closed|lost|dead|died|killed|missing)\b|no such|not found|does not exist|undefined symbol|corrupt|checksum|exceed(?:s|ed)\b|insufficient|not enough"
     rb"|divisible|too old|incompatible|not compatible|mismatch|\bnan\b|invalid|unrecognized|unsupported|(?-i:\bSIG[A-Z]{3,4}\b)|segmentation|core dumped|heartbeat|shared memory"
 )
+# A line of a rank behind the prefix of a launcher that gives one to each line.
+_OF_A_RANK: Final = anchored(rb" {0,5}\d{1,6}: +\S|\[(?:\d{1,9},\d{1,6}|default\d{1,3})\][^\n\w]{0,2}\S", limit=64)
 # Statements of a launcher or batch system that its job succeeded.
 STATES_SUCCESS: Final = r"\bWorkerState\.SUCCEEDED\b|\bworker group successfully finished\b|\bJobState=COMPLETED\b|\bNormal termination \(return value 0\)|^Job '[\w.-]{1,80}' succeeded$"
 # Lines about an end with success, and about errors that a model makes.
@@ -256,6 +258,12 @@ def first_lines_of_ranks(text: bytes) -> dict[int, int]:
     return found
 
 
+def ranks_begin(text: bytes, first_lines: Mapping[int, int]) -> int:
+    """First byte of lines with their ranks; 0 without several ranks, and where only reports have them."""
+    found = [at for at in first_lines.values() if _OF_A_RANK.match(text[at : at + _OF_A_RANK.limit])]
+    return min(found) if len(found) > 1 else 0
+
+
 def _is_message(line: bytes) -> bool:
     """False for advice, and for lines of launchers about their processes."""
     if _ADVICE.search(line) or _SUCCESS.search(line):
@@ -304,8 +312,8 @@ def best_error_line(
     errors = list(islice(likely, _MAX_ERRORS))
     if errors and (ended or states_reason(errors[0][1]) or _TYPE.search(errors[0][1]) is not None):
         return (*_first_alike(errors[0], errors), "error")
-    hints = [one for one in islice(_lines(_HINT, text, since), _MAX_ERRORS) if one[0] not in known]
-    hints = [one for one in hints if not _SUCCESS.search(one[1])]
+    hints = [*islice(_lines(_HINT, text, since), _MAX_ERRORS)]
+    hints = [one for one in hints if one[0] not in known and not _SUCCESS.search(one[1])]
     frames = [one for one in hints if _is_code(one[1]) or _is_statement(text, one[0])]
     hints = [one for one in hints if one not in frames]
     hints = [one for one in hints if not _ADVICE.search(one[1])] or hints

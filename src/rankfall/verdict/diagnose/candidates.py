@@ -23,7 +23,6 @@ from rankfall.verdict.diagnose.cause_tables import (
     ABORT_REPORTS,
     AT_SHUTDOWN,
     CAUSES_OF_CODES,
-    CHECKED,
     CHILD_DEATHS,
     CRASH_SIGNALS,
     DEATHS,
@@ -31,6 +30,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     ENDS_OF_THE_REST,
     ENDS_OF_WAITS,
     ENDS_OTHERS,
+    EXACT_WORDS,
     KERNEL_SIGNATURE_IDS,
     LOST_PEER_SLUGS,
     NEVER_CAUSE,
@@ -45,12 +45,12 @@ from rankfall.verdict.diagnose.cause_tables import (
     TRUSTED,
     UNRECOGNIZED,
     WATCHDOG_ABORTS,
-    WEAK_PRIMARIES,
     WORDING,
     WRAPPER,
     YIELDS_TO,
     called_abort,
     exit_slug,
+    is_weak,
     signal_slug,
     without_hydra_code,
 )
@@ -68,10 +68,8 @@ HANGS: Final = frozenset({"rank_stuck", "slow_rank_timeout", "collective_mismatc
 _NS = 1_000_000_000
 # Maximum seconds of work after the exception of a thread on which the rest of its process waits.
 _SILENT_SINCE_S = 5.0
-# Maximum bytes from an exception to an abort directly after it, with its message.
-_MESSAGE = 4096
-# Causes of a launcher's line about an end.
-_BARE = frozenset({"killed_unknown", "user_exit", "unknown"})
+_MESSAGE = 4096  # maximum bytes from an exception to an abort directly after it, with its message
+_BARE = frozenset({"killed_unknown", "user_exit", "unknown"})  # causes of a launcher's line about an end
 _SIGKILL = 9
 _SIGBUS = 7
 
@@ -178,7 +176,7 @@ def candidate_of(subject: Subject) -> Candidate | None:
         return silent
     if best.teardown and silent is not None and silent.best is not None and silent.best.signal is not None:
         return silent
-    if _killed_by_ours(subject) and best.source == "log" and best.slug in WEAK_PRIMARIES:
+    if _killed_by_ours(subject) and best.source == "log" and is_weak(best):
         return None
     found = from_piece(subject, best, pieces)
     if len(pieces) < len(stood) and found.confidence == "proven" and best.source == "record":
@@ -288,15 +286,15 @@ def from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Cand
         tier = SILENT
     else:
         tier = EXPLICIT
-    confidence: Confidence = "proven" if trusted or best.trust == "inside" else "likely"
-    if best.id in subject.by_elimination or best.lost_peer:
-        confidence = "likely"
+    guessed = best.id in subject.by_elimination
+    sure = (trusted or best.trust == "inside") and not (guessed or best.lost_peer)
+    confidence: Confidence = "proven" if sure else "likely"
     repeated = _repeats_the_kernel(subject, best)
     # What a hook records ended its process, recognized or not.
     doubtful = SUSPECT_ONLY - UNRECOGNIZED if best.source == "record" else SUSPECT_ONLY
     if repeated or best.signature in doubtful or (best.signature or "").endswith(WORDING):
         confidence = "suspected"
-    elif best.slug in WEAK_PRIMARIES or tier == HANG:
+    elif is_weak(best) or tier == HANG:
         confidence = "suspected" if best.source == "recorder" else "likely"
     return Candidate(
         subject=subject,
@@ -309,9 +307,9 @@ def from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Cand
         stamped=best.stamped,
         fingerprint=best.fingerprint or f"{best.slug}:{best.signature or best.source}",
         support=sum(1 for e in pieces if e.slug == best.slug),
-        weak=repeated or (best.slug in WEAK_PRIMARIES and best.signature != CHECKED),
+        weak=repeated or is_weak(best),
         gpu=best.gpu,
-        because="its rank was found by elimination" if best.id in subject.by_elimination else "",
+        because="its rank was found by elimination" if guessed else "",
     )
 
 
@@ -381,11 +379,12 @@ def of_fact(
 def _best(pieces: list[Evidence]) -> Evidence | None:
     """Best piece: unforgeable, more specific, more trusted, earlier; None without pieces."""
     slugs = {e.slug for e in pieces}
+    strong = [e for e in pieces if e.specificity >= EXACT_WORDS and not is_weak(e) and not of_own_code(e)]
 
     def yields(piece: Evidence) -> bool:
-        to = YIELDS_TO.get(piece.slug, frozenset())
-        rivals = slugs - {piece.slug}
-        return bool(rivals if "*" in to else rivals & to)
+        to, rivals = YIELDS_TO.get(piece.slug, frozenset()), slugs - {piece.slug}
+        late = is_weak(piece) and any(surely_after(piece, e) for e in strong)
+        return late or bool(rivals if "*" in to else rivals & to)
 
     left = [e for e in pieces if not yields(e)] or [e for e in pieces if e.slug != "user_exit"] or pieces
     return min(left, key=_preference, default=None)

@@ -23,7 +23,7 @@ WEAK_PRIMARIES: Final = frozenset(
 )
 
 # Of a checker of messages, which compares all ranks and then ends them.
-CHECKED: Final = "rank_stuck.itac"
+_CHECKED: Final = "rank_stuck.itac"
 
 # A general slug and the specific ones that it yields to on the same subject.
 YIELDS_TO: Final = MappingProxyType(
@@ -346,6 +346,11 @@ def reports_code(piece: Evidence) -> bool:
     code = piece.exit_code
     chosen = code is not None and (0 < code < SIGNALLED or code > SIGNALLED + 64)
     return piece.source == "log" and not piece.whole and chosen
+
+
+def is_weak(piece: Evidence) -> bool:
+    """True for a primary cause that ranks also report if another one failed."""
+    return piece.slug in WEAK_PRIMARIES and piece.signature != _CHECKED
 
 
 def called_abort(pieces: Iterable[Evidence]) -> bool:
