@@ -123,6 +123,7 @@ def _missing_of_ranks(spec: JobSpec, ranks: Sequence[RankFacts], kernel_note: st
     absent = [r.rank for r in ranks if r.hook == "absent"]
     if absent and spec.inside != "off":
         numbers = ", ".join(str(n) for n in absent[:_MAX_RANKS])
+        numbers += f" and {len(absent) - _MAX_RANKS} more" if len(absent) > _MAX_RANKS else ""
         found.append(f"records of rank{'s' if len(absent) > 1 else ''} {numbers}: the hook was not loaded there")
     return found
 
