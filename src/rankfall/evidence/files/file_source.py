@@ -17,12 +17,12 @@ from rankfall.evidence.files.bounded_read import Part, Room
 from rankfall.evidence.files.folder_listing import printable
 from rankfall.evidence.files.unwrap import Unwrapper
 from rankfall.evidence.readers import text as texts
-from rankfall.evidence.readers.findings import Finding
+from rankfall.evidence.readers.findings import Bar, Finding, bars_of
 from rankfall.evidence.readers.prefixes import Prefix
 from rankfall.evidence.readers.scan import ChunkScanner
 from rankfall.evidence.readers.stacks import NewestDump
 from rankfall.evidence.readers.stream_reader import When
-from rankfall.evidence.readers.survival import Bar, Survival, bars_of, speaker_of
+from rankfall.evidence.readers.survival import KEPT, Survival, speaker_of
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Evidence, RankfallError, numbers
 from rankfall.model.evidence import digest
@@ -119,7 +119,7 @@ class Source(msgspec.Struct, kw_only=True):
     prefixed: set[int] = msgspec.field(default_factory=set)
     printed: dict[int, int] = msgspec.field(default_factory=dict)
     ends: dict[str, tuple[Prefix, int]] = msgspec.field(default_factory=dict)
-    survival: Survival = msgspec.field(default_factory=Survival)
+    survival: Survival = msgspec.field(default_factory=lambda: Survival(kept=KEPT))
     stacks: str | None = None
     places: dict[str, tuple[str | None, str | None]] = msgspec.field(default_factory=dict)
     workers: dict[str, int] = msgspec.field(default_factory=dict)

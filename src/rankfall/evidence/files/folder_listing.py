@@ -37,6 +37,7 @@ _ENDINGS: Final = (
     (".stdout", ".stderr", ".out", ".err"),
 )
 _NUMBER: Final = bounded(r"\d{1,6}\Z", limit=_MAX_NAME)
+_LEADS: Final = bounded(r"(?i)(?:^|[^a-z])(?:master|chief|leader)(?:[^a-z]|$)", limit=_MAX_NAME)
 _DIGITS: Final = re.compile(r"\d+")
 # Forms of host names: clusters have a few.
 _MAX_FORMS: Final = 16
@@ -326,8 +327,11 @@ class _Walk:
 def numbered_siblings(names: Iterable[str]) -> Iterator[dict[int, list[str]]]:
     """Yields files that differ only in a number from 0 on, as ``2.log`` or ``worker-2.txt``, by that number.
 
-    Numbers of nodes, attempts and the like do not count.
+    Numbers of nodes, attempts and the like do not count; neither do those of workers beside a master, which is rank 0.
     """
+    names = [*names]
+    if any(_LEADS.search(name.rpartition("/")[2][:_MAX_NAME]) for name in names):
+        return
     groups: dict[tuple[str, str], dict[int, list[str]]] = {}
     for path in names:
         folder, _, name = path.rpartition("/")

@@ -5,6 +5,7 @@ Memory: at most ``_MAX_KNOWN`` lines of at most ``_MAX_KNOWN_LINE`` bytes for ea
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
@@ -16,6 +17,7 @@ from rankfall.evidence.readers.prefixes import LOGGER_WORD, Prefix, parse_prefix
 from rankfall.evidence.readers.text import decode, message_of, normalise
 from rankfall.model import numbers
 from rankfall.model.patterns import anchored, bounded, linear
+from rankfall.model.timestamps import printed_second
 from rankfall.verdict.diagnose.survived_lines import is_low
 from rankfall.verdict.signatures.catalogue import Catalogue
 from rankfall.verdict.signatures.matcher import Hit, Matcher, best
@@ -34,6 +36,8 @@ _LOGGER: Final = anchored(
 )
 # How pytest marks the lines of an exception, and its summary of one.
 _PYTEST: Final = bounded(rb"\A(?:E {2,16}|FAILED \S{1,300} - )", limit=1 << 16)
+# Bytes of a line in which its time is.
+_MAX_STAMPED: Final = 512
 # Lines of one JSON message.
 _MAX_MESSAGE_LINES: Final = 64
 # A damaged report in the launcher's log format. The logger shortens its path at the first sys.path match, so in working
@@ -41,6 +45,16 @@ _MAX_MESSAGE_LINES: Final = 64
 _DAMAGED_LOGGED: Final = bounded(
     rb"[EWI]\d{4} [\d:.]+ +\d+ (?:[^ ]*/)?torch/distributed/elastic/multiprocessing/errors/__init__.py:\d+\]", limit=512
 )
+# A bar of preparing data that is not full: ``Tokenizing:  9%|##   | 280000/2969526 [29:55<4:48:08, 155.57 examples/s]``.
+_BAR: Final = linear(
+    rb"([^\n\r|]{0,120})\b\d{1,2}% ?\|(?:[^|\n\r]{0,600}\|)?[^\[|\n\r]{1,60}\[(?:(\d{1,3}):)?(\d{1,2}):(\d\d)<[^\]\n\r]{1,80}\]"
+)
+_PREPARES: Final = linear(
+    rb"(?i)token|\bmap|filter|process|generat|pack|group|format|extract|convert|download|pars|cach|prepar|index|encod|examples/s"
+)
+_WAITED: Final = bounded(r"(?:Timeout\(ms\)=|timed? ?out after )(\d{5,9})(?:ms|\))", limit=1024)
+# Of process groups: NCCL's, and gloo's and the store's.
+_USUAL_WAITS_MS: Final = (600_000, 1_800_000)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,3 +219,36 @@ class LineMeanings:
 def line_meanings(catalogue: Catalogue) -> LineMeanings:
     """Cache that all streams of a catalogue share: bounds memory."""
     return LineMeanings(catalogue)
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """Progress bar of preparing data that is not full: its time in seconds, its first byte and its text."""
+
+    seconds: int
+    byte: int
+    line: bytes
+
+    def covers(self, complaint: str) -> bool:
+        """True if the bar ran during the whole time that a line of a time-out states; without one, that torch usually waits."""
+        stated = _WAITED.search(complaint)
+        waits = _USUAL_WAITS_MS if stated is None else (numbers.matched(stated[1]) or 1,)
+        return any(0.75 <= self.seconds * 1000 / wait <= 1.2 for wait in waits)  # noqa: PLR2004 - it may begin late, and both are rounded
+
+
+def bars_of(data: bytes, *, at: int) -> Iterator[Bar]:
+    """Yields the bars of preparing data in a part of a stream that begins at byte ``at``."""
+    if b"%|" not in data and b"% |" not in data:
+        return
+    for found in _BAR.finditer(data):
+        if _PREPARES.search(found[0]) is not None:
+            hours, minutes, seconds = (numbers.matched(found[each] or b"0") or 0 for each in (2, 3, 4))
+            yield Bar(seconds=(hours * 60 + minutes) * 60 + seconds, byte=at + found.start(), line=found[0].strip())
+
+
+def last_time(text: bytes) -> float | None:
+    """Time of the last line of a text that has one with its date, in seconds; None without one."""
+    for line in reversed(text.splitlines()):
+        printed = printed_second(parse_prefix(line[:_MAX_STAMPED]).stamp)
+        if printed is not None:
+            return printed[0]
+    return None

@@ -1,7 +1,7 @@
 """Detects which speakers of a stream continued after an apparent error, and what one did while others waited.
 
 A prefix identifies a speaker. Work is progress: steps, bars, losses, rates, retries. Cost is linear: after a
-finding ``CREDIT`` bytes, then a ``SHARE``, are read.
+finding ``CREDIT`` bytes, then a ``SHARE``, are read, and ``BEHIND`` after each traceback.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Final
 
 import msgspec
 
+from rankfall.evidence.readers.findings import last_time
 from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
 from rankfall.evidence.readers.text import STATES_SUCCESS
-from rankfall.model import Evidence, numbers
+from rankfall.model import Evidence, cause_info, numbers
 from rankfall.model.patterns import bounded, linear
-from rankfall.model.timestamps import printed_second
 from rankfall.verdict.diagnose.survived_lines import is_try_to_join, may_be_notice
 
 #: Bytes read line by line after a finding.
@@ -23,6 +23,11 @@ CREDIT: Final = 128 << 10
 #: The limit for many speakers.
 MAX_CREDIT: Final = 512 << 10
 SHARE: Final = 256
+#: Bytes kept of a file's text.
+KEPT: Final = 64 << 10
+#: Bytes behind each whole traceback, and the limit for all of a stream.
+BEHIND: Final = 32 << 10
+MAX_BEHIND: Final = 1 << 20
 #: Bytes at each chunk's end that are read regardless.
 TAIL: Final = 8 << 10
 #: Of large chunks only one per so many bytes.
@@ -105,42 +110,11 @@ _SHOWS_NONE: Final = linear(f"(?i){_NO_WORK}".encode())
 _WORK_DONE: Final = linear(f"(?i){_DONE}".encode())
 _SUCCEEDED: Final = linear(STATES_SUCCESS.encode())
 _PART_DONE: Final = linear(f"(?i){_NOT_DONE}".encode())
-# A bar of preparing data that is not full: ``Tokenizing:  9%|##   | 280000/2969526 [29:55<4:48:08, 155.57 examples/s]``.
-_BAR: Final = linear(
-    rb"([^\n\r|]{0,120})\b\d{1,2}% ?\|(?:[^|\n\r]{0,600}\|)?[^\[|\n\r]{1,60}\[(?:(\d{1,3}):)?(\d{1,2}):(\d\d)<[^\]\n\r]{1,80}\]"
-)
-_PREPARES: Final = linear(
-    rb"(?i)token|\bmap|filter|process|generat|pack|group|format|extract|convert|download|pars|cach|prepar|index|encod|examples/s"
-)
-_WAITED: Final = bounded(r"(?:Timeout\(ms\)=|timed? ?out after )(\d{5,9})(?:ms|\))", limit=1024)
-# Of process groups: NCCL's, and gloo's and the store's.
-_USUAL_WAITS_MS: Final = (600_000, 1_800_000)
 _DIGITS: Final = bounded(rb"[-+]?\d+(?:\.\d+)?", limit=_MAX_LINE)
+# Families of faults of a node or network.
+_OF_PLACES: Final = frozenset({"gpu", "network", "platform", "storage"})
+_NCCL: Final = bounded(rb"(?<=[\]:> ]) ?[\w.-]+:\d+:\d+ \[\d+\]\Z", limit=_MAX_LINE)
 _SAYS_NOTHING: Final = linear(f"(?i){_NO_TALK}".encode())
-
-
-class Bar(msgspec.Struct, frozen=True):
-    """Progress bar of preparing data that is not full: its time in seconds, its first byte and its text."""
-
-    seconds: int
-    byte: int
-    line: bytes
-
-    def covers(self, complaint: str) -> bool:
-        """True if the bar ran during the whole time that a line of a time-out states; without one, that torch usually waits."""
-        stated = _WAITED.search(complaint)
-        waits = _USUAL_WAITS_MS if stated is None else (numbers.matched(stated[1]) or 1,)
-        return any(0.75 <= self.seconds * 1000 / wait <= 1.2 for wait in waits)  # noqa: PLR2004 - it may begin late, and both are rounded
-
-
-def bars_of(data: bytes, *, at: int) -> Iterator[Bar]:
-    """Yields the bars of preparing data in a part of a stream that begins at byte ``at``."""
-    if b"%|" not in data and b"% |" not in data:
-        return
-    for found in _BAR.finditer(data):
-        if _PREPARES.search(found[0]) is not None:
-            hours, minutes, seconds = (numbers.matched(found[each] or b"0") or 0 for each in (2, 3, 4))
-            yield Bar(seconds=(hours * 60 + minutes) * 60 + seconds, byte=at + found.start(), line=found[0].strip())
 
 
 class Speaker(msgspec.Struct):
@@ -220,7 +194,8 @@ class Speaker(msgspec.Struct):
 class Survival:
     """The speakers of one stream; receives its bytes in order.
 
-    ``watched``: read chunk ends even without a finding, for the process's other stream.
+    ``watched``: read chunk ends even without a finding, for the process's other stream. ``kept``: bytes of text that are
+    kept for tracebacks which are known late, as those between other ranks' lines.
 
     Attributes:
         worked: End of the newest work line; 0 = none.
@@ -228,12 +203,16 @@ class Survival:
         ranks_begin: First byte of the ranks' lines, before which a script prints; 0 = unknown.
     """
 
-    def __init__(self, *, watched: bool = False) -> None:
+    def __init__(self, *, watched: bool = False, kept: int = 0) -> None:
         self._watched = watched
+        # The end of the previous text, and the bytes of the stream that were read last.
+        self._kept, self._most_kept, self._read = b"", kept, (0, 0)
         self._speakers: dict[bytes, Speaker] = {}
         # All speakers combined: a continuing gang lost none.
         self._job = Speaker()
-        self._credit = CREDIT
+        self._credit, self._behind = CREDIT, MAX_BEHIND
+        # Bytes behind the last traceback that the next text holds.
+        self._owed = 0
         self._offset = 0
         self._tail_at = -EVERY
         self.worked = 0
@@ -269,16 +248,23 @@ class Survival:
         """Processes whole lines; ``found``: each finding's prefix, line end, whole-traceback flag, and True if nothing caught it."""
         base = self._offset + at
         waiting = any(not speaker.settled for speaker in self._speakers.values())
-        first = len(data)
+        first, behind, late = len(data), [(0, self._owed)], base
         for prefix, end, whole, uncaught in found:
             first = min(first, max(0, end - at))
+            if whole and end > at:
+                behind.append((end - at, BEHIND))
+            late = min(late, self._offset + end)
             if uncaught and len(self._ended) < _MAX_ENDED:
                 text = self._last[: len(self._last) + end - at] if end <= at else data[: end - at]
-                seconds = _last_time(text[-_BEFORE:])
+                seconds = last_time(text[-_BEFORE:])
                 if seconds is not None:
                     self._ended[self._offset + end] = seconds
             self._found(prefix, data[: max(0, end - at)], self._offset + end, whole=whole)
         self._last = data[-_BEFORE:] or self._last
+        self._look_back(late, base)
+        if self._most_kept and data:
+            self._kept = (self._kept + data)[-self._most_kept :]
+        self._owed = max(0, *(end + size - len(data) for end, size in behind))
         if waiting or first < len(data):
             begin = 0 if waiting else first
             most = min(MAX_CREDIT, CREDIT + _EACH * len(self._speakers))
@@ -286,12 +272,31 @@ class Survival:
             stop = min(len(data), begin + self._credit)
             self._credit -= stop - begin
             self._look(data, begin, stop, base=base)
+            for end, size in sorted(behind):
+                low, high = max(stop, end), min(len(data), end + size)
+                if low > end:
+                    low += len(data[low - 1 : high].partition(b"\n")[0])
+                if low < high <= low + self._behind:
+                    self._behind -= high - low
+                    self._look(data, low, high, base=base)
+                    stop = high
             if len(data) - stop <= TAIL:
                 return
         if self._watched and (len(data) < LARGE or base - self._tail_at >= EVERY):
             self._tail_at = base
             tail = max(0, len(data) - TAIL)
             self._look(data, data.find(b"\n", tail) + 1 if tail else 0, len(data), base=base)
+
+    def _look_back(self, late: int, base: int) -> None:
+        """Reads what is kept behind byte ``late`` and was not read before the finding there was known."""
+        start = base - len(self._kept)
+        first, last = self._read
+        low, high = max(late, start), base
+        low, high = (max(low, last), high) if low >= first else (low, min(first, high))
+        if low < high:
+            self._look(self._kept, low - start, high - start, base=start)
+            for one in (self._job, *self._speakers.values()):
+                one.advances, one.ordinary = tuple(sorted(one.advances)), tuple(sorted(one.ordinary))
 
     def steady_work(self, text: bytes) -> int:
         """Byte of a whole text before which no error ended its job; 0 = none.
@@ -323,9 +328,9 @@ class Survival:
             return True
         if whole and end <= self.ranks_begin and prefix.rank is None and prefix.local_rank is None:
             return True
-        survives = (
-            caught or (of_file and may_be_notice(piece)) or (whole and any(at > end for at in self._job.advances))
-        )
+        of_place = not whole and cause_info(piece.slug).family in _OF_PLACES
+        survives = caught or (of_file and (may_be_notice(piece) or of_place))
+        survives = survives or (whole and any(at > end for at in self._job.advances))
         if survives and self.completed(end):
             return True
         return any(
@@ -383,7 +388,7 @@ class Survival:
         speaker.advances = ()
 
     def _look(self, data: bytes, begin: int, stop: int, *, base: int) -> None:
-        at = base + begin
+        at, self._read = base + begin, (base + begin, base + stop)
         for line in data[begin:stop].splitlines(keepends=True):
             at += len(line)
             body = line[:_MAX_LINE].strip()
@@ -430,20 +435,14 @@ class Survival:
                 self._sample, self._stride = self._sample[1::2], 2 * self._stride
 
 
-def _last_time(text: bytes) -> float | None:
-    """Time of the last line of a text that has one with its date, in seconds; None without one."""
-    for line in reversed(text.splitlines()):
-        printed = printed_second(parse_prefix(line[:_MAX_LINE]).stamp)
-        if printed is not None:
-            return printed[0]
-    return None
-
-
 def speaker_of(prefix: Prefix) -> bytes:
-    """Speaker's name, without torch's second prefix."""
+    """Speaker's name, without a second prefix of torch or NCCL."""
     raw = prefix.raw
     cut = raw.rfind(b"[rank")
-    return raw[:cut] if cut > 0 and raw[cut:].rstrip().endswith(b"]:") else raw
+    if cut > 0 and raw[cut:].rstrip().endswith(b"]:"):
+        return raw[:cut]
+    nccl = _NCCL.search(raw)
+    return raw if nccl is None else raw[: nccl.start()]
 
 
 def _counters(line: bytes) -> tuple[str, tuple[bytes, ...]] | None:

@@ -164,6 +164,7 @@ def without_aftermath(pieces: Sequence[Evidence], complaints: Sequence[Evidence]
 def without_passed(pieces: Sequence[Evidence], others: Iterable[Evidence]) -> list[Evidence]:
     """Removes notices before a failure of another cause, and a pod's events before those that show it passed.
 
+    Also removes lines after which the job worked until it was stopped from outside: its end flushes no old output.
     ``others``: further findings of the same text, as of ranks that waited.
     """
     others = [*others]
@@ -171,8 +172,11 @@ def without_passed(pieces: Sequence[Evidence], others: Iterable[Evidence]) -> li
     later = [e for e in pieces if id(e) not in notices] + [e for e in others if e.slug in _WAITED]
     later = _latest(later) if notices else []
     events = [e for e in others if e.signature in _PASSED]
+    stops = _latest(e for e in pieces if e.slug in ENDS_OF_THE_REST)
 
     def passed(piece: Evidence) -> bool:
+        if piece.passed and any(e is not piece and surely_after(e, piece) for e in stops):
+            return True
         if id(piece) in notices:
             own = _CONSEQUENCES[piece.slug] | _NO_REASON | {piece.slug}
             return any(e.slug not in own and surely_after(e, piece) for e in later)
