@@ -38,7 +38,7 @@ _ENDINGS: Final = (
 )
 _NUMBER: Final = bounded(r"\d{1,6}\Z", limit=_MAX_NAME)
 _LEADS: Final = bounded(r"(?i)(?:^|[^a-z])(?:master|chief|leader)(?:[^a-z]|$)", limit=_MAX_NAME)
-_DIGITS: Final = re.compile(r"\d+")
+_DIGITS: Final = bounded(r"\d+", limit=_MAX_NAME)
 # Forms of host names: clusters have a few.
 _MAX_FORMS: Final = 16
 _NO_RANKS: Final = "node|host|pod|slot|replica|attempt|restart|run|job|step|epoch|part"
@@ -351,8 +351,14 @@ def numbered_siblings(names: Iterable[str]) -> Iterator[dict[int, list[str]]]:
 def host_in_name(path: str, hosts: Iterable[str]) -> str | None:
     """Host that a file is named after: one of the given ones, or another of their form, as ``gpu-01`` beside ``gpu-02``."""
     name = path.rpartition("/")[2][:_MAX_NAME]
-    forms = {_DIGITS.sub(lambda _: r"\d{1,9}", re.escape(host.partition(".")[0][:_MAX_NAME])) for host in hosts}
+    forms = {_form(host.partition(".")[0][:_MAX_NAME]) for host in hosts}
     for form in sorted(forms)[:_MAX_FORMS]:
-        if found := re.search(rf"(?<![A-Za-z\d]){form}(?!\d)", name):
+        if found := bounded(rf"(?<![A-Za-z\d]){form}(?!\d)", limit=_MAX_NAME).search(name):
             return found[0]
     return None
+
+
+def _form(host: str) -> str:
+    """Pattern of hosts that differ only in numbers."""
+    ends = [0, *(end for match in _DIGITS.finditer(host) for end in match.span()), len(host)]
+    return r"\d{1,9}".join(re.escape(host[a:b]) for a, b in zip(ends[::2], ends[1::2], strict=True))

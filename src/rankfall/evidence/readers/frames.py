@@ -54,7 +54,7 @@ _STATEMENT: Final = bounded(
 )
 # Files of packages; else of the standard library, whose exceptions are about the call.
 _PACKAGE: Final = bounded(rb"(?:site|dist)-packages[/\\]", limit=1024)
-# Files of packages that compute with what they are given: their unknown exceptions are about that.
+# Files of packages that compute with their arguments: their unknown exceptions are about these.
 _COMPUTES: Final = bounded(
     rb"(?:site|dist)-packages[/\\](?:numpy|pandas|scipy|sklearn|einops|timm|torchvision|xformers|flash_attn|torch[/\\](?:nn|linalg|fft|optim|_refs|_prims)"
     rb"|peft[/\\]tuners|diffusers[/\\](?:models|pipelines)|transformers[/\\](?:models|generation|loss))[/\\]"

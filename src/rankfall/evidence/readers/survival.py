@@ -194,8 +194,8 @@ class Speaker(msgspec.Struct):
 class Survival:
     """The speakers of one stream; receives its bytes in order.
 
-    ``watched``: read chunk ends even without a finding, for the process's other stream. ``kept``: bytes of text that are
-    kept for tracebacks which are known late, as those between other ranks' lines.
+    ``watched``: read chunk ends even without a finding, for the process's other stream. ``kept``: bytes of text
+    to keep for tracebacks that end late, as those between other ranks' lines.
 
     Attributes:
         worked: End of the newest work line; 0 = none.
@@ -288,7 +288,7 @@ class Survival:
             self._look(data, data.find(b"\n", tail) + 1 if tail else 0, len(data), base=base)
 
     def _look_back(self, late: int, base: int) -> None:
-        """Reads what is kept behind byte ``late`` and was not read before the finding there was known."""
+        """Reads the kept text behind byte ``late``, as far as it is unread."""
         start = base - len(self._kept)
         first, last = self._read
         low, high = max(late, start), base

@@ -212,7 +212,7 @@ def _first_to_end(root: Root, chosen: Candidate, best: Evidence, subjects: Subje
 
 
 def _on_another_node(line: Evidence, subject: Subject) -> bool:
-    """True if a line's node is known and is not the subject's."""
+    """True if a line names another node than the subject's."""
     names = [(node or "").partition(".")[0] for node in (line.node, subject.node)]
     return all(names) and names[0] != names[1]
 
