@@ -71,3 +71,15 @@ def test_workers_beside_a_master_are_no_ranks_by_their_numbers(tmp_path):
         (tmp_path / f"{name}.log").write_text(f"step 1\nstep 2\n{raised}{last}\n")
     found = explain_files([tmp_path]).verdict
     assert (found.cause.slug, found.rank) == ("user_code_exception", None)
+
+
+def test_an_error_without_a_known_cause_is_shown_before_its_launcher_s(verdict):
+    found = verdict(
+        '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/app/train.py", line 180, in main\n[rank1]:     work()\n'
+        "[rank1]: RuntimeError: CUDA error: unknown error\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+        "Root Cause (first observed failure):\n[0]:\n  time      : 2026-11-30_03:12:43\n  host      : gpu-01\n"
+        "  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 4101)\n  error_file: <N/A>\n"
+    )
+    assert (found.cause.slug, found.rank, found.node) == ("unknown", 1, "gpu-01")
+    assert "CUDA error: unknown error" in found.decisive.line

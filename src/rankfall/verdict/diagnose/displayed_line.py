@@ -30,6 +30,7 @@ from rankfall.verdict.diagnose.cause_tables import (
 from rankfall.verdict.diagnose.root_search import only_consequences
 from rankfall.verdict.diagnose.subjects import Subject, Subjects
 
+_CHILD_FAILED: Final = "unknown.child_failed"
 _NAME_FIRST: Final = FIRST_ENDS | {ABORTED_ALL}
 _OF_A_RANK: Final = frozenset({"user", "data", "memory", "gpu", "unknown"})
 # Words of a rank that may have failed because of another one; after its own prefix.
@@ -92,6 +93,8 @@ def nearest_line(subjects: Subjects) -> Evidence | None:
     """Line to show without a cause: the last error of a text, else the last report of a launcher, else its first stop or fault of an application."""
     lines = [e for s in subjects.all.values() for e in s.evidence if e.source == "log"]
     found = [e for e in lines if e.slug == "unknown"]
+    # A launcher's exception about a process has no more than the process's own.
+    found = [e for e in found if e.signature != _CHILD_FAILED] or found
     stops = [e for e in lines if e.slug in {"controller_verdict", "peer_teardown", "gpu_app_xid"}]
     first = min(stops, key=lambda e: (*text_place(e), e.id), default=None)
     if first is not None and first.slug == "controller_verdict":
@@ -129,6 +132,8 @@ def _adds_to(other: str, line: str) -> bool:
 
 def named_rank(subjects: Subjects, displayed: Evidence) -> int | None:
     """Rank that a line without a cause names as failed; None if lines of its kind name several."""
+    if displayed.rank is not None and [r.rank for r in subjects.ranks.values() if r.reported_first] == [displayed.rank]:
+        return displayed.rank
     if displayed.fingerprint != LAST_ERROR:
         signature = HEADS_OF_STACKS.get(displayed.signature or "", displayed.signature)
         return only_named_rank(subjects, {signature}) if signature in NAMES_A_RANK else None
