@@ -392,3 +392,25 @@ def test_a_killed_program_that_watches_the_node_explains_no_exception(verdict, v
 def test_time_shows_the_code_of_a_timeout(verdict, code, slug):
     text = f"step 5\n+ timeout 3600 python train.py\nCommand exited with non-zero status {code}\n"
     assert verdict(text).cause.slug == slug
+
+
+NODE_FAILURE = "0: step 90 loss 2.81\nsrun: error: Node failure on gpu-07\n"
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "srun: error: gpu-05: task 5: Exited with exit code 1\n",
+        "5: KeyError: 'late'\nsrun: error: gpu-05: task 5: Exited with exit code 1\n",
+        "".join(f"5: {line}\n" for line in f"{TRACE}KeyError: 'late'".splitlines()),
+    ],
+)
+def test_a_rank_that_ends_after_the_failure_of_a_node_is_not_lost_with_it(verdict, rest):
+    found = verdict(NODE_FAILURE + rest)
+    assert (found.cause.slug, found.cause.confidence, found.node, found.rank) == ("node_lost", "likely", "gpu-07", None)
+
+
+def test_an_exception_before_the_failure_of_a_node_is_the_first_one(verdict):
+    text = "".join(f"5: {line}\n" for line in f"{TRACE}KeyError: 'early'".splitlines())
+    found = verdict(f"{text}{NODE_FAILURE}")
+    assert (found.cause.slug, found.rank, found.node) == ("user_code_exception", 5, None)

@@ -209,7 +209,8 @@ def drop_cancelled_after_abort(candidates: list[Candidate], subjects: Subjects, 
 def drop_ends_of_the_rest(candidates: list[Candidate], root: Root) -> list[Candidate]:
     """Drops ends by a user or batch system that a text shows after the failure of a rank, and the reverse."""
     taken = [c.best for c in candidates if c.best is not None and c.best.signature in STEP_TAKEN]
-    after = [c for c in candidates if c.best and c.best.whole and any(surely_after(c.best, end) for end in taken)]
+    raised = [(c, c.best) for c in candidates if c.best and (c.best.whole or c.slug == OWN_CODE)]
+    after = [c for c, best in raised if any(surely_after(best, end) for end in taken)]
     root.rejected += [(c, "raised after the batch system had ended the step") for c in after]
     candidates = [c for c in candidates if all(c is not one for one in after)]
     kept = []

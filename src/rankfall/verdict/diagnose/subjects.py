@@ -298,7 +298,7 @@ class Subjects:
                 return next(iter(owners)), False
         if piece.local_rank is not None and (speaker, piece.local_rank) in self._by_local:
             return self._by_local[speaker, piece.local_rank], False
-        if piece.slug in ENDS_OF_THE_REST:
+        if piece.slug in ENDS_OF_THE_REST or piece.signature in STEP_TAKEN:
             return None, False
         fault = _printed_gpu_fault(piece)
         struck = self._struck.get(fault, ()) if fault is not None else ()
