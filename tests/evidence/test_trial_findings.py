@@ -414,3 +414,25 @@ def test_an_exception_before_the_failure_of_a_node_is_the_first_one(verdict):
     text = "".join(f"5: {line}\n" for line in f"{TRACE}KeyError: 'early'".splitlines())
     found = verdict(f"{text}{NODE_FAILURE}")
     assert (found.cause.slug, found.rank, found.node) == ("user_code_exception", 5, None)
+
+
+WATCHDOG = (
+    "[rank{rank}]:[E1130 03:32:11.001 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective operation timeout:"
+    " WorkNCCL(SeqNum=8812, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)={limit}) ran for {limit} milliseconds"
+    " before timing out.\n"
+)
+STEPS = "".join(f"[rank{rank}]: step 40 loss 2.1\n" for rank in range(4))
+SLURM_END = "slurmstepd: error: *** JOB 8 ON gpu-01 CANCELLED AT 2026-11-30T05:00:00{} ***\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "slug"),
+    [("", "cancelled"), (" DUE TO TIME LIMIT", "walltime_or_requeue"), (" DUE TO PREEMPTION", "preempted")],
+)
+@pytest.mark.parametrize(("limit", "late"), [(1800055, False), (20055, False), (1800055, True)])
+def test_a_hang_that_a_user_or_limit_ended_is_the_failure(verdict, end, slug, limit, late):
+    waits = "".join(WATCHDOG.format(rank=rank, limit=limit) for rank in (0, 1, 3))
+    parts = [SLURM_END.format(end), waits] if late else [waits, SLURM_END.format(end)]
+    found = verdict(STEPS + "".join(parts))
+    hang = limit > 100_000 and not late and slug != "preempted"
+    assert (found.cause.slug, found.rank) == (("rank_stuck", 2) if hang else (slug, None))

@@ -351,6 +351,8 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         decisive=_decisive(whole_message(piece, subjects) if piece is not None else nearest),
         evidence=proof_of(subjects, None),
         consequences=consequences_of(subjects, struck, None),
+        alternatives=alternatives_of(root),
+        independent=independent_of(root) or msgspec.UNSET,
         missing=tuple(missing)
         or (_NO_FIRST if slug in {*known.LOST_PEER_SLUGS, "rank_stuck"} else "any evidence of why the job ended",),
         phase="teardown" if late else msgspec.UNSET,

@@ -69,6 +69,7 @@ from rankfall.verdict.diagnose.waited_for import (
     MISMATCH,
     collective_number,
     differing_calls,
+    drop_ends_of_a_hang,
     left_before_joining,
     left_early,
     only_failed_slot,
@@ -86,6 +87,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     if not candidates:
         found = only_consequences(case, subjects)
         only = outlived_traceback(subjects) if found.nearest is None else None
+        found.rejected = root.rejected
         return found if only is None else Root(chosen=only)
     strong = [c for c in candidates if not c.weak]
     if any(not ended_without_message(c) for c in strong):
@@ -144,6 +146,7 @@ def _failures(case: Case, subjects: Subjects, root: Root) -> list[Candidate]:
     candidates = drop_cancelled_after_abort(drop_after_abort(candidates, subjects, root), subjects, root)
     candidates = without_ends_by_launcher(without_stopped_from_outside(candidates, subjects), subjects)
     candidates = drop_ends_after_stop(candidates, root)
+    candidates = drop_ends_of_a_hang(candidates, subjects, root)
     candidates = _without_passed(candidates, subjects, root)
     if any(e.slug == "collective_timeout" for s in subjects.all.values() for e in s.complaints):
         candidates = [c for c in candidates if c.best is None or c.best.signature != NONE_RECEIVED]
@@ -302,19 +305,15 @@ def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:
         if ("rank", number) in struck:
             continue
         facts = subjects.ranks.get(number)
-        if facts is not None and _ended_alike(facts, chosen) and not _stopped(subjects, number):
-            chosen.same.append(subjects.all["rank", number])
+        alike = facts is not None and _ended_alike(facts, chosen)
+        if alike and not after_stop(each := subjects.all["rank", number], each.ended):
+            chosen.same.append(each)
             continue
         slot_struck = facts is not None and ("slot", facts.slot) in struck
         if slot_struck or facts is None or facts.killed_by in {"wrapper", "agent"}:
             continue
         return False
     return True
-
-
-def _stopped(subjects: Subjects, rank: int) -> bool:
-    subject = subjects.all["rank", rank]
-    return after_stop(subject, subject.ended)
 
 
 def _ended_alike(facts: RankFacts, chosen: Candidate) -> bool:

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from rankfall.model import Case, Confidence, Evidence, RankFacts, numbers
+from rankfall.model.evidence import surely_after
 from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import HANG, SILENT, Candidate, Root, of_fact
@@ -30,6 +31,13 @@ _POINT_TO_POINT: Final = frozenset({"SEND", "RECV", "COALESCED", "UNKNOWN"})
 # Kinds whose size is equal on all ranks; others may be uneven.
 _EVEN: Final = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE"})
 
+
+# At least 100 seconds of waiting, as NCCL's watchdog and Gloo report it.
+_WAITED_LONG: Final = bounded(r"(?:ran for|[Tt]imed out waiting) \d{6,12} ?m(?:illi)?s", limit=4096)
+# Slurm's lines about an end that a hang leads to.
+_ENDS_OF_HANGS: Final = frozenset(
+    {"cancelled.scancel", "cancelled.slurm", "cancelled.slurm_job", "walltime_or_requeue.slurm"}
+)
 
 # Functions that only some ranks call.
 _PAIRWISE: Final = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "wait"})
@@ -169,6 +177,23 @@ def only_silent_rank(case: Case, subjects: Subjects) -> Candidate | None:
         fingerprint=f"{slug}:silent",
         because=f"all other ranks timed out in a collective; it alone {doing}",
     )
+
+
+def drop_ends_of_a_hang(candidates: list[Candidate], subjects: Subjects, root: Root) -> list[Candidate]:
+    """Drops ends by a user or time limit of a job whose ranks had timed out before, after they had waited for long.
+
+    The end itself leaves a rank no time to wait for so long.
+    """
+    waits = [
+        e
+        for s in subjects.all.values()
+        for e in s.complaints
+        if e.slug == "collective_timeout" and e.source == "log" and not e.passed and _WAITED_LONG.search(e.line)
+    ]
+    ends = [(c, c.best) for c in candidates if c.best and c.bare and c.best.signature in _ENDS_OF_HANGS]
+    after = [c for c, end in ends if any(surely_after(end, e) for e in waits)]
+    root.rejected += [(c, "ranks had timed out before it") for c in after]
+    return [c for c in candidates if all(c is not one for one in after)]
 
 
 def only_rank(case: Case, subjects: Subjects) -> Candidate | None:
