@@ -436,3 +436,40 @@ def test_a_hang_that_a_user_or_limit_ended_is_the_failure(verdict, end, slug, li
     found = verdict(STEPS + "".join(parts))
     hang = limit > 100_000 and not late and slug != "preempted"
     assert (found.cause.slug, found.rank) == (("rank_stuck", 2) if hang else (slug, None))
+
+
+AGENT = "W1130 03:12:52.1 4050 torch/distributed/elastic/agent/server/api.py:741] Received Signals.SIGTERM death signal, shutting down workers\n"
+IN_HANDLER = "".join(f"[rank1]: {line}\n" for line in f"{TRACE}KeyError: 'step'".splitlines())
+TABLE = (
+    f"{TRACE}torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n{'=' * 60}\ntrain.py FAILED\n{'-' * 60}\n"
+    "Root Cause (first observed failure):\n[0]:\n  time      : 2026-11-30_03:13:02\n  host      : gpu-02\n"
+    f"  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 4101)\n  error_file: <N/A>\n{'=' * 60}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "slug", "retry"),
+    [
+        (AGENT + IN_HANDLER, "external_signal", "yes"),
+        ("[rank1]: Received SIGTERM, saving\n" + IN_HANDLER, "external_signal", "yes"),
+        (AGENT + IN_HANDLER + SLURM_END.format(" DUE TO PREEMPTION"), "preempted", "yes"),
+        # The exception came first.
+        (IN_HANDLER + AGENT, "user_code_exception", "no"),
+        # Another rank received the signal, or one after which the program continues.
+        ("[rank0]: Received SIGTERM, saving\n" + IN_HANDLER, "user_code_exception", "no"),
+        ("[rank1]: Received SIGUSR1, saving\n" + IN_HANDLER, "user_code_exception", "no"),
+        # The text of another node or start follows, whose launcher reports the exception.
+        (AGENT + IN_HANDLER + TABLE, "user_code_exception", "no"),
+    ],
+)
+def test_an_exception_after_a_stop_from_outside_is_no_first_failure(verdict, text, slug, retry):
+    found = verdict(STEPS + text)
+    assert (found.cause.slug, found.retry) == (slug, retry)
+
+
+def test_a_disk_that_is_full_after_a_stop_is_a_failure_of_its_own(verdict):
+    found = verdict(
+        STEPS + AGENT + IN_HANDLER.replace("KeyError: 'step'", "OSError: [Errno 28] No space left on device")
+    )
+    assert found.cause.slug == "external_signal"
+    assert [fault.slug for fault in found.independent] == ["disk_full"]

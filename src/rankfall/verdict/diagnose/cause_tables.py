@@ -283,6 +283,9 @@ CAUSES_OF_CODES: Final = frozenset(
 # Of torchrun's agent.
 SIGNAL_OF_AGENT: Final = "external_signal.signal_exception"
 
+# Of its stop, before it stops its ranks: a signal from outside.
+STOP_OF_AGENT: Final = "external_signal.torchrun_death"
+
 # A process causes these ends itself: equivalent to a message.
 OWN_FAULT_SIGNALS: Final = frozenset({4, 6, 7, 8, 11, 24, 25, 31})
 # Those that no exception handler sends: SIGABRT may end a process that printed its exception.

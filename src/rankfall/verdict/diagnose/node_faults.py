@@ -1,4 +1,4 @@
-"""Decides which node faults may have caused the failure.
+"""Decides which node faults and stops from outside may have caused the failure.
 
 A rank on the node must have failed or become silent, and no other rank certainly earlier. Other faults are independent
 and advise no action on their node.
@@ -12,7 +12,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankfall.model import Case, Confidence, cause_info
+from rankfall.model import Case, Confidence, Evidence, cause_info
+from rankfall.model.evidence import surely_after
 from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import (
@@ -25,7 +26,7 @@ from rankfall.verdict.diagnose.candidates import (
     candidate_of,
     of_node,
 )
-from rankfall.verdict.diagnose.cause_tables import NODE_SOURCES, OWN_CODE, TAKEN_AWAY, TIMED_OUT
+from rankfall.verdict.diagnose.cause_tables import NODE_SOURCES, OWN_CODE, STOP_OF_AGENT, TAKEN_AWAY, TIMED_OUT
 from rankfall.verdict.diagnose.consequences import is_without_message
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, own_failure
 from rankfall.verdict.signatures.matcher import SLURM
@@ -36,6 +37,8 @@ _NS: Final = 1_000_000_000
 # Slurm's host lists in a document, and their form.
 _MAX_HOSTS: Final = 64
 _HOSTS: Final = bounded(r"[\w.,\[\]-]+", limit=512)
+# Words of a program that a signal stops, not those about a signal after which it continues.
+_STOP_SIGNAL: Final = bounded(r"SIG(?:TERM|HUP)|[Ss]ignal:? (?:15|1)\b", limit=4096)
 
 
 class _Fall(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,6 +225,39 @@ def drop_deleted_after_failure(candidates: list[Candidate], subjects: Subjects, 
         else:
             kept.append(candidate)
     return kept
+
+
+def drop_raised_after_signal(candidates: list[Candidate], subjects: Subjects, root: Root) -> list[Candidate]:
+    """Drops exceptions that a text shows after a signal had stopped its job or that rank: without it, none occurs.
+
+    A failure that a launcher reports after them is not of that stop, as in a joined text of several nodes.
+    """
+    said = [(s, e) for s in subjects.all.values() for e in s.complaints if e.source == "log" and not e.passed]
+    stops = [(s, e) for s, e in said if e.signature == STOP_OF_AGENT or _is_stopped(s, e)]
+
+    def follows(candidate: Candidate) -> bool:
+        best = candidate.best
+        if best is None or best.source != "log" or not best.whole or candidate.reported_first:
+            return False
+        if any(e.signature == "unknown.child_failed" and surely_after(e, best) for _, e in said):
+            return False
+        return any(
+            surely_after(best, e)
+            and (best.pod, best.node) == (e.pod, e.node)
+            and (s is candidate.subject or e.signature == STOP_OF_AGENT)
+            for s, e in stops
+        )
+
+    after = [c for c in candidates if follows(c)]
+    root.rejected += [(c, "raised after a signal had stopped the job") for c in after]
+    root.independent += [(c, "no stop explains it") for c in after if c.slug != OWN_CODE]
+    return [c for c in candidates if all(c is not one for one in after)]
+
+
+def _is_stopped(subject: Subject, piece: Evidence) -> bool:
+    """True for a rank's report of a signal that stops it."""
+    text = piece.signature == "external_signal.text" and subject.rank is not None
+    return text and _STOP_SIGNAL.search(piece.line) is not None
 
 
 def _after_signal(candidate: Candidate, subjects: Subjects) -> bool:

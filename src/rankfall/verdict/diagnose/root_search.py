@@ -59,6 +59,7 @@ from rankfall.verdict.diagnose.consequences import (
 )
 from rankfall.verdict.diagnose.node_faults import (
     drop_deleted_after_failure,
+    drop_raised_after_signal,
     independent_faults,
     time_of,
     without_faults_elsewhere,
@@ -87,7 +88,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     if not candidates:
         found = only_consequences(case, subjects)
         only = outlived_traceback(subjects) if found.nearest is None else None
-        found.rejected = root.rejected
+        found.rejected, found.independent = root.rejected, root.independent
         return found if only is None else Root(chosen=only)
     strong = [c for c in candidates if not c.weak]
     if any(not ended_without_message(c) for c in strong):
@@ -146,7 +147,7 @@ def _failures(case: Case, subjects: Subjects, root: Root) -> list[Candidate]:
     candidates = drop_cancelled_after_abort(drop_after_abort(candidates, subjects, root), subjects, root)
     candidates = without_ends_by_launcher(without_stopped_from_outside(candidates, subjects), subjects)
     candidates = drop_ends_after_stop(candidates, root)
-    candidates = drop_ends_of_a_hang(candidates, subjects, root)
+    candidates = drop_raised_after_signal(drop_ends_of_a_hang(candidates, subjects, root), subjects, root)
     candidates = _without_passed(candidates, subjects, root)
     if any(e.slug == "collective_timeout" for s in subjects.all.values() for e in s.complaints):
         candidates = [c for c in candidates if c.best is None or c.best.signature != NONE_RECEIVED]
