@@ -33,7 +33,7 @@ YIELDS_TO: Final = MappingProxyType(
         "unknown": frozenset({"*"}),
         "user_code_exception": frozenset({"*"}),
         "dataloader_died": frozenset({"host_oom", "shm_exhausted", "bad_sample", "segfault", "node_oom"}),
-        "nccl_system_error": frozenset({"nic_down", "shm_exhausted", "nccl_network_unreachable"}),
+        "nccl_system_error": frozenset({"nic_down", "shm_exhausted", "nccl_network_unreachable", "host_alloc_failed"}),
         "external_signal": frozenset({"preempted", "node_lost", "walltime_or_requeue", "cancelled"}),
         # A task that waits for the file server is blocked in the kernel too.
         "node_stuck": frozenset({"shared_fs_error"}),
