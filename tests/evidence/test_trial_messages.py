@@ -77,3 +77,78 @@ def test_a_limit_of_locked_memory_is_no_fault_of_the_adapter(verdict, error, slu
 def test_what_no_node_offers_fails_at_each_start(verdict, line, retry):
     found = verdict(line)
     assert (found.cause.slug, found.retry) == ("unschedulable", retry)
+
+
+@pytest.mark.parametrize(
+    ("line", "slug", "retry"),
+    [
+        ("Job 'raysubmit_x' was stopped\n", "cancelled", "no"),
+        (
+            "[2026-11-30 03:12:52] [INFO] [launch.py:328:sigkill_handler] Main process received SIGINT, exiting\n",
+            "cancelled",
+            "no",
+        ),
+        (
+            "[2026-11-30 03:12:52] [INFO] [launch.py:328:sigkill_handler] Main process received SIGTERM, exiting\n",
+            "external_signal",
+            "yes",
+        ),
+        ("[mpiexec@n1] Sending Ctrl-C to processes as requested\n", "cancelled", "no"),
+        (
+            "exiting program after receiving SIGTERM.\n[after training is done] datetime: 2026-11-30 03:31:12\n",
+            "external_signal",
+            "yes",
+        ),
+        (f"{TRACE}RuntimeError: NCCL communicator was aborted on rank 0.\n", "peer_lost", "once"),
+    ],
+)
+def test_who_stopped_the_job_is_read(verdict, line, slug, retry):
+    found = verdict(STEPS + line)
+    assert (found.cause.slug, found.retry) == (slug, retry)
+
+
+@pytest.mark.parametrize(
+    ("record", "slug", "retry"),
+    [
+        ("JobId=81 JobName=t\n   JobState=TIMEOUT Reason=TimeLimit Dependency=(null)\n", "walltime_or_requeue", "yes"),
+        ("JobId=81 JobName=t\n   JobState=NODE_FAIL Reason=NodeDown Dependency=(null)\n", "node_lost", "elsewhere"),
+        ("JobId=81 JobName=t JobState=OUT_OF_MEMORY Reason=OutOfMemory\n", "host_oom", "no"),
+        ("JobId=81 JobName=t\n   JobState=PREEMPTED Reason=None Dependency=(null)\n", "preempted", "yes"),
+        (
+            "JobID|JobName|State|ExitCode|NodeList\n81|t|OUT_OF_MEMORY|0:125|gpu-01\n81.extern|extern|COMPLETED|0:0|gpu-01\n",
+            "host_oom",
+            "no",
+        ),
+        ("81|t|TIMEOUT\n81.batch|batch|CANCELLED\n", "walltime_or_requeue", "yes"),
+        ("JobId=81 JobName=t\n   JobState=RUNNING Reason=None TimeLimit=1-00:00:00\n", "unknown", "once"),
+    ],
+)
+def test_states_of_slurm_are_read_in_each_form(tmp_path, record, slug, retry):
+    (tmp_path / "slurm-81.out").write_text(STEPS)
+    (tmp_path / "slurm.txt").write_text(record)
+    found = explain_files([tmp_path]).verdict
+    assert (found.cause.slug, found.retry) == (slug, retry)
+
+
+@pytest.mark.parametrize(
+    ("line", "node"),
+    [
+        ("[2026-11-30T03:05:00.001] error: Nodes gpu-02 not responding, setting DOWN\n", "gpu-02"),
+        ("[2026-11-30T03:05:00.002] requeue job JobId=81 due to failure of node gpu-02\n", "gpu-02"),
+        (
+            "(raylet) The node with node id: 9f and address: 10.0.0.14 and node name: 10.0.0.14 has been marked dead.\n",
+            "10.0.0.14",
+        ),
+        ("3m  Normal  NodeNotReady  node/gpu-node-9  Node gpu-node-9 status is now: NodeNotReady\n", "gpu-node-9"),
+        ("3m  Normal  NodeReady  node/gpu-node-9  Node gpu-node-9 status is now: NodeReady\n", None),
+    ],
+)
+def test_a_lost_node_is_named(verdict, line, node):
+    found = verdict(STEPS + line)
+    assert (found.node, found.cause.slug == "node_lost") == (node, node is not None)
+
+
+def test_volcano_calls_any_deletion_of_a_pod_an_eviction(verdict):
+    state = "status:\n  state:\n    phase: Aborted\n    reason: {}\n"
+    assert verdict(state.format("PodEvicted"), "job.yaml").cause.slug == "unknown"
+    assert verdict(state.format("Evicted"), "job.yaml").cause.slug == "pod_evicted"
