@@ -152,3 +152,29 @@ def test_volcano_calls_any_deletion_of_a_pod_an_eviction(verdict):
     state = "status:\n  state:\n    phase: Aborted\n    reason: {}\n"
     assert verdict(state.format("PodEvicted"), "job.yaml").cause.slug == "unknown"
     assert verdict(state.format("Evicted"), "job.yaml").cause.slug == "pod_evicted"
+
+
+@pytest.mark.parametrize(
+    ("name", "node"),
+    [
+        ("dmesg-gpu-02.log", "gpu-02"),
+        ("nid001234_kern.log", "nid001234"),
+        ("dmesg-ip-10-0-0-12.txt", "ip-10-0-0-12"),
+        # A number that is no node's, and the output of a job.
+        ("dmesg-rank2.log", None),
+        ("dmesg-nov30.log", None),
+        ("dmesg-2026-11-30.log", None),
+        ("train-gpu-02.log", None),
+    ],
+)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[Mon Nov 30 03:10:00 2026] NVRM: Xid (PCI:0000:3b:00): 79, pid=4412, name=python3, GPU has fallen off the bus.\n",
+        "[1839.000001] python3[8812]: segfault at 0 ip 00007f1c3e5b2a10 sp 00007ffd2a error 4 in libnccl.so.2[7f1c3e500000+1a0000]\n",
+    ],
+)
+def test_a_kernel_file_is_of_the_node_in_its_name(tmp_path, name, node, line):
+    (tmp_path / "job.out").write_text(STEPS)
+    (tmp_path / name).write_text(line)
+    assert explain_files([tmp_path]).verdict.node == node

@@ -41,6 +41,16 @@ _LEADS: Final = bounded(r"(?i)(?:^|[^a-z])(?:master|chief|leader)(?:[^a-z]|$)", 
 _DIGITS: Final = bounded(r"\d+", limit=_MAX_NAME)
 # Forms of host names: clusters have a few.
 _MAX_FORMS: Final = 16
+# Names of the kernel's files of one node: dmesg-gpu-02.log, gpu-02_kern.log; but not of a rank, a job or a day.
+_NODE: Final = (
+    r"(?!(?i:rank|local|job|slurm|run|attempt|try|task|step|proc|part|boot|log|file|old|new|before|after|gpu\d(?!\d)"
+    r"|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}-?\d))"
+    r"([A-Za-z][A-Za-z-]{0,40}\d[A-Za-z\d-]{0,40})"
+)
+_OF_KERNEL: Final = r"(?:dmesg|kern(?:el)?)"
+_KERNEL_FILE: Final = bounded(
+    rf"\A(?:{_OF_KERNEL}[-_.]{_NODE}|{_NODE}[-_.]{_OF_KERNEL})(?:\.(?:log|txt|out))?\Z", limit=_MAX_NAME
+)
 _NO_RANKS: Final = "node|host|pod|slot|replica|attempt|restart|run|job|step|epoch|part"
 _OF_NODES: Final = bounded(rf"(?:{_NO_RANKS})[^a-z]*$", limit=_MAX_NAME)
 # Files that are no logs, archives by their names, and files that lie beside the only archive of a job's logs.
@@ -349,13 +359,17 @@ def numbered_siblings(names: Iterable[str]) -> Iterator[dict[int, list[str]]]:
 
 
 def host_in_name(path: str, hosts: Iterable[str]) -> str | None:
-    """Host that a file is named after: one of the given ones, or another of their form, as ``gpu-01`` beside ``gpu-02``."""
+    """Host that a file is named after: one of the given ones, another of their form, or that of a kernel's file.
+
+    ``gpu-01`` has the form of ``gpu-02``; ``dmesg-gpu-02.log`` is a kernel's file.
+    """
     name = path.rpartition("/")[2][:_MAX_NAME]
     forms = {_form(host.partition(".")[0][:_MAX_NAME]) for host in hosts}
     for form in sorted(forms)[:_MAX_FORMS]:
         if found := bounded(rf"(?<![A-Za-z\d]){form}(?!\d)", limit=_MAX_NAME).search(name):
             return found[0]
-    return None
+    found = None if forms else _KERNEL_FILE.search(name)
+    return found and (found[1] or found[2])
 
 
 def _form(host: str) -> str:

@@ -312,7 +312,7 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
             else None
         )
         for each in source.weighed(alone=owner is not None or source.local_rank is not None):
-            piece = _of_process(each, source, processes) if each.signature in KERNEL_SIGNATURE_IDS else each
+            piece = _of_process(each, source, processes)
             local = piece.local_rank if piece.local_rank is not None else source.local_rank
             # slurmstepd prints into the output of its node's first task.
             batch = SLURM.search(piece.line) is not None
@@ -323,8 +323,7 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
             found.append(msgspec.structs.replace(piece, rank=rank, local_rank=local, attempt=None))
         # What a launcher reports before its success is of an earlier attempt.
         reported = () if source.survival.succeeded_at else source.reported.values()
-        for sheet in torchrun.facts_of_reports(reported, firsts=firsts, stream=source.group):
-            facts[sheet.rank] = sheet
+        facts |= {s.rank: s for s in torchrun.facts_of_reports(reported, firsts=firsts, stream=source.group)}
         if source.stacks and owner is not None and (where := stand(owner, source.stacks)) is not None:
             standings[owner] = where, source.name
     if len(sources) == 1 and not facts:
@@ -356,11 +355,12 @@ def _processes(sources: Iterable[Source]) -> dict[int, tuple[int, str | None] | 
 
 def _of_process(piece: Evidence, source: Source, processes: dict[int, tuple[int, str | None] | None]) -> Evidence:
     """A kernel's line with the rank of its process, and with the host that its file is named after."""
+    if piece.signature not in KERNEL_SIGNATURE_IDS and not host_in_name(source.name, ()):
+        return piece
     hosts = {row[1] for row in processes.values() if row is not None and row[1]}
     host = piece.node or source.places.get(piece.id, (None, None))[0] or host_in_name(source.name, hosts)
     rank, its = processes.get(-1 if piece.pid is None else piece.pid) or (None, None)
-    elsewhere = host and its and host.partition(".")[0] != its.partition(".")[0]
-    if rank is None or piece.rank is not None or elsewhere:
+    if rank is None or piece.rank is not None or (host and its and host.partition(".")[0] != its.partition(".")[0]):
         return msgspec.structs.replace(piece, node=host)
     return msgspec.structs.replace(piece, rank=rank, node=its or host, trust="launcher")  # the job did not print it
 
