@@ -178,3 +178,32 @@ def test_a_kernel_file_is_of_the_node_in_its_name(tmp_path, name, node, line):
     (tmp_path / "job.out").write_text(STEPS)
     (tmp_path / name).write_text(line)
     assert explain_files([tmp_path]).verdict.node == node
+
+
+JOURNAL = "".join(f"Nov 30 03:{minute:02}:00 gpu-01 train[4100]: step {minute}\n" for minute in range(10))
+
+
+@pytest.mark.parametrize(
+    ("line", "node"),
+    [
+        ("gpu-01 systemd[1]: train.service: A process of this unit has been killed by the OOM killer.\n", "gpu-01"),
+        (
+            "gpu-01 systemd-oomd[700]: Killed /user.slice/a.scope due to memory pressure for /user.slice being 71.2% > 50.00%\n",
+            "gpu-01",
+        ),
+        # The job's own line says nothing about the machine.
+        ("gpu-01 train[4100]: slurmstepd: error: Detected 1 oom_kill event in StepId=3.0.\n", None),
+    ],
+)
+def test_the_journal_names_the_machine_of_lines_of_systemd(verdict, line, node):
+    found = verdict(f"{JOURNAL}Nov 30 03:20:41 {line}")
+    assert (found.cause.slug, found.node) == ("host_oom", node)
+
+
+@pytest.mark.parametrize(("host", "node"), [("gpu-03", "gpu-03"), ("gpu3", None)])
+def test_pdsh_names_nodes_with_gpus(verdict, host, node):
+    """One digit may be a device's number."""
+    found = verdict(
+        f"gpu-01: step 0\n{host}: bash: torchrun: command not found\npdsh@head: {host}: ssh exited with exit code 127\n"
+    )
+    assert (found.cause.slug, found.node) == ("command_not_found", node)

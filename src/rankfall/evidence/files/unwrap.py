@@ -48,9 +48,9 @@ _RANK_OF_NAME: Final = bounded(rb"(?i)(?:^|[^a-z])rank[-_. ]?(\d{1,6})(?:[^0-9]|
 # Between the matches of grep, and around text in a page.
 _GAP: Final = b"--"
 _FENCES: Final = (b"```", b"~~~", b"grep: ", b"Binary file ")
-# A message of syslog or the journal, but not the kernel's: its own reader knows those lines.
+# A message of syslog or the journal, but not one about its machine: the reader of prefixes takes the node from it.
 _SYSLOG: Final = anchored(
-    rb"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,16}) [\w.-]{1,253} (?!kernel)[\w./@-]{1,128}\[\d{1,8}\]: ?",
+    rb"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,16}) [\w.-]{1,253} (?!kernel|systemd(?:-oomd)?\[)[\w./@-]{1,128}\[\d{1,8}\]: ?",
     limit=512,
 )
 # A line of a container runtime's log file.

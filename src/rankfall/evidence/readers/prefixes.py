@@ -46,14 +46,12 @@ _TO: Final = r"""(?:[ _#-]|["']?\s?[:=]{1,2}\s?["']?)?"""
 _KERNEL_TIME: Final = r"\[(?: {0,6}\d{1,10}\.\d{3,6}|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})\] "
 # Beginning of an exception's or a driver's lines, after a host's name.
 _EXCEPTION: Final = rf"(?=(?:{_KERNEL_TIME})?NVRM: |\[?rank ?\d|Traceback|  File|[\w.]+(?:Error|Exception)\b)"
-# A node's name or address before a colon.
-_HOST: Final = (
-    r"((?:\d{1,3}\.){3}\d{1,3}|(?:node|worker|host|compute|cn|nd|nid|n)(?:[\w-]{0,40}\d)(?:\.[\w.-]{1,100})?)"
-)
+# A node's name or address before a colon; one digit after "gpu" may be a device's.
+_HOST: Final = r"((?:\d{1,3}\.){3}\d{1,3}|(?:node|worker|host|compute|cn|nd|nid|n|gpu(?=[a-z-]{0,16}\d\d))(?:[\w-]{0,40}\d)(?:\.[\w.-]{1,100})?)"
 # Of syslog and the journal: a line about its own machine, whose name has a number if no time of the kernel follows.
 _SYSLOG: Final = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})? "
 _KERNEL: Final = rf"([A-Za-z\d][A-Za-z\d.-]{{0,252}}) kernel: (?={_KERNEL_TIME}|NVRM: )"
-_MACHINE: Final = r"((?=[A-Za-z.-]{0,252}\d|localhost)[A-Za-z\d.-]{1,253}) (?:kernel|systemd\[\d{1,8}\]): "
+_MACHINE: Final = r"((?=[A-Za-z.-]{0,252}\d|localhost)[A-Za-z\d.-]{1,253}) (?:kernel|systemd(?:-oomd)?\[\d{1,8}\]): "
 # First characters of tags.
 _OPEN: Final = "[(<"
 _RANKS: Final = "GgMmRrWw"
