@@ -169,9 +169,8 @@ _WORDS: Final = (
 )
 # A line of a rank behind the prefix of a launcher that gives one to each line.
 _OF_A_RANK: Final = anchored(rb" {0,5}\d{1,6}: +\S|\[(?:\d{1,9},\d{1,6}|default\d{1,3})\][^\n\w]{0,2}\S", limit=64)
-# Statements of a launcher or batch system that its job succeeded.
+# Statements of a launcher or batch system that its job succeeded; then also other ends with success, and a model's errors.
 STATES_SUCCESS: Final = r"\bWorkerState\.SUCCEEDED\b|\bworker group successfully finished\b|\bJobState=COMPLETED\b|\bNormal termination \(return value 0\)|^Job '[\w.-]{1,80}' succeeded$"
-# Lines about an end with success, and about errors that a model makes.
 _SUCCESS: Final = bounded(
     rb"(?i)\b(?:errors?|fail(?:ed|ures?)(?: \w{1,20})?): ?0\b|\bexit(?:ed)?[ _-]?(?:with )?(?:code|status)?[ :=]{0,3}0(?::0)?(?:[\s.,);]|\Z)|\breturn (?:value|code):? 0\b|\bNormal termination\b"
     rb"|\b(?:word|character|phone(?:me)?|mean|median|average|absolute|relative|squared?|percentage|validation|test|train(?:ing)?|top.?\d|l[12]|rms) (?:\w{1,20} ){0,2}error(?: rate)?\b[^\n]{0,16}\d|\berror rate\b\W{0,4}\d|"
