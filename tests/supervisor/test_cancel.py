@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from rankfall.model import FINAL_STATES, EvidenceLost, LockHeld, Outcome, StoreError
 from rankfall.rundir import RunDir
-from rankfall.supervisor import Control, read_cancel, request_cancel, spawn_detached
+from rankfall.supervisor import CancelRequest, Control, read_cancel, request_cancel, spawn_detached
 from rankfall.supervisor.__main__ import main
 from rankfall.supervisor.requests import signals_to
 from support.helpers import gone, wait_until, waits_for
@@ -147,6 +149,47 @@ def test_cancel_of_a_run_whose_supervisor_was_killed(bench: Bench, alone: list[i
     wait_until(lambda: run.lease_holder() is None, timeout=WAIT, what="the lease free")
     request_cancel(run.path)
     assert bench.supervise(run).state == "cancelled"
+
+
+def test_a_cancel_during_the_stop_after_a_failure_leaves_that_failure(bench: Bench) -> None:
+    ready = bench.folder / "ready"
+    slow = f"signal.signal(15, signal.SIG_IGN); open({str(ready)!r}, 'w').close(); time.sleep(600)"
+    code = f"if rank == 0: {slow}\n{waits_for(ready)}\nraise ValueError('bad shape')"
+    run = bench.run_dir(bench.spec(code))
+    supervisor = Threaded(bench, run)
+    wait_until(lambda: bench.texts("stopping") != [], timeout=WAIT, what="the stop of rank 0")
+    request_cancel(run.path)
+    outcome = supervisor.join()
+    assert outcome.verdict is not None
+    assert (outcome.state, outcome.code, outcome.verdict.rank) == ("failed", 1, 1)
+    assert outcome.verdict.cause.slug == "user_code_exception"
+
+
+@pytest.mark.parametrize(
+    ("end", "later_s", "expected"),
+    [
+        ("raise ValueError('bad shape')", 2.0, ("failed", "user_code_exception")),
+        ("pass", 2.0, ("succeeded", None)),
+        ("raise ValueError('bad shape')", -2.0, ("cancelled", "cancelled")),
+        # Such a signal may be the cancel itself.
+        ("os.kill(os.getpid(), 15)", 2.0, ("cancelled", "cancelled")),
+    ],
+)
+def test_a_cancel_of_a_run_whose_ranks_had_ended_before(
+    bench: Bench, alone: list[int], end: str, later_s: float, expected: tuple[str, str | None]
+) -> None:
+    leave = bench.folder / "leave"
+    run = bench.run_dir(bench.spec(f"print('here', flush=True)\n{waits_for(leave)}\n{end}"))
+    alone.append(spawn_detached(run))
+    until_output(run)
+    os.kill(alone[0], signal.SIGKILL)
+    wait_until(lambda: run.lease_holder() is None, timeout=WAIT, what="the lease free")
+    leave.touch()
+    wait_until(lambda: not bench.left(), timeout=WAIT, what="the end of both slots")
+    at = time.time_ns() + round(later_s * 1e9)
+    (run.path / "cancel").write_bytes(msgspec.json.encode(CancelRequest(at=at)))
+    outcome = bench.supervise(run)
+    assert (outcome.state, outcome.verdict.cause.slug if outcome.verdict else None) == expected
 
 
 def test_a_detached_supervisor_brings_a_run_to_its_end_and_leaves(bench: Bench, alone: list[int]) -> None:

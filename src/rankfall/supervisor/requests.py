@@ -108,12 +108,14 @@ class Control:
         self._stirred = _Pipe()
         self._handover_lock = threading.Lock()
         self._cancel: str | None = None
+        self._cancelled_at: int | None = None
         self._release_request: ReleaseRequest | None = None
         self._signals: deque[int] = deque(maxlen=16)
 
     def cancel(self, reason: str = "") -> None:
         """Ends the run; the first reason remains."""
         if self._cancel is None:
+            self._cancelled_at = time.time_ns()
             self._cancel = reason
         self._wake_waiter()
 
@@ -142,6 +144,11 @@ class Control:
     def cancelled(self) -> str | None:
         """Reason of a cancel; None without one."""
         return self._cancel
+
+    @property
+    def cancelled_at(self) -> int | None:
+        """Time of the cancel in nanoseconds since the epoch; None without one."""
+        return self._cancelled_at
 
     @property
     def asked(self) -> bool:

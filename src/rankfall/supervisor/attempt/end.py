@@ -1,6 +1,6 @@
 """Ends one attempt: user requests, the stop, the final diagnosis.
 
-The first reason remains. Only a cancel has an effect after the decision to end.
+The first reason remains. A cancel does not replace a failure that came before it.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ _PATIENCE_S: Final = 0.7
 _WAIT_S: Final = 5.0
 _MAX_NODES: Final = 4
 _MAX_FINAL_POLLS: Final = 100_000
+# A failure shortly before a cancel may come from the same signal, as systemd sends it to all processes of a service.
+_SAME_SIGNAL_NS: Final = 1_000_000_000
+# Ends by a signal that a cancel explains as well.
+_SIGNALLED: Final = frozenset({"cancelled", "external_signal", "preempted", "unknown", "walltime_or_requeue"})
 
 
 class AttemptEnd:
@@ -64,6 +68,8 @@ class AttemptEnd:
         self.verdict: Diagnosis | None = None
         self.cancelled: str | None = None
         self._cancel_slug = "cancelled"
+        self._cancelled_at: int | None = None
+        self._failed_first = False
         self.suspended: str | None = None
         self.resized: ResizeRequest | None = None
         self._scope = scope
@@ -94,14 +100,22 @@ class AttemptEnd:
 
     def case(self, *, hung: bool = False) -> Case:
         """Returns the current case, for a diagnosis."""
-        case = self._scope.case(cancelled=self.cancelled, done=self._success.reached, hung=hung)
+        cancelled = None if self._failed_first else self.cancelled
+        case = self._scope.case(cancelled=cancelled, done=self._success.reached, hung=hung)
         return msgspec.structs.replace(case, cancel_slug=self._cancel_slug)
 
-    def cancel(self, text: str) -> None:
-        """Stops all slots on a user's request, or for the platform that ends the job by a signal to this process."""
+    def cancel(self, text: str, *, at: int | None = None) -> None:
+        """Stops all slots on a user's request, or for the platform that ends the job by a signal to this process.
+
+        ``at``: time of the request in nanoseconds since the epoch, if known. A stop after a failure continues.
+        """
         end = self._platform_end()
         if end is not None:
             text, self._cancel_slug = end.text, end.slug
+        elif self.stopping:
+            self._failed_first = True
+        else:
+            self._cancelled_at = at
         self.cancelled = text
         self.stop(text)
 
@@ -207,7 +221,7 @@ class AttemptEnd:
             )
         if self.resized is not None:
             return resized_diagnosis(self.resized, run=self._run_dir.id, attempt=plan.attempt)
-        found = self.verdict or diagnose_by(plan.strategy, case)
+        found = self.verdict or self._failure_before_cancel(case) or diagnose_by(plan.strategy, case)
         cause = found.verdict.cause
         if found.verdict.state == "failed" and (cause.confidence != "proven" or cause.slug in WAITS):
             # Slurm may end the steps and leave this process more time.
@@ -219,6 +233,18 @@ class AttemptEnd:
                 case = msgspec.structs.replace(case, cancelled=taken, cancel_slug=slug)
                 found = diagnose_by(plan.strategy, case)
         return found
+
+    def _failure_before_cancel(self, case: Case) -> Diagnosis | None:
+        """Diagnosis of an attempt that had ended by itself, or failed, clearly before its cancel; else None."""
+        if case.cancelled is None or self._cancelled_at is None:
+            return None
+        if self._success.see(case.slots, case.ranks, now=time.time_ns()) != "open":
+            return None
+        bad = self._scope.members.bad(case.slots, case.ranks)
+        if requested_before_end(self._cancelled_at - _SAME_SIGNAL_NS, case.slots, case.ranks, bad=bad):
+            return None
+        found = diagnose_by(self._scope.plan.strategy, msgspec.structs.replace(case, cancelled=None))
+        return None if found.verdict.state == "failed" and found.verdict.cause.slug in _SIGNALLED else found
 
     def _end_lost(self) -> None:
         """Ends processes that a slot without a wrapper may have left behind."""
@@ -296,9 +322,10 @@ class RequestWatch:
             return
         request = read_cancel(self._run_dir.path)
         if request is not None:
-            self._attempt_end.cancel(request.text)
+            self._attempt_end.cancel(request.text, at=request.at or None)
         elif self._control.cancelled is not None:
-            self._attempt_end.cancel(f"cancelled: {self._control.cancelled}".rstrip(": "))
+            text = f"cancelled: {self._control.cancelled}".rstrip(": ")
+            self._attempt_end.cancel(text, at=self._control.cancelled_at)
 
     def _check_resize(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd]) -> None:
         """Resizes in place if possible; otherwise stops the attempt."""
