@@ -9,11 +9,13 @@ import struct
 import time
 import uuid
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from rankfall.evidence.attempt import evidence_set
 from rankfall.evidence.attempt.observer import AttemptObserver
 from rankfall.evidence.readers.kernel_log import read_kernel
 from rankfall.model import JobSpec
@@ -166,6 +168,30 @@ def test_errors_s28_the_counter_of_the_slot_confirms_a_kill(scene):
     scene.finish(1, 1, oom=1)
     verdict = scene.verdict()
     assert (verdict.rank, verdict.cause.slug) == (2, "host_oom")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("Out of memory: Killed process 1002 (python3) total-vm:1kB", ("node_oom", "elsewhere")),
+        (
+            "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/job,task=python3,pid=1002,uid=0",
+            ("node_oom", "elsewhere"),
+        ),
+        ("Memory cgroup out of memory: Killed process 1002 (python3) total-vm:1kB", ("host_oom", "no")),
+        ("Out of memory: Killed process 999 (chrome) total-vm:1kB", ("host_oom", "no")),
+    ],
+)
+def test_the_kernels_line_says_whose_memory_ran_out_and_not_the_counter(scene, monkeypatch, tmp_path, line, expected):
+    boot = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    path = tmp_path / "kmsg"
+    path.write_text(f"3,3,{(time.time_ns() - boot) // 1000};{line}\n")
+    monkeypatch.setattr(evidence_set, "read_kernel", partial(read_kernel, path=path))
+    scene.end(2, 1, signal=9)
+    scene.finish(1, 1, oom=1)
+    verdict = scene.verdict()
+    assert (verdict.rank, verdict.cause.confidence) == (2, "proven")
+    assert (verdict.cause.slug, verdict.retry) == expected
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,10 @@ def oom_evidence(facts: Facts, known: Iterable[Evidence], *, attempt: int) -> li
     """Returns evidence from risen OOM counters of slots, at ranks that died of a SIGKILL or lost a child to one.
 
     A lost child counts only if no rank died itself. If only the ranks' parent was killed, the slot gets the evidence.
+    A line of the kernel about a rank says whether the whole node had no memory; the counter does not.
     """
     found = []
+    of_node = {(e.slot, e.pid) for e in known if e.slug == "node_oom" and e.trust == "kernel" and e.pid is not None}
     counted = [slot for slot in facts.slots.values() if slot.oom_kills]
     bereaved = {(e.slot, e.rank) for e in known if _child_was_killed(e)} if counted else set()
     for slot in counted:
@@ -56,7 +58,11 @@ def oom_evidence(facts: Facts, known: Iterable[Evidence], *, attempt: int) -> li
         struck: list[RankFacts | None] = [*killed] or [r for r in ranks if (r.slot, r.rank) in bereaved]
         if not struck and slot.signal == _SIGKILL and slot.killed_by != "wrapper" and not any(map(own_failure, ranks)):
             struck = [None]
-        found += [make.of_oom(r, slot, kills=slot.oom_kills or 0, where=slot.where, attempt=attempt) for r in struck]
+        for r in struck:
+            piece = make.of_oom(r, slot, kills=slot.oom_kills or 0, where=slot.where, attempt=attempt)
+            if r is not None and (r.slot, r.pid) in of_node:
+                piece = msgspec.structs.replace(piece, slug="node_oom", fingerprint="node_oom:cgroup")
+            found.append(piece)
     return found
 
 
