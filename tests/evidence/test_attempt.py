@@ -217,6 +217,31 @@ def test_errors_s28_the_counter_confirms_a_kill_of_what_had_started_the_ranks(sc
     assert (verdict.rank, verdict.slot, verdict.cause.slug) == blamed
 
 
+@pytest.mark.parametrize(
+    ("frames", "expected", "shown"),
+    [
+        ('  File "/job/train.py", line 7 in main\n', (2, "rank_stuck"), "rank 2 stands at train.py:main:7"),
+        # It may wait for the ranks that left.
+        (
+            '  File "/py/torch/distributed/distributed_c10d.py", line 9 in all_reduce\n  File "/job/train.py", line 7 in main\n',
+            (None, "unknown"),
+            "rank 2 waits in all_reduce at train.py:main:7",
+        ),
+    ],
+)
+def test_the_only_rank_that_has_not_ended_shows_where_it_hangs(scene, frames, expected, shown):
+    for rank in (0, 1, 3):
+        scene.end(rank, 1, code=0)
+    stack = f'Stack (most recent call first):\n{frames}  File "/job/train.py", line 9 in <module>\n'
+    scene.record("stacks", 1, at=5, pid=1002, rank=2, stacks=stack)
+    observer = scene.observer()
+    observer.poll(NOW)
+    case = observer.case(hung=True)
+    verdict = diagnose(case).verdict
+    assert (verdict.rank, verdict.cause.slug) == expected
+    assert shown in [piece.line for piece in case.evidence]
+
+
 CHILD = "CalledProcessError: Command 'sort' died with <Signals.SIGKILL: 9>."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from rankfall.verdict.diagnose import diagnose
@@ -186,3 +187,19 @@ def test_the_only_rank_of_a_job_without_progress_hangs():
     assert (alone.rank, alone.cause.slug, alone.cause.confidence) == (0, "rank_stuck", "suspected")
     assert hung([rank(0, state="running"), rank(1, state="running")]).rank is None
     assert hung([rank(0, state="running")], timeouts(0)).cause.slug != "rank_stuck"
+
+
+def test_the_only_rank_that_has_not_ended_hangs():
+    def hung(ranks, evidence=(), world_size=3):
+        return diagnose(case(ranks, list(evidence), ended=False, hung=True, world_size=world_size)).verdict
+
+    alone = [left(0, 0), rank(1, state="running"), left(2, 0)]
+    found = hung(alone)
+    assert (found.rank, found.cause.slug, found.cause.confidence) == (1, "rank_stuck", "suspected")
+    place = piece("rank_stuck", 1, role="context", source="recorder", place="train.py:main:7")
+    assert hung(alone, [place]).rank == 1
+    # It may wait for those that left, for a rank that never came, or for one that hangs as well.
+    assert hung(alone, [msgspec.structs.replace(place, collective="all_reduce")]).rank is None
+    assert hung(alone, world_size=4).rank is None
+    assert hung([left(0, 0), rank(1, state="running"), rank(2, state="running")]).rank is None
+    assert hung([left(0, 0), rank(1, state="running"), left(2, 1)]).cause.slug != "rank_stuck"

@@ -5,7 +5,7 @@ Kernel lines, flight recorders and error files are read only for a case.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -18,9 +18,10 @@ from rankfall.evidence.facts import Facts
 from rankfall.evidence.readers.flight_recorder import Dumps, dump_rank
 from rankfall.evidence.readers.flyte_errors import FlyteErrorFiles
 from rankfall.evidence.readers.kernel_log import read_kernel
-from rankfall.evidence.readers.stacks import imports, stack_evidence
+from rankfall.evidence.readers.stacks import imports, stack_evidence, stand
 from rankfall.evidence.readers.torchrun import single_file_evidence
 from rankfall.model import Evidence, RankFacts, Record
+from rankfall.model.evidence import digest
 from rankfall.model.patterns import bounded
 from rankfall.rundir import RunDir
 from rankfall.rundir.cluster.marks import StopMark
@@ -46,7 +47,7 @@ def oom_evidence(facts: Facts, known: Iterable[Evidence], *, attempt: int) -> li
     """Returns evidence from risen OOM counters of slots, at ranks that died of a SIGKILL or lost a child to one.
 
     A lost child counts only if no rank died itself. If only the ranks' parent was killed, the slot gets the evidence.
-    A line of the kernel about a rank says whether the whole node had no memory; the counter does not.
+    A kernel line about a rank, not the counter, distinguishes a node without memory from a limit.
     """
     found = []
     of_node = {(e.slot, e.pid) for e in known if e.slug == "node_oom" and e.trust == "kernel" and e.pid is not None}
@@ -107,6 +108,38 @@ def _content(path: Path, limit: int) -> bytes:
 
 def _newest_text(found: list[Found]) -> bytes:
     return "".join(item.record.stacks or item.record.ras or "" for item in found[-1:]).encode()
+
+
+def _lone_stack(stacks: Sequence[Found], ranks: Iterable[RankFacts], *, attempt: int) -> list[Evidence]:
+    """Position of the only rank with a stack, as context: it cannot be compared."""
+    if len({(item.record.slot, item.record.pid) for item in stacks}) != 1:
+        return []
+    newest = max(stacks, key=lambda item: item.record.at_ns or 0)
+    record = newest.record
+    facts = next((r for r in ranks if (r.slot, r.pid) == (record.slot, record.pid)), None)
+    where = stand(facts.rank, record.stacks or "") if facts is not None else None
+    if facts is None or where is None:
+        return []
+    piece = Evidence(
+        id=digest("stacks", attempt, facts.rank, record.id),
+        source="recorder",
+        slug="rank_stuck",
+        role="context",
+        trust="inside",
+        rank=facts.rank,
+        slot=facts.slot,
+        node=facts.node,
+        pid=facts.pid,
+        at=record.at_ns or None,
+        uncertainty=1.0,
+        where=f"records/{newest.name}",
+        line=f"rank {facts.rank} {where.inside}",
+        fingerprint=f"rank_stuck:{where.place or where.top}",
+        collective=where.collective,
+        place=where.place or None,
+        attempt=attempt,
+    )
+    return [piece]
 
 
 _NO_TIME: Final = "there was no time to read all {}"
@@ -361,6 +394,14 @@ class EvidenceSet:
                 what=f"records of {what}",
                 where="records",
                 data=partial(_newest_text, found),
+            )
+        if not evidence:
+            evidence = self._guard.read(
+                lambda: _lone_stack(self._stacks, ranks, attempt=self._attempt),
+                otherwise=[],
+                what="records of stacks",
+                where="records",
+                data=partial(_newest_text, self._stacks),
             )
         for key in self._by_stacks:
             self._by_id.pop(key, None)

@@ -197,14 +197,22 @@ def drop_ends_of_a_hang(candidates: list[Candidate], subjects: Subjects, root: R
 
 
 def only_rank(case: Case, subjects: Subjects) -> Candidate | None:
-    """The rank of a job of one rank that hangs without any other evidence, else None."""
-    facts = next(iter(subjects.ranks.values()), None)
-    alone = case.world_size == 1 and len(subjects.ranks) == 1
-    if not case.hung or facts is None or not alone or facts.exit_code is not None or own_failure(facts):
+    """The only rank that has not ended when a job hangs and all others ended with 0, without other evidence; else None.
+
+    A rank in a collective may wait for those that left, so it is not named.
+    """
+    left = [r for r in subjects.ranks.values() if r.state != "ended" or r.exit_code != 0]
+    if not case.hung or case.world_size != len(subjects.ranks) or len(left) != 1:
         return None
-    if any(e.role != "context" for s in subjects.all.values() for e in s.evidence):
+    facts, pieces = left[0], [e for s in subjects.all.values() for e in s.evidence]
+    if facts.exit_code is not None or own_failure(facts) or any(e.role != "context" for e in pieces):
         return None
-    because = "it is the job's only rank, and the job made no progress"
+    if case.world_size == 1:
+        because = "it is the job's only rank, and the job made no progress"
+    elif any(e.collective is not None for e in pieces):
+        return None
+    else:
+        because = "it alone had not ended: all other ranks had ended with 0"
     return of_fact(subjects.all["rank", facts.rank], "rank_stuck", HANG, "suspected", because)
 
 
