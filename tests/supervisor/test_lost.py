@@ -193,6 +193,20 @@ def test_a_slot_that_cannot_come_up_on_a_full_disk_says_so(bench: Bench, monkeyp
     assert outcome.verdict.cause.slug == "disk_full"
 
 
+def test_the_error_of_a_wrapper_that_cannot_start_its_ranks_is_the_cause(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = slot_processes.start
+    few = ("/bin/sh", "-c", 'ulimit -n 32; exec "$0" "$@"')
+    monkeypatch.setattr(slot_processes, "start", lambda argv, **rest: real((*few, *argv), **rest))
+    _, outcome = bench.run("pass", nnodes=1, nproc_per_node=16)
+    assert (outcome.state, outcome.attempts) == ("failed", 1)
+    assert outcome.verdict is not None
+    assert (outcome.verdict.cause.slug, outcome.verdict.cause.confidence) == ("container_config", "likely")
+    assert outcome.verdict.decisive is not None
+    assert "ended with OSError: [Errno 24] Too many open files" in outcome.verdict.decisive.line
+
+
 def test_an_unwritable_story_is_no_reason_to_stop(bench: Bench) -> None:
     run = bench.run_dir(bench.spec("print('fine')"))
     Path(run.path / "events.jsonl").mkdir()

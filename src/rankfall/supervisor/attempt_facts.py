@@ -19,12 +19,18 @@ from rankfall.backends.protocol import Backend, StepBackend
 from rankfall.evidence.attempt.observer import AttemptObserver, Delta
 from rankfall.model import Evidence, RankFacts, SlotFacts
 from rankfall.rundir.incomplete import disk_trouble
+from rankfall.rundir.records import read_untrusted_file
 from rankfall.supervisor.best_effort_store import BestEffortStore
 from rankfall.supervisor.run_events import EventLog
 
 # Seconds between disk checks, and between messages while it is full.
 _LOOK_S: Final = 1.0
 _AGAIN_S: Final = 15.0
+WRAPPER_LOG: Final = "wrapper.log"
+_MAX_WRAPPER_LOG: Final = 1 << 16
+# A frame of the wrapper's own code.
+_OF_WRAPPER: Final = "/rankfall_inside/wrapper/"
+_UNRECORDED: Final = "exit status of the wrapper"
 
 
 # These causes block slots but end nothing.
@@ -232,7 +238,7 @@ class SlotStates:
 
     def _lost(self, facts: SlotFacts) -> SlotFacts:
         folder = Path(slot_plan(self._plan, facts.slot).slot_dir).name
-        where = f"slots/attempt-{self._plan.attempt}/{folder}/wrapper.log"
+        where = f"slots/attempt-{self._plan.attempt}/{folder}/{WRAPPER_LOG}"
         return msgspec.structs.replace(facts, state="lost", where=where)
 
     def _unrecorded(self, facts: SlotFacts) -> SlotFacts:
@@ -259,7 +265,22 @@ class SlotStates:
             self._run_store.note(
                 f"slot {slot} of attempt {self._plan.attempt} ended with code {code} and could not record it"
             )
-        return msgspec.structs.replace(facts, state="ended", exit_code=code, where="exit status of the wrapper")
+        return msgspec.structs.replace(facts, state="ended", exit_code=code, where=_UNRECORDED)
+
+    def wrapper_error(self) -> str | None:
+        """Returns the error of the first wrapper that ended by its own exception without an end record; else None."""
+        for facts in self.slots():
+            if facts.where != _UNRECORDED or not facts.exit_code:
+                continue
+            path = Path(slot_plan(self._plan, facts.slot).slot_dir) / WRAPPER_LOG
+            try:
+                data, _ = read_untrusted_file(path, limit=_MAX_WRAPPER_LOG)
+            except OSError:
+                continue
+            lines = data.decode(errors="replace").rstrip().split("\n")
+            if "Traceback (most recent call last):" in lines and any(_OF_WRAPPER in line for line in lines):
+                return f"slot {facts.slot} could not be started: its wrapper ended with {lines[-1]} ({path.name})"
+        return None
 
 
 # Seconds between writes: after a change, after output only.

@@ -172,6 +172,7 @@ class AttemptEnd:
             delta = self._scope.look()
             if not delta.bytes and not delta.changed and not delta.behind:
                 break
+        self._report_wrapper_error()
         found = self._diagnosis(msgspec.structs.replace(self.case(), ended=True))
         self._scope.announce_problems()
         self._scope.writer.store(force=True)
@@ -262,6 +263,17 @@ class AttemptEnd:
             "No space left on device: no slot can be started in the run directory", attempt=scope.plan.attempt
         )
         scope.add_own_evidence(piece)
+
+    def _report_wrapper_error(self) -> None:
+        """Adds the error of a wrapper that could not start all of its ranks, if no rank failed."""
+        case, error = self.case(), self._scope.slot_states.wrapper_error()
+        begun = len({r.rank for r in case.ranks})
+        failed = any(r.state == "ended" and (r.signal is not None or r.exit_code) for r in case.ranks)
+        if error is None or failed or case.world_size is None or begun >= case.world_size or self._scope.own_evidence:
+            return
+        piece = start_failure(error, attempt=self._scope.plan.attempt)
+        # The job may write to the file.
+        self._scope.add_own_evidence(msgspec.structs.replace(piece, trust="job"))
 
 
 class RequestWatch:
