@@ -473,3 +473,27 @@ def test_a_disk_that_is_full_after_a_stop_is_a_failure_of_its_own(verdict):
     )
     assert found.cause.slug == "external_signal"
     assert [fault.slug for fault in found.independent] == ["disk_full"]
+
+
+EARLYOOM = (
+    'Nov 30 03:20:41 gpu-01 earlyoom[700]: sending SIGTERM to process {} uid 1001 "{}": badness 1200, VmRSS 400000 MiB\n'
+    "Nov 30 03:20:41 gpu-01 systemd[1]: train.service: Main process exited, code=killed, status=15/TERM\n"
+)
+TIMEOUT = "step 9\ntimeout: sending signal TERM to command \u2018{}\u2019\nTerminated\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "slug"),
+    [
+        (EARLYOOM.format(4100, "python"), "node_oom"),
+        (TIMEOUT.format("python"), "deadline_exceeded"),
+        # A step of a script, which continues.
+        (TIMEOUT.format("nvidia-smi"), "external_signal"),
+    ],
+)
+def test_who_ended_the_process_and_why_is_in_the_line(verdict, text, slug):
+    assert verdict(text).cause.slug == slug
+
+
+def test_earlyoom_may_end_a_program_that_is_no_process_of_the_job(verdict):
+    assert verdict(EARLYOOM.format(911, "node_exporter")).cause.slug != "node_oom"
