@@ -110,7 +110,7 @@ def _newest_text(found: list[Found]) -> bytes:
     return "".join(item.record.stacks or item.record.ras or "" for item in found[-1:]).encode()
 
 
-def _lone_stack(stacks: Sequence[Found], ranks: Iterable[RankFacts], *, attempt: int) -> list[Evidence]:
+def _stack_of_one_rank(stacks: Sequence[Found], ranks: Iterable[RankFacts], *, attempt: int) -> list[Evidence]:
     """Position of the only rank with a stack, as context: it cannot be compared."""
     if len({(item.record.slot, item.record.pid) for item in stacks}) != 1:
         return []
@@ -397,7 +397,7 @@ class EvidenceSet:
             )
         if not evidence:
             evidence = self._guard.read(
-                lambda: _lone_stack(self._stacks, ranks, attempt=self._attempt),
+                lambda: _stack_of_one_rank(self._stacks, ranks, attempt=self._attempt),
                 otherwise=[],
                 what="records of stacks",
                 where="records",
