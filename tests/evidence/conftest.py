@@ -19,12 +19,12 @@ def _bounded() -> Iterator[None]:
 
 
 @pytest.fixture
-def why(tmp_path: Path) -> Callable[[str], Verdict]:
+def why(tmp_path: Path) -> Callable[..., Verdict]:
     """The verdict on a text."""
 
-    def explain(text: str) -> Verdict:
-        (tmp_path / "job.log").write_text(text)
-        return explain_files([tmp_path / "job.log"]).verdict
+    def explain(text: str, name: str = "job.log") -> Verdict:
+        (tmp_path / name).write_text(text)
+        return explain_files([tmp_path / name]).verdict
 
     return explain
 

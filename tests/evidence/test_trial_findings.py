@@ -8,21 +8,10 @@ import pytest
 
 from rankfall.cli.run_output import details_of_files
 from rankfall.evidence.readers.classify import exception_meaning
-from rankfall.explain import explain_files
 from rankfall.render.summary import advice_text
 from rankfall.verdict.signatures.catalogue import default_catalogue
 
 TRACE = 'Traceback (most recent call last):\n  File "/w/t.py", line 3, in <module>\n    main()\n'
-
-
-@pytest.fixture
-def verdict(tmp_path):
-    def explain(text, name="job.out"):
-        file = tmp_path / name
-        file.write_text(text)
-        return explain_files([file]).verdict
-
-    return explain
 
 
 @pytest.mark.parametrize(
@@ -42,8 +31,8 @@ def verdict(tmp_path):
         ("OSError: [Errno 24] opened too often", "Fix the line"),
     ],
 )
-def test_an_exception_of_a_lack_gets_the_advice_that_ends_it(verdict, line, advice):
-    found = verdict(f"{TRACE}{line}\n")
+def test_an_exception_of_a_lack_gets_the_advice_that_ends_it(why, line, advice):
+    found = why(f"{TRACE}{line}\n")
     assert found.cause.slug == "user_code_exception"
     assert advice in advice_text(found)
 
@@ -67,14 +56,14 @@ GRAPH = (
         (ALLOCATOR + GRAPH.format("InvalidArgument"), "user_code_exception"),
     ],
 )
-def test_tensorflow_s_allocator_explains_what_a_graph_exhausted(verdict, text, slug):
-    assert verdict(text).cause.slug == slug
+def test_tensorflow_s_allocator_explains_what_a_graph_exhausted(why, text, slug):
+    assert why(text).cause.slug == slug
 
 
 @pytest.mark.parametrize(("code", "slug"), [("-9", "killed_unknown"), ("-11", "segfault"), ("1", "unknown")])
-def test_sagemaker_states_the_code_of_its_script(verdict, code, slug):
+def test_sagemaker_states_the_code_of_its_script(why, code, slug):
     toolkit = "2026-11-30 03:12:44,100 sagemaker-training-toolkit ERROR   "
-    found = verdict(
+    found = why(
         f"{toolkit} Reporting training FAILURE\n{toolkit} ExecuteUserScriptError:\nExitCode {code}\n"
         f'ErrorMessage ""\nCommand "/opt/conda/bin/python3.10 train.py"\n{toolkit} Encountered exit_code {code}\n'
     )
@@ -103,20 +92,20 @@ KILLED = "Memory cgroup out of memory: Killed process 912311 (python3) total-vm:
         (f"[123456.789012] {XID}", None),
     ],
 )
-def test_the_host_of_a_kernel_s_line_is_the_node(verdict, text, node):
-    assert verdict(text).node == node
+def test_the_host_of_a_kernel_s_line_is_the_node(why, text, node):
+    assert why(text).node == node
 
 
 @pytest.mark.parametrize(
     "line", ["flash2 kernel: slow path", "Triton kernel: falling back", "the kernel: NVRM is missing"]
 )
-def test_a_kernel_of_a_library_has_no_host(verdict, line):
-    assert verdict(f"{line}\n{TRACE}KeyError: 'x'\n").node is None
+def test_a_kernel_of_a_library_has_no_host(why, line):
+    assert why(f"{line}\n{TRACE}KeyError: 'x'\n").node is None
 
 
-def test_a_line_without_a_place_names_none_of_several_machines(verdict):
+def test_a_line_without_a_place_names_none_of_several_machines(why):
     text = "".join(f"Nov 30 03:12:4{n} n{n} kernel: mlx5_core 0000:1a:00.0: Port: 1 Link DOWN\n" for n in (1, 2))
-    assert verdict(f"{text}{TRACE}KeyError: 'x'\n").node is None
+    assert why(f"{text}{TRACE}KeyError: 'x'\n").node is None
 
 
 STEPS = "".join(f"[rank{n}]: step 48210 loss 2.1{n}\n" for n in range(8))
@@ -138,8 +127,8 @@ WAIT = (
         (STEPS.replace("[rank5]", "[rank4]"), {0, 1, 2, 3, 4, 6, 7}, "[rank5]: step 48210 loss 2.15\n", None),
     ],
 )
-def test_the_one_rank_without_a_complaint_of_all_that_printed_is_named(verdict, before, waits, after, rank):
-    found = verdict(before + "".join(map(WAIT.format, sorted(waits))) + after)
+def test_the_one_rank_without_a_complaint_of_all_that_printed_is_named(why, before, waits, after, rank):
+    found = why(before + "".join(map(WAIT.format, sorted(waits))) + after)
     assert (found.rank, found.cause.slug) == (rank, "rank_stuck" if rank is not None else "collective_timeout")
 
 
@@ -157,8 +146,8 @@ ABORTED = "gpu-21: [rank8]: torch.distributed.DistBackendError: NCCL communicato
         (CONTAINED.format("gpu-22") + HIT.format("gpu-22", 17) + HIT.format("gpu-22", 18), None, "gpu-22"),
     ],
 )
-def test_a_driver_s_line_is_of_the_one_rank_of_its_node_with_the_fault(verdict, text, rank, node):
-    found = verdict(text)
+def test_a_driver_s_line_is_of_the_one_rank_of_its_node_with_the_fault(why, text, rank, node):
+    found = why(text)
     assert (found.rank, found.node, found.cause.family) == (rank, node, "gpu")
 
 
@@ -176,22 +165,22 @@ SHELL = "./run.sh: line 12:  4100 Killed                  python train.py\n"
         (f"watchdog.sh: kills what makes no progress\n{SHELL}", "killed_unknown"),
     ],
 )
-def test_a_watchdog_that_kills_states_the_reason(verdict, text, slug):
-    assert verdict(f"step 100 loss 2.0\n{text}").cause.slug == slug
+def test_a_watchdog_that_kills_states_the_reason(why, text, slug):
+    assert why(f"step 100 loss 2.0\n{text}").cause.slug == slug
 
 
-def test_a_rank_s_traceback_is_better_than_sagemaker_s_copy_of_its_message(verdict):
+def test_a_rank_s_traceback_is_better_than_sagemaker_s_copy_of_its_message(why):
     speaker = "[1,mpirank:5,algo-1]<stderr>:"
     trace = "".join(f"{speaker}{line}\n" for line in f"{TRACE}ZeroDivisionError: division by zero".split("\n"))
     toolkit = '2026-11-30 03:12:44,100 sagemaker-training-toolkit ERROR    ExecuteUserScriptError:\nExitCode 1\nErrorMessage "{}"\n'
-    found = verdict(trace + toolkit.format("ZeroDivisionError: division by zero"))
+    found = why(trace + toolkit.format("ZeroDivisionError: division by zero"))
     assert (found.rank, found.decisive.line) == (5, f"{speaker}ZeroDivisionError: division by zero")
     # Without it, the copy is all there is.
-    assert verdict(toolkit.format("ZeroDivisionError: division by zero")).cause.slug == "user_code_exception"
+    assert why(toolkit.format("ZeroDivisionError: division by zero")).cause.slug == "user_code_exception"
 
 
-def test_a_text_without_times_compares_no_clocks(verdict):
-    found = verdict(f"[rank1]: {CONTAINED.format('n1')}" + HIT.format("gpu-22", 17) + HIT.format("gpu-23", 18))
+def test_a_text_without_times_compares_no_clocks(why):
+    found = why(f"[rank1]: {CONTAINED.format('n1')}" + HIT.format("gpu-22", 17) + HIT.format("gpu-23", 18))
     assert not any("clocks" in other.rejected for other in found.alternatives)
 
 
@@ -239,8 +228,8 @@ DAEMON = "  Remote daemon: [[12345,0],{}] on node node0{}\n"
         (LOST + DAEMON.format(3, 4) + LOST + DAEMON.format(2, 3), "peer_lost", None, None),
     ],
 )
-def test_the_place_in_a_report_of_a_batch_system_or_launcher_is_read(verdict, text, slug, rank, node):
-    found = verdict(f"step 100 loss 2.1\n{text}")
+def test_the_place_in_a_report_of_a_batch_system_or_launcher_is_read(why, text, slug, rank, node):
+    found = why(f"step 100 loss 2.1\n{text}")
     assert (found.cause.slug, found.rank, found.node) == (slug, rank, node)
 
 
@@ -263,29 +252,29 @@ CHANGED = "[2026-11-30, 03:12:41 UTC] {{local_task_job_runner.py:313}} WARNING -
         ("", "external_signal"),
     ],
 )
-def test_a_task_of_airflow_whose_state_was_changed_is_cancelled(verdict, before, slug):
-    assert verdict(before + AIRFLOW).cause.slug == slug
+def test_a_task_of_airflow_whose_state_was_changed_is_cancelled(why, before, slug):
+    assert why(before + AIRFLOW).cause.slug == slug
 
 
-def test_an_unknown_cause_refers_to_evidence_only_if_some_is_listed(verdict):
-    found = verdict("ExitCode 3\n" + AIRFLOW.replace("SIGTERM", "SIG"))
+def test_an_unknown_cause_refers_to_evidence_only_if_some_is_listed(why):
+    found = why("ExitCode 3\n" + AIRFLOW.replace("SIGTERM", "SIG"))
     assert found.cause.slug == "unknown"
     assert ("listed above" in advice_text(found)) is bool(found.missing)
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
-def test_the_lines_before_a_record_of_a_document_are_those_of_other_records(verdict, newest_first):
+def test_the_lines_before_a_record_of_a_document_are_those_of_other_records(why, newest_first):
     lines = f"step 100\n{TRACE}ZeroDivisionError: division by zero\nExitCode 1".split("\n")
     events = [{"timestamp": 1796000000000 + at, "message": line} for at, line in enumerate(lines)]
-    found = verdict(json.dumps({"events": events[::-1] if newest_first else events}, indent=4), "events.json")
+    found = why(json.dumps({"events": events[::-1] if newest_first else events}, indent=4), "events.json")
     details = details_of_files(found)
     assert details.before[-3:] == tuple(lines[1:4])
     assert details.frames == ("/w/t.py:3 in <module>",)
 
 
-def test_the_lines_before_a_line_of_other_json_are_those_of_the_file(verdict):
+def test_the_lines_before_a_line_of_other_json_are_those_of_the_file(why):
     steps = ('{"step": 100}', '{"step": 101}')
-    found = verdict("\n".join((*steps, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB.\n")))
+    found = why("\n".join((*steps, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB.\n")))
     assert (found.cause.slug, details_of_files(found).before) == ("gpu_oom", steps)
 
 
@@ -308,14 +297,14 @@ def repeated(speaker, ranks, error, *, line="os.mkdir(self, mode)"):
         ((6,), "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding", 6, "checkpoint_corrupt"),
     ],
 )
-def test_the_rank_whose_exception_a_checkpoint_s_one_repeats_failed(verdict, ranks, error, rank, slug):
-    found = verdict("".join(repeated(speaker, ranks, error) for speaker in (0, 1)))
+def test_the_rank_whose_exception_a_checkpoint_s_one_repeats_failed(why, ranks, error, rank, slug):
+    found = why("".join(repeated(speaker, ranks, error) for speaker in (0, 1)))
     assert (found.rank, found.cause.slug) == (rank, slug)
 
 
-def test_another_traceback_after_a_checkpoint_s_exception_is_separate(verdict):
+def test_another_traceback_after_a_checkpoint_s_exception_is_separate(why):
     text = repeated(0, (), "") + "".join(f"[rank0]: {line}\n" for line in f"{TRACE}KeyError: 'x'".split("\n"))
-    assert verdict(text).rank == 0
+    assert why(text).rank == 0
 
 
 @pytest.mark.parametrize(("ranks", "role"), [("1", "secondary"), ("1, 0", "primary"), ("0", "primary")])
@@ -350,8 +339,8 @@ def test_a_recorded_exception_of_another_rank_s_checkpoint_is_a_consequence(rank
         ),
     ],
 )
-def test_a_limit_is_named_by_the_state_or_error_that_states_it(verdict, line, slug):
-    assert verdict(f"step 100 loss 2.1\n{line}\n").cause.slug == slug
+def test_a_limit_is_named_by_the_state_or_error_that_states_it(why, line, slug):
+    assert why(f"step 100 loss 2.1\n{line}\n").cause.slug == slug
 
 
 LOAD = '  File "/opt/lib/python3.11/site-packages/torch/serialization.py", line 1521, in load\n    return _load(f)\n'
@@ -359,39 +348,37 @@ RECEIVED = '  File "/usr/lib/python3.11/multiprocessing/connection.py", line 383
 
 
 @pytest.mark.parametrize(("frames", "slug"), [(LOAD, "checkpoint_corrupt"), (RECEIVED, "peer_lost")])
-def test_an_empty_file_that_torch_loads_is_no_lost_peer(verdict, frames, slug):
-    assert verdict(f"{TRACE}{frames}EOFError\n").cause.slug == slug
+def test_an_empty_file_that_torch_loads_is_no_lost_peer(why, frames, slug):
+    assert why(f"{TRACE}{frames}EOFError\n").cause.slug == slug
 
 
 @pytest.mark.parametrize(
     ("what", "slug"), [("the configuration", "user_code_exception"), ("the shard of epoch 3", "dataset_missing")]
 )
-def test_a_missing_file_of_settings_is_no_training_data(verdict, what, slug):
+def test_a_missing_file_of_settings_is_no_training_data(why, what, slug):
     missing = f"{TRACE}FileNotFoundError: [Errno 2] No such file or directory: '/w/nope'\n"
     cause = "\nThe above exception was the direct cause of the following exception:\n\n"
-    assert verdict(f"{missing}{cause}{TRACE}RuntimeError: could not load {what}\n").cause.slug == slug
+    assert why(f"{missing}{cause}{TRACE}RuntimeError: could not load {what}\n").cause.slug == slug
 
 
 @pytest.mark.parametrize(("pid", "rank"), [(4211, 1), (4212, None)])
-def test_a_killed_worker_is_of_the_rank_that_names_its_process(verdict, pid, rank):
+def test_a_killed_worker_is_of_the_rank_that_names_its_process(why, pid, rank):
     worker = f"{TRACE}RuntimeError: DataLoader worker (pid 4211) is killed by signal: Killed. "
     text = "".join(f"[rank1]: {line}\n" for line in worker.splitlines())
-    found = verdict(
-        f"{text}[ 1234.5] Memory cgroup out of memory: Killed process {pid} (pt_data_worker) total-vm:1kB\n"
-    )
+    found = why(f"{text}[ 1234.5] Memory cgroup out of memory: Killed process {pid} (pt_data_worker) total-vm:1kB\n")
     assert (found.cause.slug, found.rank) == ("host_oom", rank)
 
 
 @pytest.mark.parametrize(("victim", "slug"), [("node_exporter", "user_code_exception"), ("python3", "node_oom")])
-def test_a_killed_program_that_watches_the_node_explains_no_exception(verdict, victim, slug):
+def test_a_killed_program_that_watches_the_node_explains_no_exception(why, victim, slug):
     kill = f"Nov 30 03:12:45 n1 kernel: Out of memory: Killed process 911 ({victim}) total-vm:1kB, anon-rss:1kB\n"
-    assert verdict(f"{kill}[rank0]: step 100\n[rank0]: KeyError: 'x'\n").cause.slug == slug
+    assert why(f"{kill}[rank0]: step 100\n[rank0]: KeyError: 'x'\n").cause.slug == slug
 
 
 @pytest.mark.parametrize(("code", "slug"), [(124, "deadline_exceeded"), (1, "unknown")])
-def test_time_shows_the_code_of_a_timeout(verdict, code, slug):
+def test_time_shows_the_code_of_a_timeout(why, code, slug):
     text = f"step 5\n+ timeout 3600 python train.py\nCommand exited with non-zero status {code}\n"
-    assert verdict(text).cause.slug == slug
+    assert why(text).cause.slug == slug
 
 
 NODE_FAILURE = "0: step 90 loss 2.81\nsrun: error: Node failure on gpu-07\n"
@@ -405,14 +392,14 @@ NODE_FAILURE = "0: step 90 loss 2.81\nsrun: error: Node failure on gpu-07\n"
         "".join(f"5: {line}\n" for line in f"{TRACE}KeyError: 'late'".splitlines()),
     ],
 )
-def test_a_rank_that_ends_after_the_failure_of_a_node_is_not_lost_with_it(verdict, rest):
-    found = verdict(NODE_FAILURE + rest)
+def test_a_rank_that_ends_after_the_failure_of_a_node_is_not_lost_with_it(why, rest):
+    found = why(NODE_FAILURE + rest)
     assert (found.cause.slug, found.cause.confidence, found.node, found.rank) == ("node_lost", "likely", "gpu-07", None)
 
 
-def test_an_exception_before_the_failure_of_a_node_is_the_first_one(verdict):
+def test_an_exception_before_the_failure_of_a_node_is_the_first_one(why):
     text = "".join(f"5: {line}\n" for line in f"{TRACE}KeyError: 'early'".splitlines())
-    found = verdict(f"{text}{NODE_FAILURE}")
+    found = why(f"{text}{NODE_FAILURE}")
     assert (found.cause.slug, found.rank, found.node) == ("user_code_exception", 5, None)
 
 
@@ -430,10 +417,10 @@ SLURM_END = "slurmstepd: error: *** JOB 8 ON gpu-01 CANCELLED AT 2026-11-30T05:0
     [("", "cancelled"), (" DUE TO TIME LIMIT", "walltime_or_requeue"), (" DUE TO PREEMPTION", "preempted")],
 )
 @pytest.mark.parametrize(("limit", "late"), [(1800055, False), (20055, False), (1800055, True)])
-def test_a_hang_that_a_user_or_limit_ended_is_the_failure(verdict, end, slug, limit, late):
+def test_a_hang_that_a_user_or_limit_ended_is_the_failure(why, end, slug, limit, late):
     waits = "".join(WATCHDOG.format(rank=rank, limit=limit) for rank in (0, 1, 3))
     parts = [SLURM_END.format(end), waits] if late else [waits, SLURM_END.format(end)]
-    found = verdict(STEPS + "".join(parts))
+    found = why(STEPS + "".join(parts))
     hang = limit > 100_000 and not late and slug != "preempted"
     assert (found.cause.slug, found.rank) == (("rank_stuck", 2) if hang else (slug, None))
 
@@ -462,15 +449,13 @@ TABLE = (
         (AGENT + IN_HANDLER + TABLE, "user_code_exception", "no"),
     ],
 )
-def test_an_exception_after_a_stop_from_outside_is_no_first_failure(verdict, text, slug, retry):
-    found = verdict(STEPS + text)
+def test_an_exception_after_a_stop_from_outside_is_no_first_failure(why, text, slug, retry):
+    found = why(STEPS + text)
     assert (found.cause.slug, found.retry) == (slug, retry)
 
 
-def test_a_disk_that_is_full_after_a_stop_is_a_failure_of_its_own(verdict):
-    found = verdict(
-        STEPS + AGENT + IN_HANDLER.replace("KeyError: 'step'", "OSError: [Errno 28] No space left on device")
-    )
+def test_a_disk_that_is_full_after_a_stop_is_a_failure_of_its_own(why):
+    found = why(STEPS + AGENT + IN_HANDLER.replace("KeyError: 'step'", "OSError: [Errno 28] No space left on device"))
     assert found.cause.slug == "external_signal"
     assert [fault.slug for fault in found.independent] == ["disk_full"]
 
@@ -491,9 +476,9 @@ TIMEOUT = "step 9\ntimeout: sending signal TERM to command \u2018{}\u2019\nTermi
         (TIMEOUT.format("nvidia-smi"), "external_signal"),
     ],
 )
-def test_who_ended_the_process_and_why_is_in_the_line(verdict, text, slug):
-    assert verdict(text).cause.slug == slug
+def test_who_ended_the_process_and_why_is_in_the_line(why, text, slug):
+    assert why(text).cause.slug == slug
 
 
-def test_earlyoom_may_end_a_program_that_is_no_process_of_the_job(verdict):
-    assert verdict(EARLYOOM.format(911, "node_exporter")).cause.slug != "node_oom"
+def test_earlyoom_may_end_a_program_that_is_no_process_of_the_job(why):
+    assert why(EARLYOOM.format(911, "node_exporter")).cause.slug != "node_oom"

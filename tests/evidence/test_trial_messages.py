@@ -10,16 +10,6 @@ TRACE = 'Traceback (most recent call last):\n  File "/w/t.py", line 3, in <modul
 STEPS = "".join(f"step {number} loss 2.1\n" for number in range(0, 60, 10))
 
 
-@pytest.fixture
-def verdict(tmp_path):
-    def explain(text, name="job.out"):
-        file = tmp_path / name
-        file.write_text(text)
-        return explain_files([file]).verdict
-
-    return explain
-
-
 @pytest.mark.parametrize(
     ("line", "slug", "retry"),
     [
@@ -32,8 +22,8 @@ def verdict(tmp_path):
         ("nfs: server fs-1 not responding, timed out\n", "shared_fs_error", "yes"),
     ],
 )
-def test_a_closed_connection_is_no_unreachable_node(verdict, line, slug, retry):
-    found = verdict(STEPS + line)
+def test_a_closed_connection_is_no_unreachable_node(why, line, slug, retry):
+    found = why(STEPS + line)
     assert (found.cause.slug, found.retry) == (slug, retry)
 
 
@@ -44,8 +34,8 @@ def test_a_closed_connection_is_no_unreachable_node(verdict, line, slug, retry):
         ("No space left on device (28)", "shm_exhausted", "no"),
     ],
 )
-def test_a_removed_segment_is_no_full_shared_memory(verdict, error, slug, retry):
-    found = verdict(
+def test_a_removed_segment_is_no_full_shared_memory(why, error, slug, retry):
+    found = why(
         f"{STEPS}{TRACE}RuntimeError: unable to open shared memory object </torch_44_88_0> in read-write mode: {error}\n"
     )
     assert (found.cause.slug, found.retry) == (slug, retry)
@@ -58,8 +48,8 @@ def test_a_removed_segment_is_no_full_shared_memory(verdict, error, slug, retry)
         ("ibv_modify_qp failed with error Connection timed out", "nccl_ib_error", "elsewhere"),
     ],
 )
-def test_a_limit_of_locked_memory_is_no_fault_of_the_adapter(verdict, error, slug, retry):
-    found = verdict(
+def test_a_limit_of_locked_memory_is_no_fault_of_the_adapter(why, error, slug, retry):
+    found = why(
         f"{STEPS}gpu-02:41:43 [3] misc/ibvwrap.cc:262 NCCL WARN Call to {error}\n"
         f"{TRACE}RuntimeError: NCCL error in: x.cpp:2, unhandled system error, NCCL version 2.19.3\n"
     )
@@ -74,8 +64,8 @@ def test_a_limit_of_locked_memory_is_no_fault_of_the_adapter(verdict, error, slu
         ("Warning  FailedScheduling  1m  default-scheduler  0/1 nodes are available: 1 Insufficient cpu.\n", "yes"),
     ],
 )
-def test_what_no_node_offers_fails_at_each_start(verdict, line, retry):
-    found = verdict(line)
+def test_what_no_node_offers_fails_at_each_start(why, line, retry):
+    found = why(line)
     assert (found.cause.slug, found.retry) == ("unschedulable", retry)
 
 
@@ -102,8 +92,8 @@ def test_what_no_node_offers_fails_at_each_start(verdict, line, retry):
         (f"{TRACE}RuntimeError: NCCL communicator was aborted on rank 0.\n", "peer_lost", "once"),
     ],
 )
-def test_who_stopped_the_job_is_read(verdict, line, slug, retry):
-    found = verdict(STEPS + line)
+def test_who_stopped_the_job_is_read(why, line, slug, retry):
+    found = why(STEPS + line)
     assert (found.cause.slug, found.retry) == (slug, retry)
 
 
@@ -143,15 +133,15 @@ def test_states_of_slurm_are_read_in_each_form(tmp_path, record, slug, retry):
         ("3m  Normal  NodeReady  node/gpu-node-9  Node gpu-node-9 status is now: NodeReady\n", None),
     ],
 )
-def test_a_lost_node_is_named(verdict, line, node):
-    found = verdict(STEPS + line)
+def test_a_lost_node_is_named(why, line, node):
+    found = why(STEPS + line)
     assert (found.node, found.cause.slug == "node_lost") == (node, node is not None)
 
 
-def test_volcano_calls_any_deletion_of_a_pod_an_eviction(verdict):
+def test_volcano_calls_any_deletion_of_a_pod_an_eviction(why):
     state = "status:\n  state:\n    phase: Aborted\n    reason: {}\n"
-    assert verdict(state.format("PodEvicted"), "job.yaml").cause.slug == "unknown"
-    assert verdict(state.format("Evicted"), "job.yaml").cause.slug == "pod_evicted"
+    assert why(state.format("PodEvicted"), "job.yaml").cause.slug == "unknown"
+    assert why(state.format("Evicted"), "job.yaml").cause.slug == "pod_evicted"
 
 
 @pytest.mark.parametrize(
@@ -195,15 +185,15 @@ JOURNAL = "".join(f"Nov 30 03:{minute:02}:00 gpu-01 train[4100]: step {minute}\n
         ("gpu-01 train[4100]: slurmstepd: error: Detected 1 oom_kill event in StepId=3.0.\n", None),
     ],
 )
-def test_the_journal_names_the_machine_of_lines_of_systemd(verdict, line, node):
-    found = verdict(f"{JOURNAL}Nov 30 03:20:41 {line}")
+def test_the_journal_names_the_machine_of_lines_of_systemd(why, line, node):
+    found = why(f"{JOURNAL}Nov 30 03:20:41 {line}")
     assert (found.cause.slug, found.node) == ("host_oom", node)
 
 
 @pytest.mark.parametrize(("host", "node"), [("gpu-03", "gpu-03"), ("gpu3", None)])
-def test_pdsh_names_nodes_with_gpus(verdict, host, node):
+def test_pdsh_names_nodes_with_gpus(why, host, node):
     """One digit may be a device's number."""
-    found = verdict(
+    found = why(
         f"gpu-01: step 0\n{host}: bash: torchrun: command not found\npdsh@head: {host}: ssh exited with exit code 127\n"
     )
     assert (found.cause.slug, found.node) == ("command_not_found", node)

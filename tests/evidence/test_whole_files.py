@@ -12,16 +12,6 @@ from rankfall.verdict.signatures.catalogue import default_catalogue
 TRACE = 'Traceback (most recent call last):\n  File "/w/t.py", line 3, in <module>\n    main()\n'
 
 
-@pytest.fixture
-def verdict(tmp_path):
-    def explain(text):
-        file = tmp_path / "job.out"
-        file.write_text(text)
-        return explain_files([file]).verdict
-
-    return explain
-
-
 FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 39.49 GiB of which {} is free. "
 HELD = "".join(f"Process {pid} has {size} GiB memory in use. " for pid, size in ((41, 5.5), (42, 4.6), (43, 28.9)))
 TORCH = "Of the allocated memory 4.40 GiB is allocated by PyTorch.\n"
@@ -35,9 +25,9 @@ TORCH = "Of the allocated memory 4.40 GiB is allocated by PyTorch.\n"
         (HELD, HELD.replace("41", "51").replace("42", "52"), "gpu_oom_foreign", "elsewhere"),
     ],
 )
-def test_ranks_that_list_the_same_processes_share_a_gpu(verdict, first, second, slug, retry):
+def test_ranks_that_list_the_same_processes_share_a_gpu(why, first, second, slug, retry):
     """In a container none of them is recognized as the process that ran out."""
-    found = verdict(f"{TRACE}{FULL.format('17.00 MiB')}{first}{TORCH}{TRACE}{FULL.format('7.00 MiB')}{second}{TORCH}")
+    found = why(f"{TRACE}{FULL.format('17.00 MiB')}{first}{TORCH}{TRACE}{FULL.format('7.00 MiB')}{second}{TORCH}")
     assert (found.cause.slug, found.retry) == (slug, retry)
 
 
@@ -52,8 +42,8 @@ TASK = "srun: error: n1: task 0: Exited with exit code 1\n"
         (("step 3\n", TRACE, "KeyError: 'x'\n", STEP, TASK), "user_code_exception"),
     ],
 )
-def test_what_a_program_raises_after_its_step_was_cancelled_is_no_cause(verdict, order, slug):
-    assert verdict("".join(order)).cause.slug == slug
+def test_what_a_program_raises_after_its_step_was_cancelled_is_no_cause(why, order, slug):
+    assert why("".join(order)).cause.slug == slug
 
 
 WATCHDOG = (
@@ -64,15 +54,15 @@ WATCHDOG = (
 )
 
 
-def test_a_shell_s_report_of_a_watchdog_s_abort_is_no_cause(verdict):
+def test_a_shell_s_report_of_a_watchdog_s_abort_is_no_cause(why):
     text = WATCHDOG.format(1) + WATCHDOG.format(2)
-    found = verdict(f"{text}./launcher.sh: line 14: 31644 Aborted                 (core dumped) $@\n")
+    found = why(f"{text}./launcher.sh: line 14: 31644 Aborted                 (core dumped) $@\n")
     assert (found.cause.slug, found.rank) == ("collective_timeout", None)
 
 
-def test_deepspeed_without_a_hostfile_runs_on_one_node(verdict):
+def test_deepspeed_without_a_hostfile_runs_on_one_node(why):
     """It names its last process, which is the only one if it is the first."""
-    found = verdict(
+    found = why(
         "[2024-01-19 10:07:12,401] [WARNING] [runner.py:203:fetch_hostfile] Unable to find hostfile, will proceed with"
         " training with local resources only.\n"
         "[2024-01-19 10:14:05,900] [INFO] [launch.py:315:sigkill_handler] Killing subprocess 119\n"
@@ -90,8 +80,8 @@ def test_deepspeed_without_a_hostfile_runs_on_one_node(verdict):
         ("record = json.loads(line)", "bad_sample"),
     ],
 )
-def test_a_configuration_that_is_no_json_is_no_sample(verdict, statement, slug):
-    found = verdict(
+def test_a_configuration_that_is_no_json_is_no_sample(why, statement, slug):
+    found = why(
         f'Traceback (most recent call last):\n  File "/w/t.py", line 3, in <module>\n    {statement}\n'
         '  File "/usr/lib/python3.11/json/decoder.py", line 355, in raw_decode\n'
         '    raise JSONDecodeError("Expecting value", s, err.value) from None\n'
@@ -114,15 +104,15 @@ LOST_STORE = (
 )
 
 
-def test_an_agent_that_loses_its_store_after_a_rank_s_end_is_no_cause(verdict):
-    assert verdict(ABORTED + LOST_STORE).cause.slug == "collective_timeout"
-    assert verdict(LOST_STORE).cause.slug == "rdzv_unreachable"
+def test_an_agent_that_loses_its_store_after_a_rank_s_end_is_no_cause(why):
+    assert why(ABORTED + LOST_STORE).cause.slug == "collective_timeout"
+    assert why(LOST_STORE).cause.slug == "rdzv_unreachable"
 
 
-def test_a_loss_that_is_no_number_is_no_cause_before_another_failure(verdict):
+def test_a_loss_that_is_no_number_is_no_cause_before_another_failure(why):
     metric = "1/1 - 3s - loss: nan\n"
-    assert verdict(f"{metric}{TRACE}KeyError: 'x'\n").cause.slug == "user_code_exception"
-    found = verdict(metric)
+    assert why(f"{metric}{TRACE}KeyError: 'x'\n").cause.slug == "user_code_exception"
+    found = why(metric)
     assert (found.cause.slug, found.cause.confidence, found.retry) == ("nan_loss", "suspected", "no")
 
 
@@ -142,26 +132,26 @@ UNREACHED = "OSError: We couldn't connect to 'https://huggingface.co' to load th
         (f"{TRACE}{OFFLINE}", OFFLINE, "no"),
     ],
 )
-def test_an_exception_for_any_reason_gives_way_to_the_one_it_follows_from(verdict, text, line, retry):
-    found = verdict(text)
+def test_an_exception_for_any_reason_gives_way_to_the_one_it_follows_from(why, text, line, retry):
+    found = why(text)
     assert (found.cause.slug, found.retry) == ("hub_unreachable", retry)
     assert line.strip() in found.decisive.line
 
 
-def test_a_message_that_repeats_the_inner_one_shows_the_inner_exception(verdict):
+def test_a_message_that_repeats_the_inner_one_shows_the_inner_exception(why):
     symbol = "/opt/lib/flash_attn_2_cuda.so: undefined symbol: _ZNK3c1011StorageImpl"
     head = "RuntimeError: Failed to import x because of the following error (look up to see its traceback):\n"
-    found = verdict(f"{TRACE}ImportError: {symbol}\n{CAUSED}{TRACE}{head}{symbol}\n")
+    found = why(f"{TRACE}ImportError: {symbol}\n{CAUSED}{TRACE}{head}{symbol}\n")
     assert (found.cause.slug, found.decisive.line) == ("import_error", f"ImportError: {symbol}")
 
 
-def test_a_named_rank_that_names_another_one_is_not_missing(verdict):
+def test_a_named_rank_that_names_another_one_is_not_missing(why):
     text = (
         "[rank0]: RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 60000 ms\n"
         "[rank1]: RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors while waiting for send/recv from"
         " rank 0. Please check rank 0 logs for faulty rank.\n"
     )
-    assert verdict(text).rank == 2
+    assert why(text).rank == 2
 
 
 SUCCEEDED = (
@@ -174,10 +164,10 @@ SUCCEEDED = (
 END = "I1130 04:10:03.3 4011 torch/distributed/elastic/agent/server/api.py:917] Local worker group finished (WorkerState.SUCCEEDED).\n"
 
 
-def test_a_job_whose_launcher_states_its_success_did_not_fail(verdict):
-    assert first_sentence(verdict(SUCCEEDED + END)) == NOTHING
-    assert verdict(SUCCEEDED).cause.slug == "killed_unknown"
-    assert verdict(f"{SUCCEEDED}{END}{TRACE}KeyError: 'x'\n").cause.slug == "user_code_exception"
+def test_a_job_whose_launcher_states_its_success_did_not_fail(why):
+    assert first_sentence(why(SUCCEEDED + END)) == NOTHING
+    assert why(SUCCEEDED).cause.slug == "killed_unknown"
+    assert why(f"{SUCCEEDED}{END}{TRACE}KeyError: 'x'\n").cause.slug == "user_code_exception"
 
 
 NOTHING = "No failure was found in the files; the shown lines ended nothing."
@@ -194,8 +184,8 @@ LOGGER = (
 
 
 @pytest.mark.parametrize("text", [RETRIED, LOGGER])
-def test_a_warning_before_complete_work_and_an_error_of_logging_end_nothing(verdict, text):
-    assert first_sentence(verdict(f"[rank0]: step 1 loss 3.2\n{text}")) == NOTHING
+def test_a_warning_before_complete_work_and_an_error_of_logging_end_nothing(why, text):
+    assert first_sentence(why(f"[rank0]: step 1 loss 3.2\n{text}")) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -208,8 +198,8 @@ def test_a_warning_before_complete_work_and_an_error_of_logging_end_nothing(verd
         "step 500 loss 1",
     ],
 )
-def test_a_line_of_success_or_of_a_metric_is_no_error(verdict, line):
-    found = verdict(f"step 1\nstep 2\n{line}\n")
+def test_a_line_of_success_or_of_a_metric_is_no_error(why, line):
+    found = why(f"step 1\nstep 2\n{line}\n")
     assert (found.cause.slug, found.decisive) == ("unknown", None)
 
 
@@ -228,20 +218,20 @@ STEPS = "".join(f"step {number} loss 2.0\n" for number in range(2, 80))
         ("", "user_code_exception"),
     ],
 )
-def test_many_steps_after_a_traceback_show_that_something_else_ended_the_job(verdict, end, slug):
-    assert verdict(f"step 1 loss 2.1\n{TRACE}ValueError: eval failed\n{STEPS}{end}").cause.slug == slug
+def test_many_steps_after_a_traceback_show_that_something_else_ended_the_job(why, end, slug):
+    assert why(f"step 1 loss 2.1\n{TRACE}ValueError: eval failed\n{STEPS}{end}").cause.slug == slug
 
 
-def test_an_exception_after_a_time_limit_is_its_consequence(verdict):
+def test_an_exception_after_a_time_limit_is_its_consequence(why):
     limit = "slurmstepd: error: *** JOB 99112 ON gpu-01 CANCELLED AT 2026-11-30T03:12:44 DUE TO TIME LIMIT ***\n"
-    found = verdict(f"0: step 900\n{limit}{TRACE}KeyError: 'opt'\n")
+    found = why(f"0: step 900\n{limit}{TRACE}KeyError: 'opt'\n")
     assert (found.cause.slug, found.cause.confidence, found.retry) == ("walltime_or_requeue", "likely", "yes")
 
 
-def test_times_without_a_zone_order_failures_but_are_no_times_of_the_verdict(verdict):
+def test_times_without_a_zone_order_failures_but_are_no_times_of_the_verdict(why):
     late = "".join(f"2026-11-30 03:12:50,001 [rank2]: {line}\n" for line in f"{TRACE}ValueError: x".splitlines())
     early = "".join(f"2026-11-30 03:12:41,001 [rank5]: {line}\n" for line in f"{TRACE}KeyError: 'x'".splitlines())
-    found = verdict(late + early)
+    found = why(late + early)
     assert (found.rank, found.cause.confidence, found.time.at) == (5, "likely", None)
     assert {proof.at for proof in found.evidence} == {None}
 
@@ -271,22 +261,22 @@ def test_the_times_of_lines_order_failures_in_all_files(tmp_path):
         (f"{TRACE}ssl.SSLCertVerificationError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate\n", "hub_unreachable", "no"),
     ],
 )  # fmt: skip
-def test_what_fails_again_is_not_tried_again(verdict, text, slug, retry):
-    found = verdict(text)
+def test_what_fails_again_is_not_tried_again(why, text, slug, retry):
+    found = why(text)
     assert (found.cause.slug, found.retry) == (slug, retry)
 
 
-def test_a_gpu_that_does_not_exist_is_no_fault_of_the_node(verdict):
-    found = verdict(f"{TRACE}RuntimeError: CUDA error: invalid device ordinal\n")
+def test_a_gpu_that_does_not_exist_is_no_fault_of_the_node(why):
+    found = why(f"{TRACE}RuntimeError: CUDA error: invalid device ordinal\n")
     assert (found.cause.slug, found.retry, found.node_action) == ("no_gpu_visible", "no", "none")
 
 
-def test_a_restart_is_no_sure_help_beside_a_cause_that_stays(verdict):
+def test_a_restart_is_no_sure_help_beside_a_cause_that_stays(why):
     used = "RuntimeError: The server socket has failed to listen on any local network address. port: 6000 (errno: 98 - Address already in use).\n"
     missing = "/opt/conda/bin/python: can't open file 'pretrain.py': [Errno 2] No such file or directory\n"
     text = "".join(f"0: {line}\n" for line in f"{TRACE}{used}".splitlines())
-    assert verdict(text).retry == "yes"
-    found = verdict(f"{text}1: {missing}")
+    assert why(text).retry == "yes"
+    found = why(f"{text}1: {missing}")
     assert (found.cause.confidence, found.retry) == ("suspected", "once")
 
 
@@ -302,20 +292,20 @@ ABSENT = (
 )
 
 
-def test_of_one_cause_in_one_text_the_first_failure_is_named(verdict):
+def test_of_one_cause_in_one_text_the_first_failure_is_named(why):
     """Not that with the more specific message."""
-    found = verdict(BUILT + ABSENT)
+    found = why(BUILT + ABSENT)
     assert (found.cause.slug, found.rank) == ("import_error", 1)
 
 
-def test_a_report_of_an_abort_without_a_reason_gives_way_to_one_with_it(verdict):
+def test_a_report_of_an_abort_without_a_reason_gives_way_to_one_with_it(why):
     report = "{0}: Program received signal SIGABRT: Process abort signal.\n"
-    found = verdict(f"{report.format(88)}33: double free or corruption (!prev)\n{report.format(33)}")
+    found = why(f"{report.format(88)}33: double free or corruption (!prev)\n{report.format(33)}")
     assert "double free" in found.decisive.line
 
 
-def test_a_kill_after_another_rank_s_own_abort_is_no_cause(verdict):
-    found = verdict(
+def test_a_kill_after_another_rank_s_own_abort_is_no_cause(why):
+    found = why(
         "Rank 320 [Mon Jun  5 15:40:06 2023] [c1-2c0s8n3] application called MPI_Abort(MPI_COMM_WORLD, 60) - process 320\n"
         "ATP Stack walkback for Rank 320 starting:\n"
         "_pmiu_daemon(SIGCHLD): [NID 01768] [c1-2c0s12n0] [Mon Jun  5 15:41:51 2023] PE RANK 342 exit signal Killed\n"
@@ -323,8 +313,8 @@ def test_a_kill_after_another_rank_s_own_abort_is_no_cause(verdict):
     assert (found.cause.slug, found.rank) == ("user_exit", 320)
 
 
-def test_a_peer_that_refuses_nccl_in_vain_is_not_reached(verdict):
-    found = verdict(
+def test_a_peer_that_refuses_nccl_in_vain_is_not_reached(why):
+    found = why(
         '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/w/t.py", line 34, in main\n[rank1]:     dist.barrier()\n'
         "[rank1]: torch.distributed.DistBackendError: NCCL error in: torch/csrc/distributed/c10d/NCCLUtils.cpp:77, remote process"
         " exited or there was a network error, NCCL version 2.26.2\n"
@@ -336,9 +326,9 @@ def test_a_peer_that_refuses_nccl_in_vain_is_not_reached(verdict):
     assert found.cause.slug == "nccl_network_unreachable"
 
 
-def test_a_crash_that_srun_names_ended_the_step(verdict):
+def test_a_crash_that_srun_names_ended_the_step(why):
     """UCX's error about a CUDA context is no fault of InfiniBand; old versions of srun write `job step`."""
-    found = verdict(
+    found = why(
         "0: [1579244748.838971] [n7:41877:2]    cuda_ipc_md.c:62   UCX  ERROR cuCtxGetDevice(&cu_device) is failed. ret:invalid device context\n"
         "0: [n7:41877:2:41930] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x20)\n"
         "srun: error: n7: task 0: Segmentation fault\nsrun: Terminating job step 405737.0\n"
@@ -361,21 +351,21 @@ LAYER = '  File "/v/lib/python3.10/site-packages/{}", line 7, in call\n    retur
         ("deepspeed/runtime/engine.py", "unknown"),
     ],
 )
-def test_what_a_library_computes_in_vain_is_the_code_s_fault(verdict, file, slug):
+def test_what_a_library_computes_in_vain_is_the_code_s_fault(why, file, slug):
     """Of other libraries the exception may have any reason."""
-    found = verdict(TRACE + LAYER.format(file) + "RuntimeError: no kernel of this kind can be chosen here\n")
+    found = why(TRACE + LAYER.format(file) + "RuntimeError: no kernel of this kind can be chosen here\n")
     assert found.cause.slug == slug
 
 
-def test_a_missing_configuration_is_no_missing_data(verdict):
+def test_a_missing_configuration_is_no_missing_data(why):
     opened = "FileNotFoundError: [Errno 2] No such file or directory: '{}'\n"
-    assert verdict(TRACE + opened.format("/w/config/your_config.yaml")).cause.slug == "bad_arguments"
-    assert verdict(TRACE + opened.format("/data/instances_train.json")).cause.slug == "dataset_missing"
+    assert why(TRACE + opened.format("/w/config/your_config.yaml")).cause.slug == "bad_arguments"
+    assert why(TRACE + opened.format("/data/instances_train.json")).cause.slug == "dataset_missing"
 
 
-def test_an_interrupted_exit_hides_no_exception(verdict):
+def test_an_interrupted_exit_hides_no_exception(why):
     """A person ended a process that hung at its exit, after it had raised."""
-    found = verdict(
+    found = why(
         f"{TRACE}ValueError: Value out of range: 14447548154334085120\n\n"
         "During handling of the above exception, another exception occurred:\n\n"
         'Traceback (most recent call last):\n  File "/usr/lib/python3.7/multiprocessing/process.py", line 300, in _bootstrap\n'
@@ -386,35 +376,35 @@ def test_an_interrupted_exit_hides_no_exception(verdict):
     assert "out of range" in found.decisive.line
 
 
-def test_the_only_rank_of_lightning_is_rank_0(verdict):
+def test_the_only_rank_of_lightning_is_rank_0(why):
     raised = f"{TRACE}KeyError: 'x'\n"
-    assert verdict(f"initializing ddp: GLOBAL_RANK: 0, MEMBER: 1/1\n{raised}").rank == 0
-    assert verdict(f"initializing ddp: GLOBAL_RANK: 0, MEMBER: 1/2\n{raised}").rank is None
+    assert why(f"initializing ddp: GLOBAL_RANK: 0, MEMBER: 1/1\n{raised}").rank == 0
+    assert why(f"initializing ddp: GLOBAL_RANK: 0, MEMBER: 1/2\n{raised}").rank is None
 
 
-def test_a_deadlock_that_a_checker_found_is_the_cause_of_its_kills(verdict):
+def test_a_deadlock_that_a_checker_found_is_the_cause_of_its_kills(why):
     box = "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   RANK {} PID 3267{} RUNNING AT n20\n=   KILLED BY SIGNAL: 9 (Killed)\n"
-    found = verdict("[0] ERROR: GLOBAL:DEADLOCK:HARD: fatal error\n" + box.format(0, 0) + box.format(1, 1))
+    found = why("[0] ERROR: GLOBAL:DEADLOCK:HARD: fatal error\n" + box.format(0, 0) + box.format(1, 1))
     assert (found.cause.slug, found.retry) == ("rank_stuck", "no")
 
 
-def test_storage_of_a_tensor_is_no_disk(verdict):
+def test_storage_of_a_tensor_is_no_disk(why):
     text = "[rank0]: RuntimeError: setStorage: sizes [320, 1280] requiring a storage size of 831360 are out of bounds for storage of size 0\n"
-    assert verdict(text).cause.slug != "disk_full"
+    assert why(text).cause.slug != "disk_full"
 
 
-def test_what_a_script_raised_before_its_ranks_began_is_no_cause(verdict):
+def test_what_a_script_raised_before_its_ranks_began_is_no_cause(why):
     script = f"{TRACE}ModuleNotFoundError: No module named 'dataclasses'\n"
     ranks = "".join(f"{n}: FutureWarning: The pynvml package is deprecated.\n" for n in range(4))
-    found = verdict(f"{script}{ranks}2: [rank2]: AssertionError: no data left\n")
+    found = why(f"{script}{ranks}2: [rank2]: AssertionError: no data left\n")
     assert (found.cause.slug, found.rank) == ("user_code_exception", 2)
     # torchrun's reports alone show no begin of the ranks.
     rows = "[1]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 11)\n[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: 10)\n"
-    assert verdict(script + rows).cause.slug == "import_error"
+    assert why(script + rows).cause.slug == "import_error"
 
 
-def test_the_exception_that_a_replica_quotes_gives_the_cause(verdict):
-    found = verdict(
+def test_the_exception_that_a_replica_quotes_gives_the_cause(why):
+    found = why(
         f"{TRACE}torch.OutOfMemoryError: Caught OutOfMemoryError in replica 0 on device 0.\nOriginal {TRACE}"
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 80.00 MiB. GPU 0 has a total capacity of 44.53 GiB of which"
         " 29.50 MiB is free. Process 417194 has 43.11 GiB memory in use. Including non-PyTorch memory, this process has 1.38 GiB"
@@ -423,19 +413,19 @@ def test_the_exception_that_a_replica_quotes_gives_the_cause(verdict):
     assert (found.cause.slug, found.retry) == ("gpu_oom_foreign", "elsewhere")
 
 
-def test_a_backend_that_jax_does_not_find_is_no_cause(verdict):
+def test_a_backend_that_jax_does_not_find_is_no_cause(why):
     missed = "{}Unable to initialize backend 'tpu': INTERNAL: Failed to open libtpu.so: libtpu.so: cannot open shared object file: No such file or directory\n"
-    found = verdict(
+    found = why(
         missed.format("02:02:14.969 [I] ")
         + "slurmstepd: error: *** JOB 259950 ON dgx-07 CANCELLED AT 2026-01-06T04:52:18 ***\n"
     )
     assert found.cause.slug == "cancelled"
-    assert verdict(TRACE + missed.format("RuntimeError: ")).cause.slug == "import_error"
+    assert why(TRACE + missed.format("RuntimeError: ")).cause.slug == "import_error"
 
 
-def test_what_waits_for_a_process_without_a_port_is_its_consequence(verdict):
+def test_what_waits_for_a_process_without_a_port_is_its_consequence(why):
     """The process went on alone; the others, in the same text, did not reach it."""
-    found = verdict(
+    found = why(
         "[E socket.cpp:500] [c10d] The server socket has failed to listen on any local network address.\n"
         "INFO:root:Running... (rank: 0/1)\n"
         f"{TRACE}torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled system error, NCCL version 2.20.5\n"

@@ -7,16 +7,6 @@ import pytest
 from rankfall.explain import explain_files
 
 
-@pytest.fixture
-def verdict(tmp_path):
-    def explain(text):
-        file = tmp_path / "job.out"
-        file.write_text(text)
-        return explain_files([file]).verdict
-
-    return explain
-
-
 def steps(first, last, ranks=4):
     return "".join(f"{r}: step {n} loss {9 - n / 100:.2f}\n" for n in range(first, last, 10) for r in range(ranks))
 
@@ -32,33 +22,33 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_that_all_ranks_survived_is_no_cause(verdict, fault):
-    assert verdict(steps(0, 50) + fault + steps(50, 500) + LIMIT).cause.slug == "walltime_or_requeue"
-    assert verdict(steps(0, 50) + fault + steps(50, 500) + "0: Training complete\n").cause.slug == "unknown"
-    assert verdict(steps(0, 50) + fault + LIMIT).cause.slug not in {"walltime_or_requeue", "unknown"}
+def test_a_fault_that_all_ranks_survived_is_no_cause(why, fault):
+    assert why(steps(0, 50) + fault + steps(50, 500) + LIMIT).cause.slug == "walltime_or_requeue"
+    assert why(steps(0, 50) + fault + steps(50, 500) + "0: Training complete\n").cause.slug == "unknown"
+    assert why(steps(0, 50) + fault + LIMIT).cause.slug not in {"walltime_or_requeue", "unknown"}
 
 
 RAISED = "3: Traceback (most recent call last):\n3:   File \"/app/train.py\", line 212, in <module>\n3:     main()\n3: KeyError: 'wandb'\n"
 
 
 @pytest.mark.parametrize("end", [LIMIT, LIMIT.replace(" DUE TO TIME LIMIT", "")])
-def test_the_steps_of_another_rank_show_that_a_traceback_was_survived(verdict, end):
+def test_the_steps_of_another_rank_show_that_a_traceback_was_survived(why, end):
     """The end by a signal flushes no old lines; synchronous ranks do not step without one."""
-    assert verdict(steps(0, 50) + RAISED + steps(50, 400, ranks=1) + end).cause.slug in {
+    assert why(steps(0, 50) + RAISED + steps(50, 400, ranks=1) + end).cause.slug in {
         "walltime_or_requeue",
         "cancelled",
     }
-    assert verdict(steps(0, 50) + RAISED + end).cause.slug == "user_code_exception"
+    assert why(steps(0, 50) + RAISED + end).cause.slug == "user_code_exception"
 
 
-def test_of_several_runs_in_one_file_the_last_one_counts(verdict):
+def test_of_several_runs_in_one_file_the_last_one_counts(why):
     """Much text, many errors: what follows each traceback is read."""
     run = "".join(f"\titers: {n}, epoch: 1 | loss: {1 / n:.7f}\n" for n in range(100, 60_000, 100))
     raised = 'Traceback (most recent call last):\n  File "run.py", line 9, in <module>\n    main()\n{}\n'
     oom = "RuntimeError: CUDA out of memory. Tried to allocate {} GiB (GPU 0; 31.73 GiB total capacity)"
     text = "".join(run * 8 + raised.format(oom.format(n)) for n in range(12))
     assert len(text) > 2 << 20
-    assert verdict(f"{text}{run}{run}Killed\n").cause.slug == "killed_unknown"
+    assert why(f"{text}{run}{run}Killed\n").cause.slug == "killed_unknown"
 
 
 def test_workers_beside_a_master_are_no_ranks_by_their_numbers(tmp_path):
@@ -73,8 +63,8 @@ def test_workers_beside_a_master_are_no_ranks_by_their_numbers(tmp_path):
     assert (found.cause.slug, found.rank) == ("user_code_exception", None)
 
 
-def test_an_error_without_a_known_cause_is_shown_before_its_launcher_s(verdict):
-    found = verdict(
+def test_an_error_without_a_known_cause_is_shown_before_its_launcher_s(why):
+    found = why(
         '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/app/train.py", line 180, in main\n[rank1]:     work()\n'
         "[rank1]: RuntimeError: CUDA error: unknown error\n"
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
