@@ -279,6 +279,11 @@ def same_line(piece: Evidence | None, other: Evidence | None) -> bool:
     return (piece.stream, piece.order) == (other.stream, other.order)
 
 
+def on_other_nodes(one: str | None, other: str | None) -> bool:
+    """True for names of two nodes that differ without their domains; False if one is missing."""
+    return bool(one and other) and (one or "").partition(".")[0] != (other or "").partition(".")[0]
+
+
 def line_place(where: str) -> tuple[str, int | None]:
     """File and line number of a pointer to a line; None as number for other pointers."""
     file, _, number = where.rpartition(":")

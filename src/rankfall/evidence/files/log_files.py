@@ -48,7 +48,7 @@ from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.stacks import MAX_JSON, Standing, compare_stacks, stand, text_of_json
 from rankfall.evidence.readers.text import decode
 from rankfall.model import Case, Evidence, RankFacts, RankfallError, UsageError, numbers
-from rankfall.model.evidence import digest
+from rankfall.model.evidence import digest, on_other_nodes
 from rankfall.model.patterns import bounded
 from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.verdict.diagnose.cause_tables import KERNEL_SIGNATURE_IDS, waited
@@ -299,6 +299,7 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
     standings: dict[int, tuple[Standing, str]] = {}
     firsts = torchrun.first_ranks(r for source in sources for r, _ in source.reported.values())
     processes = _processes(sources)
+    hosts = {row[1] for row in processes.values() if row is not None and row[1]}
     for source in sources:
         if attempt is not None and source.attempt not in {None, attempt}:
             continue
@@ -311,8 +312,11 @@ def _case(sources: list[Source], problems: list[str]) -> Case:
             if speaks <= {source.rank}
             else None
         )
+        of_kernel, its_host = host_in_name(source.name, ()) is not None, host_in_name(source.name, hosts)
         for each in source.weighed(alone=owner is not None or source.local_rank is not None):
-            piece = _of_process(each, source, processes)
+            host = each.node or source.places.get(each.id, (None, None))[0] or its_host
+            kernel = of_kernel or each.signature in KERNEL_SIGNATURE_IDS
+            piece = _of_process(each, host, processes) if kernel else each
             local = piece.local_rank if piece.local_rank is not None else source.local_rank
             # slurmstepd prints into the output of its node's first task.
             batch = SLURM.search(piece.line) is not None
@@ -353,14 +357,10 @@ def _processes(sources: Iterable[Source]) -> dict[int, tuple[int, str | None] | 
     return found
 
 
-def _of_process(piece: Evidence, source: Source, processes: dict[int, tuple[int, str | None] | None]) -> Evidence:
-    """A kernel's line with the rank of its process, and with the host that its file is named after."""
-    if piece.signature not in KERNEL_SIGNATURE_IDS and not host_in_name(source.name, ()):
-        return piece
-    hosts = {row[1] for row in processes.values() if row is not None and row[1]}
-    host = piece.node or source.places.get(piece.id, (None, None))[0] or host_in_name(source.name, hosts)
+def _of_process(piece: Evidence, host: str | None, processes: dict[int, tuple[int, str | None] | None]) -> Evidence:
+    """A kernel's line with its host, and with the rank of its process there."""
     rank, its = processes.get(-1 if piece.pid is None else piece.pid) or (None, None)
-    if rank is None or piece.rank is not None or (host and its and host.partition(".")[0] != its.partition(".")[0]):
+    if rank is None or piece.rank is not None or on_other_nodes(host, its):
         return msgspec.structs.replace(piece, node=host)
     return msgspec.structs.replace(piece, rank=rank, node=its or host, trust="launcher")  # the job did not print it
 

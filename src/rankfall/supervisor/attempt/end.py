@@ -266,10 +266,13 @@ class AttemptEnd:
 
     def _report_wrapper_error(self) -> None:
         """Adds the error of a wrapper that could not start all of its ranks, if no rank failed."""
-        case, error = self.case(), self._scope.slot_states.wrapper_error()
+        error = self._scope.slot_states.wrapper_error()
+        if error is None or self._scope.own_evidence:
+            return
+        case = self.case()
         begun = len({r.rank for r in case.ranks})
         failed = any(r.state == "ended" and (r.signal is not None or r.exit_code) for r in case.ranks)
-        if error is None or failed or case.world_size is None or begun >= case.world_size or self._scope.own_evidence:
+        if failed or case.world_size is None or begun >= case.world_size:
             return
         piece = start_failure(error, attempt=self._scope.plan.attempt)
         # The job may write to the file.

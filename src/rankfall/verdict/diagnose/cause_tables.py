@@ -175,9 +175,11 @@ DELETED_POD: Final = "external_signal:deleted pod"
 # A rank's exchange of sizes before the first step, in which another one has none: after a time-out its consequence.
 NONE_RECEIVED: Final = "collective_mismatch.ddp_none"
 
+# torchrun's exception about a process that ended.
+CHILD_FAILED: Final = "unknown.child_failed"
 # A launcher's report of an ordinary exit code, or that a rank ended all others.
 BARE_ENDS: Final = frozenset(
-    {"user_exit.exit", "user_exit.two", "user_exit.mpi", *OWN_ABORTS, "unknown.child_failed", "unknown.mpi_exit"}
+    {"user_exit.exit", "user_exit.two", "user_exit.mpi", *OWN_ABORTS, CHILD_FAILED, "unknown.mpi_exit"}
 )
 
 # Least specificity of a library's exact words.

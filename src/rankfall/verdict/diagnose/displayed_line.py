@@ -8,12 +8,13 @@ from typing import Final
 import msgspec
 
 from rankfall.model import Case, Evidence, cause_info
-from rankfall.model.evidence import line_place, surely_after
+from rankfall.model.evidence import line_place, on_other_nodes, surely_after
 from rankfall.model.patterns import anchored, bounded
 from rankfall.verdict.diagnose.candidates import SILENT, Candidate, Root, ended_without_message, text_place
 from rankfall.verdict.diagnose.cause_tables import (
     ABORTED_ALL,
     ABOVE_THEIR_HEADS,
+    CHILD_FAILED,
     CUT_OFF,
     ENDS_ABOVE,
     FIRST_ENDS,
@@ -30,7 +31,6 @@ from rankfall.verdict.diagnose.cause_tables import (
 from rankfall.verdict.diagnose.root_search import only_consequences
 from rankfall.verdict.diagnose.subjects import Subject, Subjects
 
-_CHILD_FAILED: Final = "unknown.child_failed"
 _NAME_FIRST: Final = FIRST_ENDS | {ABORTED_ALL}
 _OF_A_RANK: Final = frozenset({"user", "data", "memory", "gpu", "unknown"})
 # Words of a rank that may have failed because of another one; after its own prefix.
@@ -94,7 +94,7 @@ def nearest_line(subjects: Subjects) -> Evidence | None:
     lines = [e for s in subjects.all.values() for e in s.evidence if e.source == "log"]
     found = [e for e in lines if e.slug == "unknown"]
     # A launcher's exception about a process has no more than the process's own.
-    found = [e for e in found if e.signature != _CHILD_FAILED] or found
+    found = [e for e in found if e.signature != CHILD_FAILED] or found
     stops = [e for e in lines if e.slug in {"controller_verdict", "peer_teardown", "gpu_app_xid"}]
     first = min(stops, key=lambda e: (*text_place(e), e.id), default=None)
     if first is not None and first.slug == "controller_verdict":
@@ -202,7 +202,7 @@ def _first_to_end(root: Root, chosen: Candidate, best: Evidence, subjects: Subje
         named = {s.key: s for s in _first_reported(subjects, chosen)}
     # torch prints the exception below its line about the process, others print their line at the end.
     apart = [e for _, e in ends if not (surely_after(best, e) if e.signature in ENDS_ABOVE else surely_after(e, best))]
-    if len(named) != 1 or apart or _on_another_node(best, next(iter(named.values()))):
+    if len(named) != 1 or apart or on_other_nodes(best.node, next(iter(named.values())).node):
         return None
 
     def before_end(e: Evidence) -> bool:
@@ -214,12 +214,6 @@ def _first_to_end(root: Root, chosen: Candidate, best: Evidence, subjects: Subje
     more = any(e.role == "primary" and e.slug not in {chosen.slug, OWN_CODE} and before_end(e) for e in own)
     spoke = any(s.complaints for s in subjects.all.values() if s.rank_number is not None and s.key not in named)
     return None if others or more or spoke else next(iter(named.values()))
-
-
-def _on_another_node(line: Evidence, subject: Subject) -> bool:
-    """True if a line names another node than the subject's."""
-    names = [(node or "").partition(".")[0] for node in (line.node, subject.node)]
-    return all(names) and names[0] != names[1]
 
 
 def _first_reported(subjects: Subjects, chosen: Candidate) -> list[Subject]:

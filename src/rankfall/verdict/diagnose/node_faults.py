@@ -26,7 +26,14 @@ from rankfall.verdict.diagnose.candidates import (
     candidate_of,
     of_node,
 )
-from rankfall.verdict.diagnose.cause_tables import NODE_SOURCES, OWN_CODE, STOP_OF_AGENT, TAKEN_AWAY, TIMED_OUT
+from rankfall.verdict.diagnose.cause_tables import (
+    CHILD_FAILED,
+    NODE_SOURCES,
+    OWN_CODE,
+    STOP_OF_AGENT,
+    TAKEN_AWAY,
+    TIMED_OUT,
+)
 from rankfall.verdict.diagnose.consequences import is_without_message
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, own_failure
 from rankfall.verdict.signatures.matcher import SLURM
@@ -239,7 +246,7 @@ def drop_raised_after_signal(candidates: list[Candidate], subjects: Subjects, ro
         best = candidate.best
         if best is None or best.source != "log" or not best.whole or candidate.reported_first:
             return False
-        if any(e.signature == "unknown.child_failed" and surely_after(e, best) for _, e in said):
+        if any(e.signature == CHILD_FAILED and surely_after(e, best) for _, e in said):
             return False
         return any(
             surely_after(best, e)
