@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -19,6 +19,7 @@ MOST: Final = (1 << 63) - 1
 # Shortest range, and most parts shown.
 _SPAN: Final = 3
 _MAX_PARTS: Final = 12
+_MAX_NUMBERED: Final = 16
 # Longest text of a real number.
 _MAX_REAL: Final = 40
 
@@ -95,6 +96,13 @@ def ranges(numbers: Iterable[int]) -> str:
     if len(parts) > _MAX_PARTS:
         return f"{', '.join(parts[:_MAX_PARTS])} and more"
     return ", ".join(parts)
+
+
+def numbered(word: str, numbers: Sequence[int]) -> str:
+    """Formats `` ranks 1, 2, 3`` for the first sixteen numbers."""
+    listed = ", ".join(str(number) for number in numbers[:_MAX_NUMBERED])
+    more = f" and {len(numbers) - _MAX_NUMBERED} more" if len(numbers) > _MAX_NUMBERED else ""
+    return f" {word}{'s' if len(numbers) > 1 else ''} {listed}{more}"
 
 
 def is_http(text: str) -> bool:

@@ -147,6 +147,7 @@ def _unusable(path: Path, error: OSError) -> StoreError:
 
 _MAX_SPEC: Final = 16 << 20
 FOREIGN_FILE: Final = "foreign.json"
+WRAPPER_LOG: Final = "wrapper.log"
 SECRETS_FILE: Final = "secrets.json"
 
 

@@ -14,7 +14,7 @@ import msgspec
 from rankfall.model import RankFacts, Record, SlotFacts, decoding, numbers
 from rankfall.model.patterns import anchored
 from rankfall.rundir.database import AttemptRow, StreamRow
-from rankfall.rundir.layout import RunPaths
+from rankfall.rundir.layout import WRAPPER_LOG, RunPaths
 from rankfall.rundir.streams.content import read_bytes
 from rankfall.rundir.streams.files import StreamName, find_streams
 
@@ -47,7 +47,7 @@ def slots(run_dir: RunPaths, attempt: int) -> list[SlotFacts]:
 def begun_slots(run_dir: RunPaths, attempt: int) -> list[SlotFacts]:
     """Slots of this machine whose wrapper was started."""
     found = slots(run_dir, attempt)
-    return [one for one in found if (run_dir.slot_dir(attempt, one.role or "", one.slot) / "wrapper.log").exists()]
+    return [one for one in found if (run_dir.slot_dir(attempt, one.role or "", one.slot) / WRAPPER_LOG).exists()]
 
 
 def newest_start(run_dir: RunPaths, attempt: int, role: str, slot: int) -> int:

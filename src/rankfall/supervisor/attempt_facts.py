@@ -19,6 +19,7 @@ from rankfall.backends.protocol import Backend, StepBackend
 from rankfall.evidence.attempt.observer import AttemptObserver, Delta
 from rankfall.model import Evidence, RankFacts, SlotFacts
 from rankfall.rundir.incomplete import disk_trouble
+from rankfall.rundir.layout import WRAPPER_LOG
 from rankfall.rundir.records import read_untrusted_file
 from rankfall.supervisor.best_effort_store import BestEffortStore
 from rankfall.supervisor.run_events import EventLog
@@ -26,7 +27,6 @@ from rankfall.supervisor.run_events import EventLog
 # Seconds between disk checks, and between messages while it is full.
 _LOOK_S: Final = 1.0
 _AGAIN_S: Final = 15.0
-WRAPPER_LOG: Final = "wrapper.log"
 _MAX_WRAPPER_LOG: Final = 1 << 16
 # A frame of the wrapper's own code.
 _OF_WRAPPER: Final = "/rankfall_inside/wrapper/"

@@ -17,10 +17,11 @@ from typing import Final, Self
 
 from rankfall.backends.protocol import Life
 from rankfall.model import InfrastructureError, Refused, numbers
+from rankfall.rundir.layout import WRAPPER_LOG
 from rankfall.rundir.lease import FILE_MODE, boot_id, has_proc, make_folder, start_ticks
 from rankfall.rundir.records import read_untrusted_file
 
-MARK: Final = "wrapper.log"
+MARK: Final = WRAPPER_LOG
 # The system's name for people.
 SYSTEM: Final = {"darwin": "macOS", "linux": "Linux without /proc"}.get(sys.platform, sys.platform)
 # Seconds from exec to the wrapper's lock.

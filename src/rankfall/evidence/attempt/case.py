@@ -11,6 +11,7 @@ import msgspec
 from rankfall.evidence.facts import Facts
 from rankfall.model import Case, Evidence, JobSpec, RankFacts
 from rankfall.model.foreign import FOREIGN
+from rankfall.model.numbers import numbered
 from rankfall.model.timestamps import Bound
 
 
@@ -47,7 +48,6 @@ _SIGKILL: Final = 9
 _NS: Final = 1_000_000_000
 # Maximum named clocks that differ, and ranks without a hook.
 _MAX_CLOCKS: Final = 4
-_MAX_RANKS: Final = 16
 # torch 2.15, dynamic_rendezvous: a node is dropped if its last heartbeat is older than 3 intervals of 5 s, by the
 # reader's wall clock.
 _KEEP_ALIVE_S: Final = 15.0
@@ -122,9 +122,7 @@ def _missing_of_ranks(spec: JobSpec, ranks: Sequence[RankFacts], kernel_note: st
         found.append(kernel_note)
     absent = [r.rank for r in ranks if r.hook == "absent"]
     if absent and spec.inside != "off":
-        numbers = ", ".join(str(n) for n in absent[:_MAX_RANKS])
-        numbers += f" and {len(absent) - _MAX_RANKS} more" if len(absent) > _MAX_RANKS else ""
-        found.append(f"records of rank{'s' if len(absent) > 1 else ''} {numbers}: the hook was not loaded there")
+        found.append(f"records of{numbered('rank', absent)}: the hook was not loaded there")
     return found
 
 

@@ -18,10 +18,9 @@ from rankfall.evidence.facts import Facts
 from rankfall.evidence.readers.flight_recorder import Dumps, dump_rank
 from rankfall.evidence.readers.flyte_errors import FlyteErrorFiles
 from rankfall.evidence.readers.kernel_log import read_kernel
-from rankfall.evidence.readers.stacks import imports, stack_evidence, stand
+from rankfall.evidence.readers.stacks import imports, stack_evidence, stack_piece, stand
 from rankfall.evidence.readers.torchrun import single_file_evidence
 from rankfall.model import Evidence, RankFacts, Record
-from rankfall.model.evidence import digest
 from rankfall.model.patterns import bounded
 from rankfall.rundir import RunDir
 from rankfall.rundir.cluster.marks import StopMark
@@ -120,25 +119,10 @@ def _stack_of_one_rank(stacks: Sequence[Found], ranks: Iterable[RankFacts], *, a
     where = stand(facts.rank, record.stacks or "") if facts is not None else None
     if facts is None or where is None:
         return []
-    piece = Evidence(
-        id=digest("stacks", attempt, facts.rank, record.id),
-        source="recorder",
-        slug="rank_stuck",
-        role="context",
-        trust="inside",
-        rank=facts.rank,
-        slot=facts.slot,
-        node=facts.node,
-        pid=facts.pid,
-        at=record.at_ns or None,
-        uncertainty=1.0,
-        where=f"records/{newest.name}",
-        line=f"rank {facts.rank} {where.inside}",
-        fingerprint=f"rank_stuck:{where.place or where.top}",
-        collective=where.collective,
-        place=where.place or None,
-        attempt=attempt,
-    )
+    row = record.at_ns or 0, newest.name, record, facts
+    line = f"rank {facts.rank} {where.inside}"
+    piece = stack_piece(row, where, slug="rank_stuck", role="context", line=line, attempt=attempt)
+    piece = msgspec.structs.replace(piece, specificity=0, collective=where.collective, place=where.place or None)
     return [piece]
 
 

@@ -24,6 +24,7 @@ from rankfall.model.patterns import bounded
 from rankfall.rundir import NO_RANK, RunDir, StreamRow
 from rankfall.rundir.cluster.marks import NAME as TOLD
 from rankfall.rundir.cluster.marks import RankMap, read_rank_map
+from rankfall.rundir.layout import WRAPPER_LOG
 from rankfall.rundir.reader_guard import AFTERWARDS, END_S, LIVE, POLL_BYTES, POLL_S, TAILS_S, Budget, ReaderGuard
 from rankfall.rundir.streams.content import PACKED_SUFFIX
 from rankfall.rundir.streams.files import Standing
@@ -34,8 +35,6 @@ from rankfall.verdict.signatures.catalogue import Catalogue
 _MAX_OPEN: Final = 256
 # Two streams of one process have no line order within this time.
 _FLUSH_NS: Final = 200_000_000
-# Output of the program that started a slot's wrapper.
-STEP_OUTPUT: Final = "wrapper.log"
 # srun's words for the end of the wrapper, whose own record is exact; only of a kill for memory it may know more.
 _OF_WRAPPER: Final = bounded(r"\bsrun: error: \S{1,253}: task 0: (?!Out Of Memory)", limit=400)
 # Times of work in its other stream after which a process had survived a whole traceback.
@@ -75,7 +74,7 @@ class _Stream:
         # Streams split by the wrapper's prefix are named after their rank.
         digits = self.local.removeprefix("r")
         self.rank = numbers.whole(digits) if digits != self.local else None
-        self.of_step = path.name == STEP_OUTPUT
+        self.of_step = path.name == WRAPPER_LOG
         # Findings possibly survived, with prefix and line end.
         self.open: dict[str, tuple[Evidence, Prefix, int]] = {}
         self.finished = False
@@ -346,7 +345,7 @@ class SlotStreams:
         # For every slot at each poll: only new entries become Path objects, which is ten times as fast.
         for slot in facts.slots:
             if self._step_output and slot not in self._steps:
-                path = self._starts.slot_dir(self._role_of(slot), slot) / STEP_OUTPUT
+                path = self._starts.slot_dir(self._role_of(slot), slot) / WRAPPER_LOG
                 if path.is_file():
                     self._steps.add(slot)
                     self._add(path, slot)

@@ -240,9 +240,11 @@ class Frames(msgspec.Struct):
         if self.collective is None and ((communicates and COLLECTIVES.match(name)) or _GRADIENTS.search(file)):
             self.collective = name
         self.origins -= _STATEMENTS.keys()
-        if communicates or _PACKAGE.search(path) is not None:
-            computes = not communicates and _COMPUTES.search(path) is not None
-            (self.origins.discard if computes else self.origins.add)("library")
+        packaged = _PACKAGE.search(path) is not None
+        if communicates or (packaged and _COMPUTES.search(path) is None):
+            self.origins.add("library")
+        elif packaged:
+            self.origins.discard("library")
         elif _STANDARD.search(path) is None:
             self.origins -= {"library", *_CALLS}
             self._user = [*self._user[1 - MAX_PLACES :], self._innermost]

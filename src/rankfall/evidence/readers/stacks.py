@@ -295,7 +295,7 @@ def stack_evidence(
         return _kernel_evidence(newest, attempt=attempt)
     compared = _without_stack(newest, standings) or _only_living(newest, standings, known.values())
     return [
-        _piece(newest[where.rank], where, slug=slug, role=role, line=line, attempt=attempt)
+        stack_piece(newest[where.rank], where, slug=slug, role=role, line=line, attempt=attempt)
         for where, slug, role, line in compared or compare_stacks(standings)
     ]
 
@@ -385,7 +385,7 @@ def _kernel_evidence(newest: _Newest, *, attempt: int | None) -> list[Evidence]:
     return [
         # Weaker than a stack: shows which rank differs, not why.
         msgspec.structs.replace(
-            _piece(
+            stack_piece(
                 newest[rank],
                 standing,
                 slug="rank_stuck",
@@ -400,15 +400,10 @@ def _kernel_evidence(newest: _Newest, *, attempt: int | None) -> list[Evidence]:
     ]
 
 
-def _piece(
-    row: _Row,
-    standing: Standing,
-    *,
-    slug: str,
-    role: EvidenceRole,
-    line: str,
-    attempt: int | None,
+def stack_piece(
+    row: _Row, standing: Standing, *, slug: str, role: EvidenceRole, line: str, attempt: int | None
 ) -> Evidence:
+    """Evidence of a rank's position, from its record: time, name, record and facts."""
     at, name, record, facts = row
     return Evidence(
         id=digest("stacks", attempt, facts.rank, record.id),

@@ -28,6 +28,7 @@ from rankfall.model import (
 )
 from rankfall.model.evidence import same_line
 from rankfall.model.exit_codes import MAX_CODE, code_row, shell_code
+from rankfall.model.numbers import numbered
 from rankfall.model.timestamps import Moment, rfc3339
 from rankfall.verdict.diagnose import cause_tables as known
 from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node, text_place
@@ -192,13 +193,6 @@ def missing_of(case: Case, subjects: Subjects, chosen: Candidate | None) -> tupl
         if unread:
             found.append(f"the exit status of{numbered('rank', unread)}: no process could read it")
     return tuple(dict.fromkeys(found))[:MAX_MISSING]
-
-
-def numbered(word: str, numbers: tuple[int, ...]) -> str:
-    """Formats `` ranks 1, 2, 3`` for the first sixteen numbers."""
-    listed = ", ".join(str(n) for n in numbers[:16])
-    more = f" and {len(numbers) - 16} more" if len(numbers) > 16 else ""  # noqa: PLR2004 - the same limit as above
-    return f" {word}{'s' if len(numbers) > 1 else ''} {listed}{more}"
 
 
 def assemble(case: Case, subjects: Subjects, root: Root) -> Diagnosis:

@@ -24,6 +24,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     SIGNAL_OF_AGENT,
     STEP_ENDS,
     STEP_TAKEN,
+    STOP_OF_AGENT,
     TIMED_OUT,
     reports_code,
 )
@@ -209,10 +210,11 @@ def _outermost(pieces: Iterable[Evidence], *, of: Callable[[Evidence], object], 
 
 
 # Stops of torchrun by a signal, and its time of a line.
-_STOPS_OF_AGENTS: Final = frozenset({SIGNAL_OF_AGENT, "external_signal.torchrun_death"})
+_STOPS_OF_AGENTS: Final = frozenset({SIGNAL_OF_AGENT, STOP_OF_AGENT})
 _TORCH_TIME: Final = bounded(r"\A\W{0,4}(?:\[?\d{4}-|[WEI])(\d\d)-?(\d\d) (\d\d:\d\d:\d\d[.,]\d{1,6})", limit=2_000)
 # srun's report of tasks, and causes after which it ends them.
 _TASK: Final = bounded(r"srun: error: \S{1,512}: tasks? [\d,-]{1,400}: ", limit=2_000)
+_CRASHES: Final = frozenset({"segfault", "native_abort", "host_oom"})
 _STOPPED_BY: Final = frozenset({"cancelled", "peer_teardown", "preempted", "walltime_or_requeue"})
 
 
@@ -323,9 +325,6 @@ def _of_srun(evidence: Sequence[Evidence]) -> Iterable[Evidence]:
             stopped = stopped or any(e.signature in STEP_ENDS for e in pieces)
             taken = taken or any(e.signature in STEP_TAKEN for e in pieces)
     return found.values()
-
-
-_CRASHES: Final = frozenset({"segfault", "native_abort", "host_oom"})
 
 
 def is_end_by_launcher(piece: Evidence) -> bool:
