@@ -51,6 +51,24 @@ def test_a_record_keeps_whether_its_exception_handled_a_lost_peer(chain, slug, h
     assert (piece.slug, piece.lost_peer) == (slug, handled)
 
 
+def test_a_record_gives_the_exception_that_its_clean_up_follows():
+    text = """Traceback (most recent call last):
+  File "/app/train.py", line 4, in main
+ValueError: bad shape
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/app/train.py", line 9, in main
+  File "/app/tracker.py", line 3, in finish
+OSError: [Errno 28] No space left on device
+"""
+    full = "[Errno 28] No space left on device"
+    error = ErrorInfo(types=("OSError", "ValueError"), message=full, chain=(full, "bad shape"), traceback=text)
+    piece = of_error(Record(id="r", kind="error", error=error), name="r.json", catalogue=default_catalogue(), rank=0)
+    assert (piece.slug, piece.line) == ("user_code_exception", "ValueError: bad shape")
+
+
 def test_a_text_keeps_it_of_the_last_of_two_exceptions():
     text = """Traceback (most recent call last):
   File "/app/train.py", line 4, in step

@@ -482,3 +482,73 @@ def test_who_ended_the_process_and_why_is_in_the_line(why, text, slug):
 
 def test_earlyoom_may_end_a_program_that_is_no_process_of_the_job(why):
     assert why(EARLYOOM.format(911, "node_exporter")).cause.slug != "node_oom"
+
+
+FIRST = 'Traceback (most recent call last):\n  File "/w/t.py", line 9, in main\n    train()\n  File "/w/t.py", line 4, in train\n    step()\n'
+DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
+DIRECT = "\nThe above exception was the direct cause of the following exception:\n\n"
+OUTER = 'Traceback (most recent call last):\n  File "/w/t.py", line 20, in <module>\n    main()\n  File "/w/t.py", line 12, in main\n'
+FINISH = '    tracker.finish()\n  File "/w/tracker.py", line 7, in finish\n    self.client.send()\n'
+SAVE = '    save_checkpoint("last.pt")\n  File "/w/ckpt.py", line 7, in save_checkpoint\n    f.write(blob)\n'
+FULL = "OSError: [Errno 28] No space left on device: '/ckpt/last.pt'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "slug", "line"),
+    [
+        # A clean-up fails after the failure.
+        (
+            f"{FIRST}ValueError: bad shape\n{DURING}{OUTER}{FINISH}{FULL}",
+            "user_code_exception",
+            "ValueError: bad shape",
+        ),
+        (f"{FIRST}ValueError: bad shape\n{DURING}{OUTER}{SAVE}{FULL}", "user_code_exception", "ValueError: bad shape"),
+        (
+            (
+                f"{FIRST}RuntimeError: bad shape\n{DURING}{OUTER}    os.remove('/nope/lock')\n"
+                "FileNotFoundError: [Errno 2] No such file or directory: '/nope/lock'\n"
+            ),
+            "user_code_exception",
+            "RuntimeError: bad shape",
+        ),
+        # Two clean-ups, one after the other.
+        (
+            (
+                f"{FIRST}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+                f"{DURING}{OUTER}{SAVE}{FULL}{DURING}{OUTER}{FINISH}KeyError: 'run'\n"
+            ),
+            "gpu_oom",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        ),
+        # The program expects the first exception: it does without the file, and the next one ends it.
+        (
+            (f"{FIRST}FileNotFoundError: [Errno 2] No such file or directory: 'cache.pt'\n{DURING}{OUTER}{SAVE}{FULL}"),
+            "disk_full",
+            FULL.strip(),
+        ),
+        # A state that cannot be stored in one way is stored in another.
+        (
+            (
+                f"{FIRST.replace('in train', 'in save_checkpoint')}RuntimeError: cannot pickle\n"
+                f"{DURING}{OUTER}{SAVE}{FULL}"
+            ),
+            "disk_full",
+            FULL.strip(),
+        ),
+        # The function that handles the first exception has the name of a clean-up itself.
+        (
+            (
+                f"{FIRST.replace('in main', 'in stop')}ValueError: bad\n"
+                f"{DURING}{OUTER.replace('in main', 'in stop')}    again()\n"
+                f'  File "/w/t.py", line 30, in again\n    f.write(b)\n{FULL}'
+            ),
+            "disk_full",
+            FULL.strip(),
+        ),
+        # The program says itself what the first exception means.
+        (f"{FIRST}ValueError: bad\n{DIRECT}{OUTER}{FINISH}{FULL}", "disk_full", FULL.strip()),
+    ],
+)
+def test_an_exception_of_a_clean_up_does_not_hide_the_failure(why, text, slug, line):
+    found = why(text)
+    assert (found.cause.slug, found.decisive.line.split("\n")[0]) == (slug, line)

@@ -16,11 +16,10 @@ from rankfall.evidence.readers.classify import (
     exception_meaning,
     hit_of_words,
     meaning_of_hit,
-    needs_frames,
     of_frames,
 )
-from rankfall.evidence.readers.findings import Finding
-from rankfall.evidence.readers.frames import exception_of, origins_of, raising
+from rankfall.evidence.readers.findings import Finding, raising
+from rankfall.evidence.readers.frames import exception_of, origins_of
 from rankfall.evidence.readers.kernel_log import KernelLine
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.stream_reader import When
@@ -57,16 +56,15 @@ def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | Non
     pairs = [(kind, chain[i] if i < len(chain) else "") for i, kind in enumerate(types)]
     if pairs and error is not None and not pairs[0][1]:
         pairs[0] = (pairs[0][0], error.message)
-    frame = ""
-    if error is not None:
-        top = next((f for f in reversed(error.frames) if f.user), error.frames[-1] if error.frames else None)
-        frame = f"{top.file.rpartition('/')[2]}:{top.func}" if top else ""
-    mark = error.mark if error else None
+    mark, frames = (error.mark, error.frames) if error else (None, ())
+    top = next((f for f in reversed(frames) if f.user), frames[-1] if frames else None)
+    frame = f"{top.file.rpartition('/')[2]}:{top.func}" if top else ""
+    read = list(find_tracebacks(error.traceback.encode("utf-8", "replace")))[-1:] if error else []
+    if read and read[0].later and mark is None:
+        pairs, frame, frames = pairs[read[0].later :], read[0].frame, ()
     meaning = exception_meaning(catalogue, pairs, frame=frame, mark=mark, exit_code=error.exit_code if error else None)
-    if error is not None and needs_frames(meaning):
-        read = list(find_tracebacks(error.traceback.encode("utf-8", "replace")))
-        meaning = of_frames(meaning, (read[-1].origins if read else frozenset()) | origins_of(error.frames[-1:]))
-    meaning = meaning.raised_by(rank)
+    origins = origins_of(frames[-1:]).union(*(one.origins for one in read))
+    meaning = of_frames(meaning, origins).raised_by(rank)
     at = error.raised_ns if error and error.raised_ns is not None else record.at_ns
     return Evidence(
         id=digest("record", record.id),

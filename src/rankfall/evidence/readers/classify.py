@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankfall.evidence.readers.frames import HEAD, QUOTED_HEAD
+from rankfall.evidence.readers.frames import EXPECTED, HEAD, QUOTED_HEAD
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.text import is_severe, normalise
 from rankfall.model import EvidenceRole, numbers
@@ -84,12 +84,8 @@ _OF_A_LAUNCHER: Final = frozenset(
 )
 # Exceptions that only repeat another one: with its traceback in the message, or for any reason.
 _WRAPPERS = frozenset({"user_code_exception.dataloader", "hub_unreachable.hf"})
-# Types of exceptions during whose handling a program that continues may call a collective, and those of waits.
-_HANDLED: Final = bounded(
-    r"(?:Timeout|TimeoutError|Empty|Full|EOFError|Connection\w*Error|BrokenPipeError|CancelledError|socket\.error|Exit"
-    r"|Interrupt|StopIteration|KeyError|AttributeError|ImportError|NotFoundError|NotImplementedError)\Z",
-    limit=512,
-)
+# Types of a program's own failures, which it does not expect.
+_FAILURES: Final = frozenset({"ValueError", "RuntimeError", "AssertionError", "TypeError", "ZeroDivisionError"})
 _RAISED: Final = bounded(r"\A([A-Za-z_][\w.]{0,200})(?:: (.*))?\Z", limit=_MOST)
 _QUOTED = f"\n{QUOTED_HEAD.decode()}\n"
 # How torch.distributed.checkpoint lists the exceptions of ranks: their numbers, then a traceback of each.
@@ -248,11 +244,16 @@ def _failed_ranks(chain: Sequence[tuple[str, str]]) -> tuple[int, ...]:
 
 
 def _handled(chain: Sequence[tuple[str, str]], hits: Sequence[Hit | None]) -> int:
-    """Place of the exception during whose handling the rank waited in vain for the others, as in a ``finally``; else 0."""
-    if not hits or hits[0] is None or hits[0].signature.slug != "collective_timeout":
+    """Place of the exception during whose handling the rank waited in vain, or reported to a service, as in a ``finally``; else 0."""
+    slugs = ["" if hit is None else hit.signature.slug for hit in hits]
+    if slugs[:1] == ["hub_unreachable"]:
+        return int(
+            len(chain) > 1 and _short(chain[1][0]) in _FAILURES and slugs[1] in {"", "nan_loss", "user_code_exception"}
+        )
+    if slugs[:1] != ["collective_timeout"]:
         return 0
     for place, ((kind, _), hit) in enumerate(zip(chain, hits, strict=True)):
-        if _HANDLED.search(kind) is None and (hit is None or hit.signature.role == "primary"):
+        if EXPECTED.search(kind) is None and (hit is None or hit.signature.role == "primary"):
             return place
     return 0
 
@@ -309,7 +310,7 @@ _QUOTES: Final = anchored(r"Caught \w{1,80} in (?:replica|DataLoader worker|pin 
 _NO_PATH: Final = "FileNotFoundError: [Errno 2] No such file or directory"
 
 
-def needs_frames(meaning: Meaning) -> bool:
+def _needs_frames(meaning: Meaning) -> bool:
     """True for a meaning that an exception's type gives, but its frames may change."""
     if meaning.slug in {"dataset_missing", "bad_sample"} or meaning.signature == _SETTINGS_FILE:
         return True
@@ -326,7 +327,7 @@ def of_frames(meaning: Meaning, origins: AbstractSet[str]) -> Meaning:
     A file: it is the job's configuration, a command, removed by another process first, or created in a missing folder.
     A connection: a client of a service lost its server.
     """
-    if not needs_frames(meaning):
+    if not _needs_frames(meaning):
         return meaning
     if meaning.signature == _END_OF_FILE:
         cut = "checkpoint" in origins and origins.isdisjoint(_OF_PROCESSES - {"library"})
@@ -347,7 +348,9 @@ def of_frames(meaning: Meaning, origins: AbstractSet[str]) -> Meaning:
     exact = origin != "command" or meaning.signature == "dataset_missing.errno"
     if origin is None or not exact:
         return meaning
-    return msgspec.structs.replace(meaning, slug=_NO_DATA[origin])
+    # A file that is missing each time was removed by nobody.
+    retry: Retry | None = "once" if origin == "removal" else meaning.retry
+    return msgspec.structs.replace(meaning, slug=_NO_DATA[origin], retry=retry)
 
 
 def meaning_of_hit(hit: Hit, *, text: str, fingerprint: str) -> Meaning:

@@ -57,6 +57,12 @@ _WAITED: Final = bounded(r"(?:Timeout\(ms\)=|timed? ?out after )(\d{5,9})(?:ms|\
 _USUAL_WAITS_MS: Final = (600_000, 1_800_000)
 
 
+# A statement of Python that raises an exception.
+_STATEMENT: Final = bounded(
+    rb"\A(?:raise ([A-Za-z_][\w.]{0,120})(?:\([fr]?[\"']{1,3}(.*))?|assert\b ?(.*))", limit=4096
+)
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One classified line or traceback.
 
@@ -252,3 +258,11 @@ def last_time(text: bytes) -> float | None:
         if printed is not None:
             return printed[0]
     return None
+
+
+def raising(text: bytes) -> tuple[bytes, bytes] | None:
+    """Returns type of the exception that a statement of Python raises, and its words or what it asserts; None for another line."""
+    match = _STATEMENT.match(text)
+    if match is None:
+        return None
+    return (match[1] or b"AssertionError").rpartition(b".")[2], match[3] or (match[2] or b"").rstrip(b"\"')")

@@ -49,9 +49,6 @@ COMM_FILE: Final = bounded(
 _GRADIENTS: Final = bounded(r"torch/autograd/__init__\.py$", limit=4096)
 # A name at whose end the text was cut.
 _CUT_TYPE: Final = bounded(rb"[a-z](?:Er|Err|Erro|Ex|Exc|Exce|Excep|Except|Excepti|Exceptio)\Z", limit=LONGEST)
-_STATEMENT: Final = bounded(
-    rb"\A(?:raise ([A-Za-z_][\w.]{0,120})(?:\([fr]?[\"']{1,3}(.*))?|assert\b ?(.*))", limit=4096
-)
 # Files of packages; else of the standard library, whose exceptions are about the call.
 _PACKAGE: Final = bounded(rb"(?:site|dist)-packages[/\\]", limit=1024)
 # Files of packages that compute with their arguments: their unknown exceptions are about these.
@@ -69,13 +66,30 @@ _HELPER: Final = bounded(
 )
 # Statements that need a file of which another process may be the faster one.
 _REMOVAL: Final = bounded(
-    rb"\b(?:os\.(?:remove|unlink|rename|replace|rmdir|scandir)|shutil\.(?:rmtree|move))\(|\.unlink\(|\.rmdir\(",
+    rb"\b(?:os\.(?:remove|unlink|rename|replace|rmdir|scandir)|shutil\.(?:rmtree|move))\(|\.unlink\(|\.rmdir\(|\borig_st = os\.lstat\(",
     limit=512,
 )
-# Statements that create a file: without it, its folder is missing.
+# Statements that create a file or enter a folder: without it, the folder is missing.
 _OUTPUT: Final = bounded(
-    rb"\bopen\([^\n]{1,300}, *(?:mode *= *)?[\"'][wax][bt+]{0,2}[\"']|\bFileHandler\(|\bos\.mkdir\(|\bsavefig\(",
+    rb"\bopen\([^\n]{1,300}, *(?:mode *= *)?[\"'][wax][bt+]{0,2}[\"']|\bFileHandler\(|\bos\.(?:mkdir|chdir)\(|\bsavefig\(",
     limit=512,
+)
+# Functions that release what a failed block used, and those that store or report its failure.
+_CLEAN_UP: Final = {
+    "finalizer": bounded(
+        rb"\A(?:__a?exit__|a?close|finish|finali[sz]e|stop|terminate|release|_?(?:clean_?up|tear_?down|shut_?down|destroy)\w{0,64}|\w{1,64}_(?:clean_?up|tear_?down)|on_exception|end_training)\Z",
+        limit=256,
+    ),
+    "stores": bounded(
+        rb"(?i)\A_{0,2}(?:save\w{0,64}|dump|(?:log|report|notify|alert|send)_(?:crash|error|exception|failure|metrics?|slack|mail)\w{0,64}|upload\w{0,64})\Z",
+        limit=256,
+    ),
+}
+# Types that a program which continues handles: first of those that end a wait or a loop.
+_ENDS_A_WAIT: Final = r"Timeout|TimeoutError|Empty|Full|EOFError|Connection\w*Error|BrokenPipeError|CancelledError|socket\.error|Exit|StopIteration|GeneratorExit"
+_CONTROL: Final = bounded(rf"(?:{_ENDS_A_WAIT})\Z", limit=512)
+EXPECTED: Final = bounded(
+    rf"(?:{_ENDS_A_WAIT}|Interrupt|KeyError|AttributeError|ImportError|NotFoundError|NotImplementedError)\Z", limit=512
 )
 # Statements that read the job's configuration.
 _SETTINGS: Final = bounded(
@@ -92,12 +106,10 @@ _ENTRIES: Final = frozenset(
 )
 # Functions of Python's logging that print an exception in a handler and continue.
 _HANDLERS: Final = frozenset({b"emit", b"handle"})
-# Functions of data loaders and error files.
 _LOADER: Final = frozenset({b"_get_data", b"_get_batch", b"_try_get_data", b"_try_get_batch"})
-_REPORT: Final = frozenset({b"__post_init__", b"_get_error_data"})
 # Frames that show an exception's origin: path end, functions (empty: any), name.
 _ORIGINS: Final[tuple[tuple[bytes, frozenset[bytes], str], ...]] = (
-    (b"elastic/multiprocessing/errors/__init__.py", _REPORT, "damaged_report"),
+    (b"elastic/multiprocessing/errors/__init__.py", frozenset({b"__post_init__", b"_get_error_data"}), "damaged_report"),
     (b"torch/utils/data/dataloader.py", _LOADER, "data_loader"),
     (b"dataloader/dataloader_iter.py", _LOADER, "data_loader"),
     (b"torch/serialization.py", frozenset({b"load", b"_load", b"_legacy_load"}), "checkpoint"),
@@ -110,17 +122,9 @@ _ORIGINS: Final[tuple[tuple[bytes, frozenset[bytes], str], ...]] = (
     (b"/redis/connection.py", frozenset(), "server"),
     (b"torch/multiprocessing/spawn.py", frozenset({b"join"}), "launcher"),
     (b"torch/distributed/launch.py", frozenset({b"main"}), "launcher"),
-    (
-        b"accelerate/commands/launch.py",
-        frozenset({b"simple_launcher", b"multi_gpu_launcher", b"deepspeed_launcher", b"launch_command"}),
-        "launcher",
-    ),
+    (b"accelerate/commands/launch.py", frozenset({b"simple_launcher", b"multi_gpu_launcher", b"deepspeed_launcher", b"launch_command"}), "launcher"),
     (b"multiprocessing/util.py", frozenset({b"_exit_function", b"_run_finalizers", b"__call__"}), "clean_up"),
-    (
-        b"multiprocessing/resource_tracker.py",
-        frozenset({b"main", b"_stop", b"_stop_locked", b"unregister"}),
-        "clean_up",
-    ),
+    (b"multiprocessing/resource_tracker.py", frozenset({b"main", b"_stop", b"_stop_locked", b"unregister"}), "clean_up"),
     (b"multiprocessing/spawn.py", frozenset({b"_main"}), "spawned"),
     (b"multiprocessing/synchronize.py", frozenset({b"__setstate__"}), "semaphore"),
     (b"weakref.py", frozenset({b"_exitfunc", b"__call__", b"remove"}), "clean_up"),
@@ -131,21 +135,10 @@ _ORIGINS: Final[tuple[tuple[bytes, frozenset[bytes], str], ...]] = (
     (b"logging/__init__.py", frozenset({b"shutdown"}), "clean_up"),
     (b"logging/__init__.py", frozenset({b"_open"}), "output"),
     (b"", frozenset({b"__del__"}), "clean_up"),
-    (
-        b"",
-        frozenset(
-            {b"main_process_first", b"local_main_process_first", b"_goes_first", b"torch_distributed_zero_first"}
-        ),
-        "main_first",
-    ),
-)
+    (b"", frozenset({b"main_process_first", b"local_main_process_first", b"_goes_first", b"torch_distributed_zero_first"}), "main_first"),
+)  # fmt: skip
 
-
-_IGNORED: Final = (
-    b"Exception ignored ",
-    b"Error in atexit._run_exitfuncs",
-    b"--- Logging error ---",
-)
+_IGNORED: Final = (b"Exception ignored ", b"Error in atexit._run_exitfuncs", b"--- Logging error ---")
 _IN_THREAD: Final = b"Exception in thread "
 # Printed by torch.multiprocessing and Ray Train before a process's traceback.
 _ANNOUNCED: Final = bounded(
@@ -201,15 +194,19 @@ class Frames(msgspec.Struct):
             parent's). Of the outermost frame: ``entry`` (it begins a program, a thread or a process), ``logger`` (it is
             Python's logging, which continues).
             Of the last statement: ``removal`` (it removes or renames a file), ``output`` (it creates one). Of the last one
-            outside the standard library: ``settings`` (it reads the job's configuration).
+            outside the standard library: ``settings`` (it reads the job's configuration). Of any frame: ``finalizer`` (it
+            releases what a block used), ``stores`` (it stores or reports a state).
         collective: Outermost collective that the user's code called, also its backward pass, or None.
         assertion: Statement of the last frame if it is an assertion: its exception often has no message.
+        outermost, handler: File and function of the outermost frame, and of that which handled an earlier exception.
     """
 
     count: int = 0
     origins: set[str] = msgspec.field(default_factory=set)
     collective: str | None = None
     assertion: bytes = b""
+    outermost: tuple[bytes, bytes] | None = None
+    handler: tuple[bytes, bytes] | None = None
     _innermost: tuple[bytes, bytes, bytes] | None = None
     _flat: bool = False
     _user: list[tuple[bytes, bytes, bytes]] = msgspec.field(default_factory=list)
@@ -229,6 +226,7 @@ class Frames(msgspec.Struct):
         """Adds the next inner frame; ``flat``: its line has no indent, as in a page that drops them."""
         path = path.replace(b"\\", b"/")
         if self._innermost is None:
+            self.outermost = (path, function)
             self.origins -= {"entry", "logger"}
             if function in _ENTRIES:
                 self.origins.add("entry")
@@ -252,6 +250,17 @@ class Frames(msgspec.Struct):
         if _HELPER.search(path) is not None:
             self.origins.add("helper")
         self.origins.update(_origins_at(path, function))
+        if self.handler == (path, function):
+            self.origins -= _CLEAN_UP.keys()
+        elif not path.endswith(b"/contextlib.py"):  # a context manager's frame is part of the block that failed
+            self.origins.update(name for name, pattern in _CLEAN_UP.items() if pattern.match(function) is not None)
+
+    def cleans_up(self, kind: str, *, handled: Frames) -> bool:
+        """True for frames of a clean-up after an exception of type ``kind``, which no program expects, with frames ``handled``."""
+        if "finalizer" in self.origins:
+            return _CONTROL.search(kind) is None
+        stores = {"removal", "output", "stores"}
+        return not self.origins.isdisjoint(stores) and handled.origins.isdisjoint(stores) and not EXPECTED.search(kind)
 
     def belongs(self, body: bytes, text: bytes) -> bool:
         """True for a statement of the last frame, the marks below it, or a bar of a group; ``text``: without an indent."""
@@ -269,7 +278,7 @@ class Frames(msgspec.Struct):
     def chain(self) -> None:
         """Begins the next exception of a chain: places are those of the last one."""
         self._innermost, self._user, self.collective, self.assertion = None, [], None, b""
-        self.origins -= {*_STATEMENTS, *_CALLS, "library"}
+        self.origins -= {*_STATEMENTS, *_CALLS, *_CLEAN_UP, "library"}
 
     def clear(self) -> None:
         """Removes everything."""
@@ -299,6 +308,7 @@ class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
         ignored: Python continued ("Exception ignored in ..."): never a cause.
         threaded: Of a thread beside the main one.
         pid: Process of Ray's remote task that raised it.
+        later: Number of exceptions that a clean-up raised after it: they are not in ``chain``.
     """
 
     start: int
@@ -314,6 +324,7 @@ class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
     ignored: bool = False
     threaded: bool = False
     pid: int | None = None
+    later: int = 0
 
 
 class OpenTraceback(msgspec.Struct, kw_only=True):
@@ -338,6 +349,7 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
         threaded: Of a thread beside the main one.
         pid: Process of Ray's remote task whose frames come next.
         held: Caller's data that waits for ``real``.
+        handled: Frames of the exception during whose handling the next one was raised, and the length of its chain.
     """
 
     prefix: Prefix
@@ -369,6 +381,30 @@ class OpenTraceback(msgspec.Struct, kw_only=True):
     threaded: bool = False
     pid: int | None = None
     held: list[Any] = msgspec.field(default_factory=list)
+    handled: tuple[Frames, int] | None = None
+
+    def begin_next(self, *, handling: bool, head: bool) -> None:
+        """Begins the next exception of the chain, at its ``head`` or before: one that was raised while ``handling`` the last."""
+        if handling and self.chain and not self._comes_from_clean_up():
+            self.handled = (msgspec.structs.replace(self.frames, origins=set(self.frames.origins)), len(self.chain))
+        elif not handling and not head:
+            self.handled = None
+        self.frames.handler = self.handled[0].outermost if self.handled is not None else None
+        self.frames.chain()
+
+    def drop_clean_up(self) -> int:
+        """Removes exceptions that a clean-up raised after the one that ended the program; returns their number."""
+        if self.handled is None or not self._comes_from_clean_up():
+            return 0
+        entry, (self.frames, count) = self.frames.origins & {"entry"}, self.handled
+        self.frames.origins = (self.frames.origins - {"entry"}) | entry
+        later = len(self.chain) - count
+        del self.chain[count:], self.finals[count:]
+        return later
+
+    def _comes_from_clean_up(self) -> bool:
+        frames, count = self.handled or (None, 0)
+        return frames is not None and self.frames.cleans_up(self.chain[count - 1][0], handled=frames)
 
     def drop_cut_type(self) -> None:
         """Forgets a type whose name the text does not finish."""
@@ -422,11 +458,3 @@ def cut_above(data: bytes) -> tuple[int, int]:
             return position, number
         position += len(line) + 1
     return -1, 0
-
-
-def raising(text: bytes) -> tuple[bytes, bytes] | None:
-    """Returns type of the exception that a statement of Python raises, and its words or what it asserts; None for another line."""
-    match = _STATEMENT.match(text)
-    if match is None:
-        return None
-    return (match[1] or b"AssertionError").rpartition(b".")[2], match[3] or (match[2] or b"").rstrip(b"\"')")

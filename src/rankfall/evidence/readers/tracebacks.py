@@ -54,12 +54,8 @@ _MEMBER: Final = b"+-"
 _RULE: Final = 60 * b"-"
 _MAX_NOTICE: Final = 40
 
-_CHAIN: Final = frozenset(
-    {
-        b"During handling of the above exception, another exception occurred:",
-        b"The above exception was the direct cause of the following exception:",
-    }
-)
+_DURING: Final = b"During handling of the above exception, another exception occurred:"
+_CHAIN: Final = frozenset({_DURING, b"The above exception was the direct cause of the following exception:"})
 _CONTINUATIONS: Final = (
     b"details = ", b"status = StatusCode.", b"Exception raised from", b"Last error:", b"Missing key", b"Parameter", b"Socket ",
     b"Unexpected key", b"frame #", b"nccl", b"size mismatch",
@@ -342,7 +338,7 @@ class TracebackReader:
         quotes = of_rank or (text == QUOTED_HEAD and b"".join(state.message).startswith(b"Caught "))
         if text in _CHAIN or text.startswith(HEAD) or quotes:
             self._finish(state)
-            state.frames.chain()
+            state.begin_next(handling=text == _DURING, head=text.startswith(HEAD))
             state.quotes = state.quotes or quotes
             state.expect, state.end = True, stop
             return True
@@ -427,6 +423,7 @@ class TracebackReader:
         self._forget(state)
         del self._by_start[state.start]
         self._finish(state)
+        later = state.drop_clean_up()
         if state.cut:
             state.frames.origins.discard("library")
             if not state.chain or not state.chain[-1][0].endswith(("Error", "Exception")):
@@ -449,5 +446,6 @@ class TracebackReader:
                 ignored=state.ignored or "logger" in state.frames.origins,
                 threaded=state.threaded,
                 pid=state.pid,
+                later=later,
             )
         self._closed.append(Closed(state, found))
