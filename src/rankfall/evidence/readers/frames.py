@@ -263,8 +263,8 @@ class Frames(msgspec.Struct):
         return not self.origins.isdisjoint(stores) and handled.origins.isdisjoint(stores) and not EXPECTED.search(kind)
 
     def belongs(self, body: bytes, text: bytes) -> bool:
-        """True for a statement of the last frame, the marks below it, or a bar of a group; ``text``: without an indent."""
-        if body[:1] in {b" ", b"\t"} or not text.strip(b"^~") or text.startswith((b"|", b"+-")):
+        """True for a statement of the last frame, marks below it, a bar of a group, or another thread's line; ``text``: without an indent."""
+        if body[:1] in {b" ", b"\t"} or not text.strip(b"^~") or text.startswith((b"|", b"+-", _IN_THREAD)):
             return True
         return self._flat and exception_of(text) is None
 

@@ -53,6 +53,8 @@ _MEMBER: Final = b"+-"
 # Line that begins and ends a notice of mpirun, and the maximum lines between.
 _RULE: Final = 60 * b"-"
 _MAX_NOTICE: Final = 40
+# Lines from the head of a thread's traceback to that of another one which is mixed with it.
+_MIXED: Final = 3
 
 _DURING: Final = b"During handling of the above exception, another exception occurred:"
 _CHAIN: Final = frozenset({_DURING, b"The above exception was the direct cause of the following exception:"})
@@ -324,8 +326,10 @@ class TracebackReader:
         del self._by_start[owner.start]
         self._by_start[start] = owner
         owner.start = owner.end = start
+        # Tracebacks of several threads may be mixed: then another line follows the announcement.
+        mixed = owner.threaded and number - owner.seen <= _MIXED
         owner.seen, owner.lines = number, 1
-        owner.ignored, owner.threaded = announced.ignored, announced.threaded
+        owner.ignored, owner.threaded = announced.ignored, announced.threaded or mixed
         owner.frames.clear()
         self._open.move_to_end(owner.key)
 

@@ -139,6 +139,7 @@ NAMES_A_RANK: Final = frozenset(
 # Of MPICH and Open MPI, and of Ascend's CANN.
 HEADS_OF_STACKS: Final = MappingProxyType(
     {
+        "host_alloc_failed.locked": MPI_ABORT,
         "host_alloc_failed.mpich": MPI_ABORT,
         "nccl_ib_error.ofi": MPI_ABORT,
         "collective_mismatch.mpi": MPI_ABORT,
@@ -157,7 +158,7 @@ HEADS_OF_STACKS: Final = MappingProxyType(
     }
 )
 # Lines that are printed directly before the head.
-ABOVE_THEIR_HEADS: Final = frozenset({"native_abort.assert"})
+ABOVE_THEIR_HEADS: Final = frozenset({"host_alloc_failed.locked", "native_abort.assert"})
 # Missing beside a displayed line without a cause; True: the line is such a one.
 LACKS_OF_LINE: Final = MappingProxyType(
     {
