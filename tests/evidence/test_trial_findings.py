@@ -552,3 +552,66 @@ FULL = "OSError: [Errno 28] No space left on device: '/ckpt/last.pt'\n"
 def test_an_exception_of_a_clean_up_does_not_hide_the_failure(why, text, slug, line):
     found = why(text)
     assert (found.cause.slug, found.decisive.line.split("\n")[0]) == (slug, line)
+
+
+PROGRESS = "".join(f"step {n} loss 2.{n} tok/s 12000\n" for n in range(100, 120))
+NOTICE = "Spot instance interruption notice received, instance will be terminated in 2 minutes\n"
+LATER = "".join(f"2026-11-30 03:{n}:00,000 INFO step {n} loss 2.1\n" for n in range(10, 20))
+
+
+@pytest.mark.parametrize(
+    ("text", "slug", "retry"),
+    [
+        # The job works until the end that was announced.
+        (f"{PROGRESS}{NOTICE}{PROGRESS}Killed\n", "preempted", "yes"),
+        (f"{PROGRESS}{NOTICE}{PROGRESS}", "preempted", "yes"),
+        # The instance was not taken: the job works for much longer, or is complete.
+        (f"{PROGRESS}{NOTICE}{LATER}Killed\n", "killed_unknown", "once"),
+        (f"{PROGRESS}{NOTICE}{PROGRESS}Training complete.\n", "unknown", "once"),
+    ],
+)
+def test_work_after_the_notice_of_an_end_does_not_refute_it(why, text, slug, retry):
+    found = why(text)
+    assert (found.cause.slug, found.retry) == (slug, retry)
+
+
+UNIT = "Nov 30 03:20:41 gpu-01 systemd[1]: train.service: "
+ENDED = f"{UNIT}Main process exited, code=killed, status=9/KILL\n{UNIT}Failed with result 'timeout'.\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "slug", "rank"),
+    [
+        (f"{UNIT}State 'stop-sigterm' timed out. Killing.\n{ENDED}", "external_signal", None),
+        (f"{UNIT}Watchdog timeout (limit 5min)!\n{ENDED}", "rank_stuck", None),
+        (f"{UNIT}Service reached runtime time limit. Stopping.\n{ENDED}", "deadline_exceeded", None),
+        ("heartbeat: rank 3 has not reported for 600 s, terminating the job\nKilled\n", "rank_stuck", 3),
+        (
+            "[launcher] timeout: training exceeded 3600 s; sending SIGKILL to pid 4100\nrun.sh: line 8:  4100 Killed    python t.py\n",
+            "deadline_exceeded",
+            None,
+        ),
+        ("heartbeat: rank 3 reports every 600 s\nKilled\n", "killed_unknown", None),
+        ("[launcher] time-out: 3600 s\nKilled\n", "killed_unknown", None),
+    ],
+)
+def test_who_killed_a_process_is_read_before_the_kill(why, line, slug, rank):
+    found = why(f"{PROGRESS}{line}")
+    assert (found.cause.slug, found.rank) == (slug, rank)
+
+
+HANDLER = f"{TRACE}AttributeError: 'Trainer' object has no attribute 'state'\n"
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "slug"),
+    [
+        ("Caught signal 15 (SIGTERM), shutting down gracefully\n", HANDLER, "external_signal"),
+        ("mpirun: killing job...\n", HANDLER, "external_signal"),
+        # Another rank's report of a signal does not stop the rank that raises.
+        ("[rank0]: Caught signal 15 (SIGTERM)\n", HANDLER.replace("\n", "\n[rank1]: "), "user_code_exception"),
+        ("mpirun: Forwarding signal 18 to job\n", HANDLER, "user_code_exception"),
+    ],
+)
+def test_an_exception_after_a_launcher_s_or_the_only_process_s_stop_is_no_cause(why, stop, text, slug):
+    assert why(f"{PROGRESS}{stop}{text}").cause.slug == slug

@@ -220,7 +220,7 @@ class Source(msgspec.Struct, kw_only=True):
             elif place is not None and self.survival.outlived(piece, *place, alone=alone, ordered=logged, stop=stopped):
                 completed = self.survival.completed(place[1])
                 yield msgspec.structs.replace(piece, role="context", outlived=True, passed=completed)
-            elif place is not None and self.survival.passed(*place, alone=alone):
+            elif place is not None and piece.slug != "preempted" and self.survival.passed(*place, alone=alone):
                 yield msgspec.structs.replace(piece, passed=True)
             else:
                 yield piece

@@ -50,6 +50,8 @@ _MAX_KEYS: Final = 16
 # Exceptions whose times are stored, and longer than any time-out of a job's ranks.
 _MAX_ENDED: Final = 256
 _OTHER_RUN_S: Final = 3600
+# Minutes after which a cloud has surely taken an instance whose end it announced.
+_NOTICE_MIN: Final = 5
 _SAMPLE: Final = 64
 
 _NUMBER: Final = r"(\d{1,12}(?:\.\d{1,12})?)"
@@ -323,6 +325,8 @@ class Survival:
         text states that its job was stopped or killed; None for the streams of a run.
         """
         of_file = stop is not None
+        if of_file and piece.slug == "preempted" and sum(at > end for at, _ in self._job.minutes) < _NOTICE_MIN:
+            return self.completed(end)
         whole, caught = piece.whole, of_file and piece.caught
         if (is_try_to_join(piece) and self.worked > end) or (whole and self._of_earlier_run(end)):
             return True

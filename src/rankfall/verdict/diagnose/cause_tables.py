@@ -288,6 +288,8 @@ SIGNAL_OF_AGENT: Final = "external_signal.signal_exception"
 
 # Of its stop, before it stops its ranks: a signal from outside.
 STOP_OF_AGENT: Final = "external_signal.torchrun_death"
+# Of launchers that a signal stopped.
+STOPS_OF_LAUNCHERS: Final = frozenset({STOP_OF_AGENT, "external_signal.mpirun"})
 
 # A process causes these ends itself: equivalent to a message.
 OWN_FAULT_SIGNALS: Final = frozenset({4, 6, 7, 8, 11, 24, 25, 31})

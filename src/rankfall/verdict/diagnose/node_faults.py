@@ -30,7 +30,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     CHILD_FAILED,
     NODE_SOURCES,
     OWN_CODE,
-    STOP_OF_AGENT,
+    STOPS_OF_LAUNCHERS,
     TAKEN_AWAY,
     TIMED_OUT,
 )
@@ -240,7 +240,9 @@ def drop_raised_after_signal(candidates: list[Candidate], subjects: Subjects, ro
     A failure that a launcher reports after them is not of that stop, as in a joined text of several nodes.
     """
     said = [(s, e) for s in subjects.all.values() for e in s.complaints if e.source == "log" and not e.passed]
-    stops = [(s, e) for s, e in said if e.signature == STOP_OF_AGENT or _is_stopped(s, e)]
+    stops = [
+        (s, e) for s, e in said if e.signature in STOPS_OF_LAUNCHERS or _is_stopped(s, e, alone=not subjects.ranks)
+    ]
 
     def follows(candidate: Candidate) -> bool:
         best = candidate.best
@@ -251,7 +253,7 @@ def drop_raised_after_signal(candidates: list[Candidate], subjects: Subjects, ro
         return any(
             surely_after(best, e)
             and (best.pod, best.node) == (e.pod, e.node)
-            and (s is candidate.subject or e.signature == STOP_OF_AGENT)
+            and (s is candidate.subject or e.signature in STOPS_OF_LAUNCHERS)
             for s, e in stops
         )
 
@@ -261,9 +263,9 @@ def drop_raised_after_signal(candidates: list[Candidate], subjects: Subjects, ro
     return [c for c in candidates if all(c is not one for one in after)]
 
 
-def _is_stopped(subject: Subject, piece: Evidence) -> bool:
-    """True for a rank's report of a signal that stops it."""
-    text = piece.signature == "external_signal.text" and subject.rank is not None
+def _is_stopped(subject: Subject, piece: Evidence, *, alone: bool) -> bool:
+    """True for the report of a signal that stops a rank, or the only process of a text; ``alone``: it shows no ranks."""
+    text = piece.signature == "external_signal.text" and (alone or subject.rank is not None)
     return text and _STOP_SIGNAL.search(piece.line) is not None
 
 

@@ -39,6 +39,8 @@ _ENDS_OF_HANGS: Final = frozenset(
     {"cancelled.scancel", "cancelled.slurm", "cancelled.slurm_job", "walltime_or_requeue.slurm"}
 )
 
+# Lines of a program that ends ranks which report nothing.
+_WATCHDOGS: Final = frozenset({"rank_stuck.own_words", "rank_stuck.watchdog", "rank_stuck.watchdog_limit"})
 # Functions that only some ranks call.
 _PAIRWISE: Final = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "wait"})
 
@@ -182,7 +184,7 @@ def only_silent_rank(case: Case, subjects: Subjects) -> Candidate | None:
 def drop_ends_of_a_hang(candidates: list[Candidate], subjects: Subjects, root: Root) -> list[Candidate]:
     """Drops ends by a user or time limit of a job whose ranks had timed out before, after they had waited for long.
 
-    The end itself leaves a rank no time to wait for so long.
+    The end itself leaves a rank no time to wait for so long. So is a bare kill dropped after a watchdog's report.
     """
     waits = [
         e
@@ -190,8 +192,14 @@ def drop_ends_of_a_hang(candidates: list[Candidate], subjects: Subjects, root: R
         for e in s.complaints
         if e.slug == "collective_timeout" and e.source == "log" and not e.passed and _WAITED_LONG.search(e.line)
     ]
-    ends = [(c, c.best) for c in candidates if c.best and c.bare and c.best.signature in _ENDS_OF_HANGS]
-    after = [c for c, end in ends if any(surely_after(end, e) for e in waits)]
+    stuck = [e for s in subjects.all.values() for e in s.evidence if e.signature in _WATCHDOGS and e.role == "primary"]
+    ends = [(c, c.best) for c in candidates if c.best is not None and c.best.source == "log" and c.bare]
+    after = [
+        c
+        for c, end in ends
+        if (end.signature in _ENDS_OF_HANGS and any(surely_after(end, e) for e in waits))
+        or (c.slug == "killed_unknown" and any(surely_after(end, e) for e in stuck))
+    ]
     root.rejected += [(c, "ranks had timed out before it") for c in after]
     return [c for c in candidates if all(c is not one for one in after)]
 
