@@ -348,7 +348,7 @@ def of_frames(meaning: Meaning, origins: AbstractSet[str]) -> Meaning:
     exact = origin != "command" or meaning.signature == "dataset_missing.errno"
     if origin is None or not exact:
         return meaning
-    # A file that is missing each time was removed by nobody.
+    # A file that is missing each time was not removed by another process.
     retry: Retry | None = "once" if origin == "removal" else meaning.retry
     return msgspec.structs.replace(meaning, slug=_NO_DATA[origin], retry=retry)
 
