@@ -55,7 +55,7 @@ _PACKAGE: Final = bounded(rb"(?:site|dist)-packages[/\\]", limit=1024)
 _COMPUTES: Final = bounded(
     rb"(?:site|dist)-packages[/\\](?:numpy|pandas|scipy|sklearn|einops|timm|torchvision|xformers|flash_attn|torch[/\\](?:nn|linalg|fft|optim|_refs|_prims)"
     rb"|peft[/\\]tuners|diffusers[/\\](?:models|pipelines)|transformers[/\\](?:models|generation|loss))[/\\]"
-    rb"|(?:site|dist)-packages[/\\](?:torch[/\\](?:functional|_tensor|_meta_registrations)|transformers[/\\](?:model|pytorch_)\w*)\.py$",
+    rb"|(?:site|dist)-packages[/\\](?:torch[/\\](?:functional|_tensor\w*|_meta_registrations)|transformers[/\\](?:model|pytorch_)\w*)\.py$",
     limit=1024,
 )
 _STANDARD: Final = bounded(rb"[/\\]lib[/\\]python\d|<frozen ", limit=1024)
