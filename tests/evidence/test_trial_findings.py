@@ -615,3 +615,31 @@ HANDLER = f"{TRACE}AttributeError: 'Trainer' object has no attribute 'state'\n"
 )
 def test_an_exception_after_a_launcher_s_or_the_only_process_s_stop_is_no_cause(why, stop, text, slug):
     assert why(f"{PROGRESS}{stop}{text}").cause.slug == slug
+
+
+LOST_PEER = f"{TRACE}torch.distributed.DistBackendError: NCCL error in: x.cpp:2, remote process exited or there was a network error\n"
+DESCRIBED = (
+    "Name:             train-worker-{n}\nNamespace:        ml\nPriority:         0\nNode:             gpu-node-{n}/10.0.4.{n}\n"
+    "Status:           Failed\nContainers:\n  pytorch:\n    State:          Terminated\n      Reason:       {reason}\n      Exit Code:    {code}\n\n"
+)
+YAML = (
+    "- apiVersion: v1\n  kind: Pod\n  metadata:\n    name: train-worker-{n}\n    namespace: ml\n  spec:\n    nodeName: gpu-node-{n}\n"
+    "  status:\n    containerStatuses:\n    - state:\n        terminated:\n          exitCode: {code}\n          reason: {reason}\n"
+)
+ROW = "train-worker-{n}   0/1     {reason}   0             3h    10.1.1.{n}    gpu-node-{n}   <none>           <none>\n"
+
+
+@pytest.mark.parametrize("form", [DESCRIBED, YAML, ROW])
+@pytest.mark.parametrize("killed", [1, 2])
+def test_the_node_of_a_killed_pod_is_read_from_the_object_that_kubectl_prints(why, form, killed):
+    pods = [(n, "OOMKilled" if n == killed else "Error", 137 if n == killed else 1) for n in range(3)]
+    found = why(LOST_PEER + "".join(form.format(n=n, reason=reason, code=code) for n, reason, code in pods))
+    assert (found.cause.slug, found.node) == ("host_oom", f"gpu-node-{killed}")
+
+
+def test_a_described_node_without_heartbeat_is_the_lost_one(why):
+    condition = "  Ready   Unknown   Mon, 30 Nov 2026 03:10:00 +0000   NodeStatusUnknown   Kubelet stopped posting node status.\n"
+    found = why(f"Name:               gpu-node-3\nRoles:              <none>\nConditions:\n{condition}")
+    assert (found.cause.slug, found.node) == ("node_lost", "gpu-node-3")
+    # Without its head the text names no node.
+    assert why(condition).node is None

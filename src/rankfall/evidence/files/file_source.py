@@ -15,6 +15,7 @@ import msgspec
 from rankfall.evidence import builders as make
 from rankfall.evidence.files.bounded_read import Part, Room
 from rankfall.evidence.files.folder_listing import printable
+from rankfall.evidence.files.json_records import places_in_objects
 from rankfall.evidence.files.unwrap import Unwrapper
 from rankfall.evidence.readers import text as texts
 from rankfall.evidence.readers.findings import Bar, Finding, bars_of
@@ -284,12 +285,12 @@ class TextReader:
                     break
         finally:
             self._end()
-            self._source.cut_off = self._scanner.cut_off
+            (source := self._source).cut_off = self._scanner.cut_off
             self._keep_last_error()
+            pieces, first = [*source.found, *source.last.values()], self._base + self._given - len(self._tail)
+            source.places = places_in_objects(self._tail, first=first, pieces=pieces) | source.places
             if self._dump is not None:
-                self._source.stacks = self._guard.read(
-                    self._dump.text, otherwise=None, what="stack", where=self._source.name
-                )
+                source.stacks = self._guard.read(self._dump.text, otherwise=None, what="stack", where=source.name)
 
     def _end(self) -> None:
         self._push(self._unwrapper.push(b"", final=True))
@@ -301,9 +302,8 @@ class TextReader:
         self._scanner = ChunkScanner(self._catalogue, survival=self._source.survival, of_a_job=True)
         self._source.survival.begin(at)
         self._base = self._next = at
-        self._given = 0
+        self._given, self._lines = 0, False
         self._heads.clear()
-        self._lines = False
 
     def _push(self, data: bytes, *, final: bool = False) -> None:
         if self._dump is not None and data:

@@ -1,4 +1,4 @@
-"""Reads records of log collectors and loggers: objects of JSON with the text, the rank, the pod and the traceback in keys.
+"""Reads records of log collectors and loggers, objects of JSON with the text, the rank, the pod and the traceback in keys, and objects that kubectl prints.
 
 A record is one line, or one of a document's, as a cloud exports it, perhaps with the newest one first. Cost: each is
 decoded once; longer ones are not read.
@@ -7,17 +7,19 @@ decoded once; longer ones are not read.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
 
+from rankfall.evidence.readers import text as texts
 from rankfall.evidence.readers.frames import FILE, HEAD
 from rankfall.evidence.readers.prefixes import parse_prefix
-from rankfall.model import numbers
+from rankfall.model import Evidence, numbers
 from rankfall.model.decoding import decode
-from rankfall.model.patterns import anchored
+from rankfall.model.patterns import anchored, linear
 from rankfall.verdict.diagnose.survived_lines import is_low
 
 # Bytes of a record.
@@ -277,3 +279,36 @@ def _is_low_record(fields: dict[str, object], text: str) -> bool:
     if isinstance(level, str):
         return level.lower().startswith(_LOW_LEVELS)
     return is_low(text.encode("utf-8", "replace")) if level is None else level in _LOW_NUMBERS
+
+
+# Heads of objects as kubectl describes and prints them; a node's has no namespace. Then the node and the name in one.
+_OBJECT: Final = linear(
+    rb"(?m)^(?:Name: +(\S{1,253})\n(?:Namespace: |(Roles|Labels|Annotations|CreationTimestamp|Taints|Conditions):)|(?:- )?apiVersion: )"
+)
+_ITS_NODE: Final = linear(rb"(?m)^(?:Node: +([^\s/]{1,253})/| {2,12}nodeName: ([^\s\"']{1,253})$)")
+_ITS_NAME: Final = linear(rb"\n {2,12}name: ([^\s\"']{1,253})\n {2,12}namespace: ")
+_MAX_OBJECTS: Final = 1024
+
+
+def places_in_objects(
+    text: bytes, *, first: int, pieces: Iterable[Evidence]
+) -> dict[str, tuple[str | None, str | None]]:
+    """Node and pod of findings in objects that kubectl describes or prints as YAML, by ID; ``first``: byte of the text in its file."""
+    heads = [*islice(_OBJECT.finditer(text), _MAX_OBJECTS)]
+    objects: dict[int, tuple[str | None, str | None]] = {}
+    for head, end in zip(heads, [*(each.start() for each in heads[1:]), len(text)], strict=False):
+        body = text[head.start() : end]
+        node, name = _ITS_NODE.search(body), _ITS_NAME.search(body)
+        host = head[1] if head[2] else next(filter(None, node.groups())) if node is not None else None
+        pod = None if head[2] else head[1] or (name[1] if name is not None else None)
+        objects[head.start()] = (
+            None if host is None else texts.decode(host),
+            None if pod is None else texts.decode(pod),
+        )
+    starts = [*objects]
+    found = {}
+    for piece in pieces:
+        place = bisect_right(starts, (piece.order or 0) - first)
+        if place and any(objects[starts[place - 1]]):
+            found[piece.id] = objects[starts[place - 1]]
+    return found
