@@ -643,3 +643,29 @@ def test_a_described_node_without_heartbeat_is_the_lost_one(why):
     assert (found.cause.slug, found.node) == ("node_lost", "gpu-node-3")
     # Without its head the text names no node.
     assert why(condition).node is None
+
+
+STAMP = "2026-11-30 03:20:40,001 "
+BARE = 'Traceback (most recent call last):\n  File "/app/t.py", line 3, in step\n    x()\nTypeError: bad\n'
+LOGURU = (
+    'Traceback (most recent call last):\n\n> File "/app/t.py", line 3, in <module>\n    main()\n    └ <function main at 0x7f1c3e5b2a10>\n\n'
+    '  File "/app/t.py", line 9, in main\n    x = ds[i]\n        │  └ 8812\n        └ <Dataset object at 0x7f>\n\nTypeError: bad\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "rank"),
+    [
+        (f"{STAMP}[rank 2] ERROR uncaught\n{BARE}", 2),
+        (f"{STAMP}[rank 2] ERROR {BARE}", 2),
+        (f"[rank2]: {BARE}", 2),
+        (f"2026-11-30 03:22:10.412 | ERROR    | loop:run:188 - [rank 3] An error has been caught:\n{LOGURU}", 3),
+        # A line that reports no error announces no traceback of its rank.
+        (f"{STAMP}[rank 2] INFO step 199\n{BARE}", None),
+        (f"{STAMP}[rank 2] ERROR uncaught\nanother line\n{BARE}", None),
+    ],
+)
+def test_a_logger_s_line_names_the_rank_of_the_traceback_below_it(why, text, rank):
+    before = "".join(f"{STAMP}[rank {n}] INFO step 1{step}\n" for step in range(3) for n in range(4))
+    found = why(before + text)
+    assert (found.cause.slug, found.rank) == ("user_code_exception", rank)

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
-from rankfall.evidence.readers.text import decode
+from rankfall.evidence.readers.text import decode, is_severe
 from rankfall.model import Frame
 from rankfall.model.numbers import whole
 from rankfall.model.patterns import bounded
@@ -20,12 +20,10 @@ QUOTED_HEAD: Final = b"Original " + HEAD
 # Places that are stored, and bytes of an assertion.
 MAX_PLACES: Final = 3
 _MAX_ASSERTION: Final = 512
-# Exceptions of a group that are stored.
-_MAX_MEMBERS: Final = 8
+_MAX_MEMBERS: Final = 8  # exceptions of a group that are stored
 
-# Bytes of a line that are read.
-LONGEST: Final = 5120
-FILE: Final = bounded(rb'\A\s*(?:\|\s*)*File "([^"\n]{0,1024})", line (\d+)(?:, in (.{1,256}))?', limit=LONGEST)
+LONGEST: Final = 5120  # bytes of a line that are read
+FILE: Final = bounded(rb'\A\s*(?:[|>]\s*)*File "([^"\n]{0,1024})", line (\d+)(?:, in (.{1,256}))?', limit=LONGEST)
 # First lines of a stream in which a frame without head begins a traceback: the text was cut above it.
 _CUT_LINES: Final = 3
 _FINAL = bounded(rb"\A(?:\+ )?([A-Za-z_][\w]*(?:\.[A-Za-z_<][\w>]*)*)(?:: (.*))?$", limit=LONGEST)
@@ -140,9 +138,9 @@ _ORIGINS: Final[tuple[tuple[bytes, frozenset[bytes], str], ...]] = (
 
 _IGNORED: Final = (b"Exception ignored ", b"Error in atexit._run_exitfuncs", b"--- Logging error ---")
 _IN_THREAD: Final = b"Exception in thread "
-# Printed by torch.multiprocessing and Ray Train before a process's traceback.
+# Printed before a process's traceback by torch.multiprocessing, Ray Train and loggers, these in a line of an error's level.
 _ANNOUNCED: Final = bounded(
-    rb"-- Process (?P<local_rank>\d{1,6}) terminated with the following error:|\[Rank (?P<rank>\d{1,6}) Error Snippet\]:",
+    rb"-- Process (?P<local_rank>\d{1,6}) terminated with the following error:|(?i:[\[(]rank[ =:]{0,2})(?P<rank>\d{1,6})(?:[\])]| Error Snippet\]:)",
     limit=256,
 )
 
@@ -160,11 +158,13 @@ def announcement(data: bytes, start: int) -> Announcement | None:
     if not start:
         return None
     begin = data.rfind(b"\n", 0, start - 1) + 1
-    match = _ANNOUNCED.search(data[begin : min(start, begin + _ANNOUNCED.limit)])
+    line = data[begin : min(start, begin + _ANNOUNCED.limit)]
+    match = _ANNOUNCED.search(line)
+    sure = match is not None and (match["rank"] is None or is_severe(line) or b" Error Snippet]" in line)
     return Announcement(
         ignored=any(data.find(each, begin, start) >= 0 for each in _IGNORED),
         threaded=data.find(_IN_THREAD, begin, start) >= 0,
-        ranks={name: whole(text) or 0 for name, text in match.groupdict().items() if text} if match else {},
+        ranks={name: whole(text) or 0 for name, text in match.groupdict().items() if text} if sure and match else {},
     )
 
 

@@ -232,7 +232,7 @@ class TracebackReader:
         if owner.learned:
             sizes = self._sizes.setdefault(owner.key[:2], {})
             sizes[owner.learned] = sizes.get(owner.learned, 0) + 1
-        if owner.learned or own.stamp is not None:
+        if owner.learned or own.raw or own.stamp is not None:
             self._newest = owner
         if cut:
             self._take(owner, line[head:][:LONGEST].rstrip(b"\r"), line, start, number)
@@ -269,7 +269,7 @@ class TracebackReader:
         body = line[own.length :] if own.raw or timed else line
         if owner is None and self._newest is not None:
             owner, self._newest = self._newest, None
-            known = own.raw == owner.tags if owner.learned else not own.raw
+            known = not own.raw or (owner.learned and own.raw == owner.tags)
             if owner.lines > 1 or not known or FILE.match(body[:LONGEST]) is None:
                 return None, body
             # A logger printed its words before the head alone.
