@@ -669,3 +669,28 @@ def test_a_logger_s_line_names_the_rank_of_the_traceback_below_it(why, text, ran
     before = "".join(f"{STAMP}[rank {n}] INFO step 1{step}\n" for step in range(3) for n in range(4))
     found = why(before + text)
     assert (found.cause.slug, found.rank) == ("user_code_exception", rank)
+
+
+SSH_127 = "pdsh@head: gpu-03: ssh exited with exit code 127\n"
+NO_SHELL = "gpu-03: /bin/sh: torchrun: command not found\n"
+STORE = "gpu-01: [rank0]:[E1130 03:10:15.1 socket.cpp:1011] [c10d] The client socket has timed out after 600000ms while trying to connect to (gpu-01, 29500).\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "slug"),
+    [(NO_SHELL + STORE + SSH_127, "command_not_found"), (NO_SHELL + STORE, "rdzv_unreachable")],
+)
+def test_a_command_whose_code_says_that_it_does_not_exist_keeps_the_others_waiting(why, text, slug):
+    assert why(text).cause.slug == slug
+
+
+KILLED_TASK = "srun: error: gpu-03: task 5: Killed\n"
+OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=8.0. Some of the step tasks have been OOM Killed.\n"
+
+
+def test_a_task_that_was_killed_after_time_outs_is_the_one_that_ran_out_of_memory(why):
+    waits = "".join(WATCHDOG.format(rank=rank, limit=600055) for rank in range(4))
+    found = why(waits + KILLED_TASK + OOM)
+    assert (found.cause.slug, found.rank, found.node) == ("host_oom", 5, "gpu-03")
+    # Without the batch system's words it was killed because the others had timed out.
+    assert why(waits + KILLED_TASK).cause.slug != "killed_unknown"

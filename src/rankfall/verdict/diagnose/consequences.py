@@ -239,6 +239,8 @@ def without_ends_by_launcher(candidates: list[Candidate], subjects: Subjects) ->
         for s in subjects.all.values()
     ]
     spoke = [(s, words) for s, words in spoke if words]
+    # It explains a kill, and which task was killed explains it.
+    out_of_memory = any(c.slug == "host_oom" for c in candidates)
 
     def follows(candidate: Candidate) -> bool:
         best, own = candidate.best, candidate.subject
@@ -251,9 +253,8 @@ def without_ends_by_launcher(candidates: list[Candidate], subjects: Subjects) ->
         aborted = by_code or best.signature == "native_abort.shell"
         in_text = code and (own.rank is None or own.rank.state != "ended")
         expected = LOST_PEER_SLUGS if aborted and any(e.slug in TIMED_OUT for _, e in others) else TIMED_OUT
-        if (best.signature == "killed_unknown.srun" or aborted or in_text) and all(
-            e.slug in expected and surely_after(best, e) for _, e in others
-        ):
+        killed = best.signature == "killed_unknown.srun" and not out_of_memory
+        if (killed or aborted or in_text) and all(e.slug in expected and surely_after(best, e) for _, e in others):
             return True
         # A complaint without a rank may be this rank's.
         unnamed = own.rank is None and best.local_rank is None

@@ -168,9 +168,9 @@ def _failures(case: Case, subjects: Subjects, root: Root) -> list[Candidate]:
 
 def _without_passed(candidates: list[Candidate], subjects: Subjects, root: Root) -> list[Candidate]:
     """Drops lines after which the job continued until another subject failed."""
-    complaints = [e for s in subjects.all.values() for e in s.complaints]
+    pieces = [e for s in subjects.all.values() for e in s.evidence if e.role != "context"]
     bests = [c.best for c in candidates if c.best is not None]
-    kept = {id(e) for e in without_passed(bests, complaints)}
+    kept = {id(e) for e in without_passed(bests, pieces)}
     root.rejected += [(c, "its program continued") for c in candidates if c.best is not None and id(c.best) not in kept]
     return [c for c in candidates if c.best is None or id(c.best) in kept]
 

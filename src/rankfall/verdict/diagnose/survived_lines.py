@@ -169,7 +169,10 @@ def without_passed(pieces: Sequence[Evidence], others: Iterable[Evidence]) -> li
     ``others``: further findings of the same text, as of ranks that waited.
     """
     others = [*others]
-    notices = {id(e) for e in pieces if is_notice(e)}
+    # A process that ended with the code for it ended there.
+    codes = [e for e in others if e.signature == "command_not_found.exit"]
+    ended = {id(e) for e in pieces if any(e.slug == code.slug and surely_after(code, e) for code in codes)}
+    notices = {id(e) for e in pieces if is_notice(e)} - ended
     later = [e for e in pieces if id(e) not in notices] + [e for e in others if e.slug in _WAITED]
     later = _latest(later) if notices else []
     events = [e for e in others if e.signature in _PASSED]
