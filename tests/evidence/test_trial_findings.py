@@ -694,3 +694,10 @@ def test_a_task_that_was_killed_after_time_outs_is_the_one_that_ran_out_of_memor
     assert (found.cause.slug, found.rank, found.node) == ("host_oom", 5, "gpu-03")
     # Without the batch system's words it was killed because the others had timed out.
     assert why(waits + KILLED_TASK).cause.slug != "killed_unknown"
+
+
+def test_a_preemption_ends_a_job_that_worked_after_a_caught_exception(why):
+    caught = 'Traceback (most recent call last):\n  File "/w/feed.py", line 8, in put\n    q.put(x)\n_pickle.PicklingError: no\n'
+    steps = "".join(f"[rank{n % 4}]: step {n} loss 2.1\n" for n in range(120))
+    found = why(caught + steps + SLURM_END.format(" DUE TO PREEMPTION"))
+    assert (found.cause.slug, found.retry) == ("preempted", "yes")

@@ -233,7 +233,7 @@ ENDS_OF_WAITS: Final = WATCHDOG_ABORTS | ABORTS | ABORT_REPORTS
 BETWEEN_TWO: Final = frozenset({"collective_mismatch.gloo", "collective_mismatch.nccl_truncated"})
 
 # How a user or the batch system ends what an exception left: no cause after it.
-ENDS_OF_THE_REST: Final = frozenset({"cancelled", "external_signal", "walltime_or_requeue"})
+ENDS_OF_THE_REST: Final = frozenset({"cancelled", "external_signal", "preempted", "walltime_or_requeue"})
 
 # Software that lacks something on every node: no retry helps, and no node is suspect.
 BUILDS: Final = frozenset({"no_gpu_visible.build"})
