@@ -60,6 +60,12 @@ def test_a_command_that_cannot_start_says_so_as_a_shell_would(slot) -> None:
     (slot.base / "plain.txt").write_text("x")
     assert slot.run(str(slot.base / "plain.txt")).returncode == 126
     assert slot.stream("slot.err").endswith(b"Permission denied\n")
+    slot.stream_dir = slot.base / "logs" / "2"
+    windows = slot.base / "windows"
+    windows.write_bytes(b"#!/bin/sh\r\n")
+    windows.chmod(0o755)
+    assert slot.run(str(windows)).returncode == 127
+    assert slot.stream("slot.err").endswith(b"windows: bad interpreter: No such file or directory\n")
 
 
 @pytest.mark.parametrize(

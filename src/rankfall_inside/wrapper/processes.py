@@ -79,6 +79,9 @@ def replace(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     except FileNotFoundError:
         code = NOT_FOUND
         text = "command not found" if "/" not in argv[0] else "No such file or directory"
+        if os.path.exists(argv[0]):
+            # A script or program whose interpreter is missing.
+            text = "bad interpreter: " + text
     except (OSError, ValueError) as error:
         text = getattr(error, "strerror", None) or str(error)
     os.write(2, f"rankfall: {argv[0]}: {text}\n".encode("utf-8", "backslashreplace"))
