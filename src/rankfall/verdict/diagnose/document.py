@@ -179,7 +179,8 @@ def missing_of(case: Case, subjects: Subjects, chosen: Candidate | None) -> tupl
     found = list(case.missing)
     if chosen is not None and chosen.slug in {"killed_unknown", "external_signal"}:
         found.append("the sender of the signal: the kernel does not record it, and Rankfall did not send it")
-    if chosen is not None and chosen.slug == "user_exit" and last_error(subjects, chosen) is None:
+    signalled = chosen is not None and chosen.best is not None and chosen.best.source == "recorder"
+    if chosen is not None and chosen.slug == "user_exit" and not signalled and last_error(subjects, chosen) is None:
         found.append("a message of the program: it ended with a code and without an exception")
     if case.world_size is not None:
         unseen = [n for n in range(case.world_size) if n not in subjects.ranks]
@@ -275,7 +276,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
     missing = list(missing_of(case, subjects, None))
     subject, piece = root.nearest or (None, None)
     slug = known.named_after(piece)
-    if slug == "external_signal":
+    if slug == "external_signal" and (piece is None or " from outside by " not in piece.line):
         missing.insert(0, "the sender of the signal: the kernel does not record it")
     elif root.suspects:
         missing.insert(
