@@ -165,7 +165,11 @@ def first_sentence(verdict: Verdict, *, step: int | None = None) -> str:
         if verdict.state == "succeeded":
             return f"{run} succeeded{_although(verdict)}."
         return f"{run} is running; no failure so far."
-    return _failure(verdict, step=step) + _followed(verdict)
+    failed = _failure(verdict, step=step) + _followed(verdict)
+    if isinstance(verdict.succeeded_in, int):
+        before = f"attempt {verdict.attempt} failed: {failed[0].lower()}{failed[1:]}"
+        return f"Run {verdict.run} succeeded in attempt {verdict.succeeded_in}; {before}"
+    return failed
 
 
 def _although(verdict: Verdict) -> str:
