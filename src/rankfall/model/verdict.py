@@ -132,6 +132,10 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     trust: Trust
 
 
+#: Reason of a consequence that nothing but its time connects with the root.
+AFTER_ROOT: Final = "it failed after the root; see alternatives"
+
+
 class Consequence(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that failed because of the root.
 

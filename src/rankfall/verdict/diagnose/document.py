@@ -30,6 +30,7 @@ from rankfall.model.evidence import same_line
 from rankfall.model.exit_codes import MAX_CODE, code_row, shell_code
 from rankfall.model.numbers import numbered
 from rankfall.model.timestamps import Moment, rfc3339
+from rankfall.model.verdict import AFTER_ROOT
 from rankfall.verdict.diagnose import cause_tables as known
 from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node, text_place
 from rankfall.verdict.diagnose.consequences import only_text, stays
@@ -142,7 +143,7 @@ def _why_consequence(subject: Subject, chosen: Candidate | None, *, stopper: str
     if facts.killed_by == "wrapper":
         return "peer_teardown", f"{stopper} stopped it after another rank had failed"
     if own_failure(facts) and chosen is not None and not chosen.unordered:
-        return "peer_lost", "it failed after the root; see alternatives"
+        return "peer_lost", AFTER_ROOT
     return None
 
 
