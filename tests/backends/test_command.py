@@ -25,6 +25,7 @@ def spec(*command: str, **fields: Any) -> JobSpec:
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text("pass\n")
     (tmp_path / "notes.txt").write_text("no program\n")
+    (tmp_path / "folder").mkdir()
     program = tmp_path / "tool"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
@@ -65,6 +66,7 @@ def test_kinds(folder: Path, job: JobSpec, kind: str) -> None:
         (spec("notes.txt"), "'notes.txt' is not executable"),
         (spec("./notes.txt"), "'./notes.txt' is not executable"),
         (spec("./absent"), "'./absent' was not found in"),
+        (spec("folder"), "'folder' is a folder, no program"),
         (spec("no-such-program-anywhere"), "was not found on PATH"),
         (spec("./orphan"), "its interpreter /nowhere/python3 does not exist"),
         (spec("./windows"), r"its lines end as on Windows"),

@@ -112,6 +112,13 @@ def test_a_sitecustomize_of_the_user_still_runs(slot) -> None:
     assert slot.stream("0.out") == f"{own / 'sitecustomize.py'}\nTrue\n".encode()
 
 
+def test_the_text_of_an_exception_is_asked_for_once_for_message_and_chain(slot) -> None:
+    text = "class Slow(Exception):\n    count = 0\n    def __str__(self):\n        Slow.count += 1\n        return f'text {Slow.count}'\nraise Slow"
+    assert slot.rank(text).returncode == 1
+    error = slot.one("error").error
+    assert (error.message, error.chain) == ("text 1", ("text 1",))
+
+
 def test_errors_s20_a_failing_str_changes_neither_text_nor_code(slot) -> None:
     text = "class Bad(Exception):\n    def __str__(self): raise RuntimeError('no')\nraise Bad"
     assert slot.rank(text).returncode == 1

@@ -371,3 +371,10 @@ def test_the_oom_counter_of_both_versions_is_understood(tmp_path: Path) -> None:
         path = tmp_path / str(number)
         path.write_text(text)
         assert procfs.oom_kills(str(path)) == 2
+
+
+def test_a_stop_of_a_child_that_wants_to_be_traced_is_no_end(slot) -> None:
+    text = "import ctypes, os\nctypes.CDLL(None).ptrace(0, 0, 0, 0)\nos.kill(os.getpid(), 28)\nprint('went on')\nos.kill(os.getpid(), 5)"
+    assert slot.run(sys.executable, slot.script(text)).returncode == 128 + 5
+    assert b"went on" in slot.stream("slot.out")
+    assert slot.one("slot_end").exit.signal == 5

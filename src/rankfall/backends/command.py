@@ -298,6 +298,10 @@ def _check_program(program: str, *, spec: JobSpec, cwd: Path) -> None:
             f"{program!r} is not executable",
             hint=f"give a job file with -f: rankfall run -f {program}" if job else interpreter,
         )
+    if path.is_dir():
+        raise SpecError(
+            "$.command", f"{program!r} is a folder, no program", hint=f"name a file in it, as: {program}/train.py"
+        )
     where = f"in {cwd}" if "/" in program else "on PATH"
     raise SpecError("$.command", f"{program!r} was not found {where}", hint="check the spelling, PATH or cwd")
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+# linux/ptrace.h
+_PTRACE_DETACH = 17
 # As in POSIX shells: not found, not executable.
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -101,7 +103,19 @@ def ended() -> Iterator[tuple[int, int]]:
             return
         if not pid:
             return
+        if os.WIFSTOPPED(status):
+            # A process that its parent shall trace waits for this process.
+            _detach(pid, os.WSTOPSIG(status))
+            continue
         yield pid, status
+
+
+def _detach(pid: int, signum: int) -> None:
+    """Lets a traced child continue with the signal that stopped it, as without a tracer."""
+    try:
+        ctypes.CDLL(None).ptrace(_PTRACE_DETACH, pid, None, ctypes.c_void_p(signum))
+    except (OSError, AttributeError):
+        return
 
 
 class DescendantKiller:
