@@ -71,7 +71,13 @@ def explain_run(
         SpecError: No such strategy.
     """
     found = _stored_or_new(run_dir, attempt=attempt, fresh=fresh, strategy=strategy, ask=ask)
-    return msgspec.structs.replace(found, verdict=as_of_now(found.verdict, run_dir))
+    verdict = as_of_now(found.verdict, run_dir)
+    if verdict.state == "failed" and verdict.attempt is not None:
+        with run_dir.reader() as reader:
+            newest = reader.newest_attempt() or 0
+            if newest > verdict.attempt and reader.run().state == "succeeded":
+                verdict = msgspec.structs.replace(verdict, succeeded_in=newest)
+    return msgspec.structs.replace(found, verdict=verdict)
 
 
 def _stored_or_new(run_dir: RunDir, *, attempt: int | None, fresh: bool, strategy: str | None, ask: bool) -> Diagnosis:

@@ -25,12 +25,22 @@ def spec(*command: str, **fields: Any) -> JobSpec:
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text("pass\n")
     (tmp_path / "notes.txt").write_text("no program\n")
+    (tmp_path / "folder").mkdir()
     program = tmp_path / "tool"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     orphan = tmp_path / "orphan"
     orphan.write_text("#!/nowhere/python3\n")
     orphan.chmod(0o755)
+    starts = {
+        "windows": b"#!/bin/sh\r\necho\r\n",
+        "envwindows": b"#! /usr/bin/env sh\r\n",
+        "bare": b"exit 5\n",
+        "void": b"",
+    }
+    for name, start in starts.items():
+        (tmp_path / name).write_bytes(start)
+        (tmp_path / name).chmod(0o755)
     return tmp_path
 
 
@@ -56,8 +66,13 @@ def test_kinds(folder: Path, job: JobSpec, kind: str) -> None:
         (spec("notes.txt"), "'notes.txt' is not executable"),
         (spec("./notes.txt"), "'./notes.txt' is not executable"),
         (spec("./absent"), "'./absent' was not found in"),
+        (spec("folder"), "'folder' is a folder, no program"),
         (spec("no-such-program-anywhere"), "was not found on PATH"),
         (spec("./orphan"), "its interpreter /nowhere/python3 does not exist"),
+        (spec("./windows"), r"its lines end as on Windows"),
+        (spec("./envwindows"), r"its interpreter would be 'sh\r'"),
+        (spec("./bare"), "a text without a first line #!"),
+        (spec("./void"), "a text without a first line #!"),
     ],
 )
 def test_what_cannot_start_is_refused_with_the_next_step(folder: Path, job: JobSpec, words: str) -> None:
@@ -66,6 +81,16 @@ def test_what_cannot_start_is_refused_with_the_next_step(folder: Path, job: JobS
     assert words in caught.value.message
     assert caught.value.path == "$.command"
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"#!/bin/sh -e\r\n", b"#! /bin/sh\necho \r\n", b"\x7fELF\x02\x01\x01\x00", b"#!\t/usr/bin/env sh\n"],
+)
+def test_a_program_with_an_interpreter_or_of_a_format_of_its_own_is_not_refused(folder: Path, start: bytes) -> None:
+    (folder / "made").write_bytes(start)
+    (folder / "made").chmod(0o755)
+    assert read_command(spec("./made"), cwd=folder).kind == "program"
 
 
 def test_a_folder_is_no_script(folder: Path) -> None:

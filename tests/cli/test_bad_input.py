@@ -310,3 +310,37 @@ def test_a_current_folder_that_was_deleted_is_named_and_no_defect(
     text = capfd.readouterr().err
     assert "rankfall: the current folder no longer exists\n  next: cd to a folder that exists" in text
     assert "defect" not in text
+
+
+@pytest.mark.parametrize(
+    ("limit", "words", "code"),
+    [
+        (("-f", "100"), "a file may have at most ", 74),
+        (("-f", "100000"), "", 0),
+    ],
+)
+def test_a_limit_of_file_sizes_is_named_before_anything_is_created(
+    here: Path, limit: tuple[str, str], words: str, code: int
+) -> None:
+    job = (sys.executable, "-m", "rankfall", "run", "--launcher", "plain", "true")
+    done = subprocess.run(
+        ["sh", "-c", f'ulimit {" ".join(limit)}; exec "$@"', "sh", *job],
+        cwd=here,
+        capture_output=True,
+        timeout=scaled(50),
+        check=False,
+    )
+    said = done.stderr.decode()
+    assert (done.returncode, words in said, "ulimit -f unlimited" in said) == (code, True, bool(words)), said
+    assert "prune" not in said
+
+
+def test_too_little_memory_for_rankfall_is_no_defect(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr("rankfall.cli.app._invoke", fail)
+    assert run(["run", "true"]) == 74
+    assert "Rankfall itself has not enough memory\n" in capfd.readouterr().err

@@ -325,6 +325,48 @@ def test_a_hangup_leaves_the_run_to_a_detached_supervisor(
     assert rankfall("wait").returncode == 17
 
 
+def test_why_of_a_run_that_a_restart_saved_says_first_that_it_succeeded(rankfall: Runner) -> None:
+    assert rankfall("run", *GANG, "--max-restarts", "1", "train.py", "kill").returncode == 0
+    for attempt in ((), ("--attempt", "1")):
+        text = " ".join(rankfall("why", *attempt).stdout.split())
+        assert (
+            "succeeded in attempt 2; attempt 1 failed: rank 1 on node0 was killed by SIGKILL" in text.split(" run ")[0]
+        )
+        shown = json.loads(rankfall("why", *attempt, "-o", "json").stdout)
+        assert (shown["state"], shown["attempt"], shown["succeeded_in"]) == ("failed", 1, 2)
+    assert "succeeded_in" not in json.loads(rankfall("why", "--attempt", "2", "-o", "json").stdout)
+    assert rankfall("run", *GANG, "--max-restarts", "1", "train.py", "kill", "fail").returncode == 1
+    shown = json.loads(rankfall("why", "--attempt", "1", "-o", "json").stdout)
+    assert (shown["state"], "succeeded_in" in shown) == ("failed", False)
+
+
+def test_a_run_that_ended_without_its_supervisor_is_not_shown_as_running(
+    start: Starter, rankfall: Runner, folder: Path, home: Path
+) -> None:
+    gate = folder / "gate"
+    running = start("run", *GANG, "train.py", "exit", env={"GATE": str(gate)}, stdout=-3, stderr=-3)
+    wait_until(
+        lambda: len(json.loads(rankfall("status", "-o", "json").stdout or '{"ranks": ""}')["ranks"]) == 3,
+        timeout=40,
+        what="the ranks in the database",
+    )
+    running.kill()
+    running.wait(scaled(10))
+    before = json.loads(rankfall("status", "-o", "json").stdout)
+    assert (before["ended"], before["active"] > 0) == (None, True)
+    gate.touch()
+    wait_until(lambda: "ended, unsupervised" in rankfall("ps").stdout, timeout=40, what="the end in ps")
+    shown = json.loads(rankfall("status", "-o", "json").stdout)
+    assert (shown["state"], shown["active"], shown["supervised"]) == ("running", 0, False)
+    assert {one["state"] for one in (*shown["slots"], *shown["ranks"])} == {"ended"}
+    assert "17" in {one["exit"] for one in shown["ranks"]}
+    text = " ".join(rankfall("status").stdout.split())
+    assert "has ended in attempt 1 without its supervisor, after " in text
+    assert "unsupervised: no process stores its end; rankfall attach " in text
+    rankfall("attach")
+    assert "failed in attempt 1" in rankfall("status").stdout
+
+
 def test_attach_takes_over_from_a_killed_supervisor(start: Starter, rankfall: Runner, folder: Path, home: Path) -> None:
     gate = folder / "gate"
     running = start("run", *GANG, "train.py", "exit", env={"GATE": str(gate)}, stdout=-3, stderr=-3)

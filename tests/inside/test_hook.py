@@ -35,6 +35,11 @@ def test_errors_s3_an_error_record_says_who_where_what_and_when(slot) -> None:
     [
         ("import sys; sys.exit(3)", 3, ("SystemExit",), 3),
         ("import sys; sys.exit('words')", 1, ("SystemExit",), 1),
+        ("raise SystemExit(3)", 3, ("SystemExit",), 3),
+        ("raise SystemExit('words')", 1, ("SystemExit",), 1),
+        ("raise SystemExit(42) from TimeoutError('db')", 42, ("SystemExit",), 42),
+        ("raise SystemExit", 0, None, None),
+        ("import sys; sys.stdout = open('/dev/full', 'w'); sys.stdout.write('x')", 120, None, None),
         ("raise KeyboardInterrupt", 130, ("KeyboardInterrupt",), None),
         ("import sys\ntry:\n    1/0\nexcept Exception:\n    sys.exit(5)", 5, ("ZeroDivisionError",), 5),
         ("import os; os._exit(4)", 4, None, None),
@@ -64,6 +69,12 @@ def test_errors_s19_every_way_to_leave_is_recorded_with_its_code(slot, text, cod
 def test_the_message_of_an_exit_is_its_records_message(slot, text, message) -> None:
     assert slot.rank(f"import sys; {text}").returncode in {1, 3}
     assert slot.one("error").error.message == message
+
+
+def test_the_code_of_a_shell_around_a_rank_is_no_system_exit(slot) -> None:
+    text = f"{sys.executable} -c pass; exit 3"
+    assert slot.run("sh", "-c", text, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0").returncode == 3
+    assert slot.records("error") == []
 
 
 def test_a_crash_leaves_its_python_stack_on_stderr(slot) -> None:
@@ -99,6 +110,13 @@ def test_a_sitecustomize_of_the_user_still_runs(slot) -> None:
         == 0
     )
     assert slot.stream("0.out") == f"{own / 'sitecustomize.py'}\nTrue\n".encode()
+
+
+def test_the_text_of_an_exception_is_asked_for_once_for_message_and_chain(slot) -> None:
+    text = "class Slow(Exception):\n    count = 0\n    def __str__(self):\n        Slow.count += 1\n        return f'text {Slow.count}'\nraise Slow"
+    assert slot.rank(text).returncode == 1
+    error = slot.one("error").error
+    assert (error.message, error.chain) == ("text 1", ("text 1",))
 
 
 def test_errors_s20_a_failing_str_changes_neither_text_nor_code(slot) -> None:

@@ -60,6 +60,12 @@ def test_a_command_that_cannot_start_says_so_as_a_shell_would(slot) -> None:
     (slot.base / "plain.txt").write_text("x")
     assert slot.run(str(slot.base / "plain.txt")).returncode == 126
     assert slot.stream("slot.err").endswith(b"Permission denied\n")
+    slot.stream_dir = slot.base / "logs" / "2"
+    windows = slot.base / "windows"
+    windows.write_bytes(b"#!/bin/sh\r\n")
+    windows.chmod(0o755)
+    assert slot.run(str(windows)).returncode == 127
+    assert slot.stream("slot.err").endswith(b"windows: bad interpreter: No such file or directory\n")
 
 
 @pytest.mark.parametrize(
@@ -365,3 +371,10 @@ def test_the_oom_counter_of_both_versions_is_understood(tmp_path: Path) -> None:
         path = tmp_path / str(number)
         path.write_text(text)
         assert procfs.oom_kills(str(path)) == 2
+
+
+def test_a_stop_of_a_child_that_wants_to_be_traced_is_no_end(slot) -> None:
+    text = "import ctypes, os\nctypes.CDLL(None).ptrace(0, 0, 0, 0)\nos.kill(os.getpid(), 28)\nprint('went on')\nos.kill(os.getpid(), 5)"
+    assert slot.run(sys.executable, slot.script(text)).returncode == 128 + 5
+    assert b"went on" in slot.stream("slot.out")
+    assert slot.one("slot_end").exit.signal == 5

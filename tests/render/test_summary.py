@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from rankfall.model import Cause, Consequence, Decisive, Source, Verdict
+from rankfall.model.verdict import AFTER_ROOT
 from rankfall.render.summary import advice_text, first_sentence
 from rankfall.render.verdict import Details, render_verdict
 
@@ -88,6 +89,17 @@ def test_ranks_are_other_ones_only_beside_a_named_rank() -> None:
     assert first_sentence(of_the_job).endswith("; 2 ranks failed or were stopped because of it.")
     assert "\n2 other ranks failed or stopped as a consequence: 0, 1 (" in render_verdict(named)
     assert "\n2 ranks failed or stopped as a consequence: 0, 1 (" in render_verdict(unknown)
+
+
+def test_a_consequence_by_its_time_alone_is_not_because_of_the_root() -> None:
+    later = Consequence(rank=2, slug="peer_lost", because=AFTER_ROOT)
+    alone = found("user_code_exception", "KeyError: 1", consequences=(later,))
+    assert first_sentence(alone).endswith("; 1 other rank failed after it.")
+    assert "\n1 other rank failed or stopped afterwards, perhaps as a consequence: 2 (peer_lost)" in render_verdict(
+        alone
+    )
+    mixed = found("user_code_exception", "KeyError: 1", consequences=(*WAITED, later))
+    assert first_sentence(mixed).endswith("; 3 other ranks failed or were stopped after it.")
 
 
 def test_nothing_follows_from_a_failure_that_is_not_known() -> None:

@@ -364,3 +364,24 @@ def test_an_event_is_bounded_and_kept_raw(tmp_path: Path, text: str) -> None:
     EventLog(tmp_path / "absent", None).say("gap", text, at=1)
     EventLog(tmp_path, None).say("gap", text, at=time.time_ns())
     assert read_events(tmp_path)[0][0].text == text[:2000]
+
+
+@pytest.mark.parametrize(
+    ("sends", "slug", "rank"),
+    [
+        ("os.kill(os.getppid(), signal.SIGTERM)", "user_exit", 1),
+        ("import subprocess; subprocess.run(['sh', '-c', f'kill -TERM {os.getppid()}'])", "external_signal", None),
+    ],
+)
+def test_a_rank_that_signals_its_own_launcher_is_the_cause(
+    bench: Bench, sends: str, slug: str, rank: int | None
+) -> None:
+    code = f"{bench.waits_for_event('rank')}\nif rank == 1: {sends}\nwhile True: signal.pause()"
+    _, outcome = bench.run(code, nnodes=1, nproc_per_node=2, policies={"max_restarts": 0})
+    verdict = outcome.verdict
+    assert verdict is not None
+    assert (verdict.cause.slug, verdict.rank) == (slug, rank)
+    assert not [text for text in verdict.missing if "of the signal" in text or "of the program" in text]
+    assert verdict.decisive is not None
+    own = verdict.decisive.line.endswith("sent signal 15 to its own launcher in slot 0")
+    assert own == (rank is not None) == (" from outside by " not in verdict.decisive.line)

@@ -1,4 +1,4 @@
-"""A disk that takes nothing: it is said again and again, and no event of that time is lost."""
+"""A disk that takes nothing: it is said again and again, and no event of that time is lost. A run directory may be deleted."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from rankfall.backends.local.processes import members
+from rankfall.model import StoreError
 from rankfall.supervisor import attempt_facts, run_events
 from rankfall.supervisor.attempt_facts import StorageWatch
+from rankfall.supervisor.requests import Control
 from rankfall.supervisor.run_events import Event, EventLog, read_events
+from rankfall.supervisor.supervise import supervise
+from supervisor.conftest import Bench
 
 
 def test_i19_p4_a_full_disk_is_said_at_once_every_15_s_and_when_it_is_over(
@@ -69,3 +74,41 @@ def test_a_file_of_events_that_is_large_enough_takes_no_more(tmp_path: Path, mon
     log.say("gap", "second", at=2)
     assert [event.text for event in read_events(tmp_path)[0]] == ["first"] or read_events(tmp_path)[0] == []
     assert [event.data for event in seen] == [{}, {}]
+
+
+@pytest.mark.parametrize("then", ["raise ValueError('after it')", "while True: time.sleep(0.01)"])
+def test_a_run_whose_directory_is_deleted_ends_with_its_ranks_or_at_a_cancel(bench: Bench, then: str) -> None:
+    code = f"""import pathlib, shutil
+{bench.waits_for_event("rank")}
+if rank == 1: shutil.rmtree(pathlib.Path(os.environ["RANKFALL_RECORD_DIR"]).parent)
+{then}"""
+    run, control = bench.run_dir(bench.spec(code, policies={"max_restarts": 3})), Control()
+    slots = [run.slot_dir(1, "worker", slot) for slot in (0, 1)]
+
+    def see(event: Event) -> None:
+        bench.see(event)
+        if "was deleted" in event.text and "while" in then:
+            control.cancel("a test")
+
+    with pytest.raises(StoreError, match="was deleted during the run, so no record explains its end") as caught:
+        supervise(run, on_event=see, control=control)
+    assert "without a supervisor" not in caught.value.message
+    assert [members(slot) for slot in slots] == [[], []]
+    assert len([text for text in bench.texts("gap") if text.endswith("the run ends with its ranks")]) == 1
+    assert not run.path.exists()
+
+
+def test_a_run_directory_that_is_back_is_used_again(bench: Bench) -> None:
+    code = f"""import pathlib
+{bench.waits_for_event("rank")}
+folder = pathlib.Path(os.environ["RANKFALL_RECORD_DIR"]).parent
+if rank == 1: folder.rename(folder.with_name("away"))
+{bench.waits_for_event("gap")}
+if rank == 1: folder.with_name("away").rename(folder)
+while not folder.exists(): time.sleep(0.01)
+raise SystemExit(3 * rank)"""
+    run = bench.run_dir(bench.spec(code))
+    assert (bench.supervise(run).state, bench.texts("gap")[0].endswith("the run ends with its ranks")) == (
+        "failed",
+        True,
+    )

@@ -298,14 +298,18 @@ def _check_program(program: str, *, spec: JobSpec, cwd: Path) -> None:
             f"{program!r} is not executable",
             hint=f"give a job file with -f: rankfall run -f {program}" if job else interpreter,
         )
+    if path.is_dir():
+        raise SpecError(
+            "$.command", f"{program!r} is a folder, no program", hint=f"name a file in it, as: {program}/train.py"
+        )
     where = f"in {cwd}" if "/" in program else "on PATH"
     raise SpecError("$.command", f"{program!r} was not found {where}", hint="check the spelling, PATH or cwd")
 
 
 def _check_shebang(path: Path, *, cwd: Path) -> None:
-    """Raises SpecError if the interpreter in a script's ``#!`` line does not exist.
+    """Raises SpecError if the kernel cannot start a script by its first line.
 
-    The kernel's error would not name the interpreter. ``cwd`` is the job's folder, the base of a relative path.
+    The kernel's error would not name the reason. ``cwd`` is the job's folder, the base of a relative path.
     """
     try:
         with path.open("rb") as file:
@@ -313,15 +317,41 @@ def _check_shebang(path: Path, *, cwd: Path) -> None:
     except OSError:
         return
     if not head.startswith(b"#!"):
+        if b"\0" not in head and not _has_own_starter(path):
+            raise SpecError(
+                "$.command",
+                f"{path.name}: a text without a first line #! starts only inside a shell",
+                hint=f"add #!/bin/sh or another interpreter as its first line, or name it, as: -- sh {path.name}",
+            )
         return
-    words = head[2:].split(b"\n", 1)[0].split()
-    interpreter = os.fsdecode(words[0]) if words else ""
-    if interpreter and not (cwd / interpreter).exists():
+    line = head[2:].split(b"\n", 1)[0].strip(b" \t")
+    # Only blanks and tabs end the path: with Windows line ends its last character is a carriage return.
+    words = re.split(rb"[ \t]+", line)
+    interpreter = os.fsdecode(words[0])
+    if (cwd / interpreter).exists() and not (words[-1].endswith(b"\r") and Path(interpreter).name == "env"):
+        return
+    if line.endswith(b"\r"):
         raise SpecError(
             "$.command",
-            f"{path.name}: its interpreter {interpreter} does not exist",
-            hint="correct the script's first line (#!)",
+            f"{path.name}: its lines end as on Windows, so its interpreter would be {os.fsdecode(words[-1])!r}",
+            hint=f"convert the line ends, as: sed -i 's/\\r$//' {path.name}",
         )
+    raise SpecError(
+        "$.command",
+        f"{path.name}: its interpreter {interpreter} does not exist",
+        hint="correct the script's first line (#!)",
+    )
+
+
+def _has_own_starter(path: Path) -> bool:
+    """True if this machine's kernel may start files with this suffix by a registered interpreter."""
+    for entry in Path("/proc/sys/fs/binfmt_misc").glob("*"):
+        try:
+            if path.suffix and f"extension {path.suffix}\n" in entry.read_text("utf-8", "replace"):
+                return True
+        except OSError:
+            continue
+    return False
 
 
 @contextmanager

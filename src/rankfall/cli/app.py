@@ -277,6 +277,9 @@ def run(argv: Sequence[str]) -> int:
             )
             return _leave(text, argv)
         return _leave(_defect(error), argv)
+    except MemoryError:
+        hint = "raise its limit (ulimit -v, or of the container), or free memory"
+        return _leave(_report("Rankfall itself has not enough memory", hint, DEFECT), argv)
     except Exception as error:  # noqa: BLE001 - the last line of defence: a person gets a sentence, not a traceback
         return _leave(_defect(error), argv)
     return code

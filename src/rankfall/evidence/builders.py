@@ -385,11 +385,31 @@ def of_rank_end(facts: RankFacts, *, attempt: int | None, unattended: bool = Fal
     )
 
 
-def of_slot_signal(record: Record, *, name: str) -> Evidence | None:
-    """Evidence of a signal that another sender sent to the slot's wrapper; else None."""
+def of_slot_signal(record: Record, *, name: str, sender: RankFacts | None = None) -> Evidence | None:
+    """Evidence of a signal that another sender, perhaps the rank ``sender``, sent to the slot's wrapper; else None."""
     info = record.exit
     if record.kind != "kill" or info is None or info.how != "received" or info.ours:
         return None
+    if sender is not None:
+        return Evidence(
+            id=digest("slot_signal", record.id),
+            source="recorder",
+            slug="user_exit",
+            role="primary",
+            retry="once",
+            trust="wrapper",
+            rank=sender.rank,
+            node=record.node,
+            local_rank=sender.local_rank,
+            pid=sender.pid,
+            at=record.at_ns,
+            uncertainty=0.01,
+            where=name,
+            line=f"rank {sender.rank} (pid {sender.pid}) sent signal {info.signal} to its own launcher in slot {record.slot}",
+            specificity=70,
+            fingerprint="user_exit:launcher",
+            attempt=record.attempt,
+        )
     by = f" by {info.sender}" if info.sender else f" by pid {info.sender_pid}" if info.sender_pid else ""
     return Evidence(
         id=digest("slot_signal", record.id),

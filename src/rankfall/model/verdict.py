@@ -132,6 +132,10 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     trust: Trust
 
 
+#: Reason of a consequence that nothing but its time connects with the root.
+AFTER_ROOT: Final = "it failed after the root; see alternatives"
+
+
 class Consequence(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that failed because of the root.
 
@@ -209,6 +213,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         independent: Other faults; absent if empty.
         phase: ``teardown`` if the work was complete, else absent.
         exclude: Slurm's list of suspected nodes, else absent.
+        succeeded_in: Later attempt in which the run succeeded, else absent.
         retry: Advice about a restart.
         node_action: Advice about the node.
         decision: Reaction; null before it, and for files.
@@ -239,6 +244,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     independent: tuple[IndependentFault, ...] | msgspec.UnsetType = msgspec.UNSET
     phase: Literal["teardown"] | msgspec.UnsetType = msgspec.UNSET
     exclude: str | msgspec.UnsetType = msgspec.UNSET
+    succeeded_in: int | msgspec.UnsetType = msgspec.UNSET
     retry: Retry = "once"
     node_action: NodeAction = "none"
     decision: Decision | None = None

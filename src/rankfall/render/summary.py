@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from rankfall.model import Decision, Decisive, Proof, Verdict
 from rankfall.model.patterns import Bounded, anchored, bounded
-from rankfall.model.verdict import HANG
+from rankfall.model.verdict import AFTER_ROOT, HANG
 from rankfall.render import formatting
 from rankfall.render.escape import one_line
 
@@ -165,7 +165,11 @@ def first_sentence(verdict: Verdict, *, step: int | None = None) -> str:
         if verdict.state == "succeeded":
             return f"{run} succeeded{_although(verdict)}."
         return f"{run} is running; no failure so far."
-    return _failure(verdict, step=step) + _followed(verdict)
+    failed = _failure(verdict, step=step) + _followed(verdict)
+    if isinstance(verdict.succeeded_in, int):
+        before = f"attempt {verdict.attempt} failed: {failed[0].lower()}{failed[1:]}"
+        return f"Run {verdict.run} succeeded in attempt {verdict.succeeded_in}; {before}"
+    return failed
 
 
 def _although(verdict: Verdict) -> str:
@@ -374,6 +378,12 @@ def _of_nobody(verdict: Verdict) -> bool:
     return _subject(verdict) in {"the job", _UNKNOWN}
 
 
+def because_or_after(verdict: Verdict) -> str:
+    """``after`` if only its time connects a consequence with the root, else ``because of``."""
+    timed = any(one.because == AFTER_ROOT for one in verdict.consequences if one.rank is not None)
+    return "after" if timed else "because of"
+
+
 def _followed(verdict: Verdict) -> str:
     ranks = {one.rank for one in verdict.consequences if one.rank is not None}
     # Without a known failure in files, nothing followed from it.
@@ -386,7 +396,7 @@ def _followed(verdict: Verdict) -> str:
         did = "failed or was stopped" if len(ranks) == 1 else "failed or were stopped"
         did = did if "peer_teardown" in slugs else "failed"
     # The unknown rank may be one of those that are counted.
-    because = "" if names_nothing(verdict) or _subject(verdict) == _UNKNOWN else " because of it"
+    because = "" if names_nothing(verdict) or _subject(verdict) == _UNKNOWN else f" {because_or_after(verdict)} it"
     return f"; {formatting.count(len(ranks), others_of(verdict))} {did}{because}."
 
 

@@ -41,7 +41,7 @@ def render_runs(runs: Sequence[RunSummary], *, now: datetime, color: bool = Fals
     rows = [
         (
             run.run,
-            f"{run.state}{_alone(run, now=now)}",
+            f"{_ended_alone(run) or run.state}{_alone(run, now=now)}",
             str(run.attempts),
             formatting.age(run.started, now=now),
             formatting.since(run.started, run.ended or (run.seen if run.foreign else None), now=now),
@@ -100,6 +100,8 @@ def _state_sentence(status: StatusDocument, *, now: datetime, paint: Paint) -> s
     span = formatting.since(status.started, status.ended, now=now) if status.started else ""
     if status.state in {"succeeded", "failed"}:
         return f"Run {paint.bold(status.run)} {state}{attempt}{f' after {span}' if span else ''}."
+    if _ended_alone(status):
+        return f"Run {paint.bold(status.run)} has {paint.warn('ended')}{attempt} without its supervisor{f', after {span}' if span else ''}."
     if status.state == "restarting":
         # The count already includes attempts of the platform itself.
         number = status.attempts if status.unattended else status.attempts + 1
@@ -136,6 +138,11 @@ def _alone(run: RunSummary, *, now: datetime) -> str:
     return ", unattended" if run.unattended else ", unsupervised"
 
 
+def _ended_alone(run: RunSummary | StatusDocument) -> str:
+    """``ended`` if all processes of a run have ended that has no supervisor to store it; else empty."""
+    return "ended" if run.ended and run.state not in FINAL_STATES else ""
+
+
 def _seen(run: RunSummary | StatusDocument, *, now: datetime) -> str:
     return f", seen {formatting.age(run.seen, now=now)} ago" if run.seen else ""
 
@@ -156,6 +163,8 @@ def held_by(run: RunSummary | StatusDocument, *, now: datetime) -> str:
         return f"unattended: Kubernetes restarts and ends it; {recorded}"
     if run.supervised:
         return ""
+    if _ended_alone(run):
+        return f"unsupervised: no process stores its end; rankfall attach {run.run} does, and restarts it if that helps"
     return f"unsupervised: no process restarts it{seen}; rankfall attach {run.run} takes it over"
 
 

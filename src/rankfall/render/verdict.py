@@ -19,6 +19,7 @@ from rankfall.render.formatting import Paint
 from rankfall.render.summary import (
     action_text,
     advice_text,
+    because_or_after,
     cause_text,
     has_local_rank_only,
     is_no_failure,
@@ -342,7 +343,8 @@ def _consequences(verdict: Verdict, *, width: int) -> str:
     named = [c for c in consequences if c.rank is not None]
     numbers = {c.rank for c in named if c.rank is not None}
     other = others_of(verdict)
-    why = "without a known cause" if names_nothing(verdict) else "as a consequence"
+    why = "as a consequence" if because_or_after(verdict) == "because of" else "afterwards, perhaps as a consequence"
+    why = "without a known cause" if names_nothing(verdict) else why
     kinds = sorted({c.slug for c in consequences})
     head = f"{formatting.count(len(numbers), other)} failed or stopped {why}"
     head = head if numbers else f"{other.capitalize()}s failed {why}"

@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import os
+import resource
 import shutil
 import sqlite3
 import time
@@ -180,6 +181,12 @@ class RunDir(RunPaths):
             trouble = disk_trouble(home, least=NEW_RUN_BYTES)
             if trouble is not None:
                 raise StoreError(f"no run can start: {trouble}", hint=MAKE_ROOM)
+            most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+            if most != resource.RLIM_INFINITY and most < NEW_RUN_BYTES:
+                raise StoreError(
+                    f"no run can start: a file may have at most {most >> 10} KiB here; {NEW_RUN_BYTES >> 10} KiB are needed",
+                    hint="raise the limit of this shell: ulimit -f unlimited",
+                )
             if request_token is not None:
                 # Other requests with a token name no run meanwhile.
                 stack.enter_context(leases.locked_folder(home / "runs", fcntl.LOCK_EX))

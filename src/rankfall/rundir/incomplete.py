@@ -121,6 +121,17 @@ def disk_trouble(path: Path, *, least: int = FULL_BYTES) -> str | None:
     return None
 
 
+def is_deleted(path: Path) -> bool:
+    """True if ``path`` does not exist; an unreachable disk is no deletion."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def waiting(run_dir: RunPaths, *, state: str) -> tuple[str, ...]:
     """Messages for an unfinished run whose lines cannot be stored now."""
     trouble = disk_trouble(run_dir.path) if state not in FINAL_STATES else None

@@ -5,11 +5,14 @@ Platform counters are not used: they forget deleted pods and count Rankfall's st
 
 from __future__ import annotations
 
-import os
+import contextlib
 import signal as signals
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from rankfall.model import (
     FINAL_STATES,
@@ -17,6 +20,7 @@ from rankfall.model import (
     Part,
     RankFacts,
     RankStatus,
+    Record,
     Restarts,
     RunSummary,
     SlotFacts,
@@ -24,13 +28,16 @@ from rankfall.model import (
     StatusDocument,
     StoreError,
     Verdict,
+    decoding,
     numbers,
 )
 from rankfall.model.jobspec.sizes import sized
+from rankfall.model.record import ExitInfo
 from rankfall.model.timestamps import rfc3339
 from rankfall.rundir.incomplete import lost_of_run, waiting
+from rankfall.rundir.lease import boot_id, start_ticks
+from rankfall.rundir.records import MAX_RECORD, read_end, read_untrusted_file
 from rankfall.rundir.requests import left_slots, planned_sizes, requested_sizes
-from rankfall.rundir.streams.content import open_regular
 from rankfall.rundir.streams.files import IndexReader
 
 if TYPE_CHECKING:
@@ -117,6 +124,66 @@ def restarts(tables: Queries, *, limit: int) -> Restarts:
 
 
 _NS = 1e9
+# States in which a supervisor that died leaves processes behind.
+_LEFT_ALONE = frozenset({"starting", "running"})
+
+
+def _ends_unseen(
+    run_dir: RunPaths, attempt: int, slots: list[SlotFacts], ranks: list[RankFacts]
+) -> tuple[list[SlotFacts], list[RankFacts]]:
+    """Returns slots and ranks of a run without a supervisor, with the ends that it did not store."""
+    found = {facts.slot: _end_unseen(run_dir, attempt, facts) for facts in slots}
+    over = {facts.slot: facts.role or "" for facts in found.values() if facts.state in {"ended", "lost"}}
+    ends: dict[tuple[int | None, int | None], RankFacts] = {}
+    for slot, role in over.items():
+        for path in run_dir.records_dir.glob(f"end-a{attempt}-{role}-{slot}-*.json"):
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                end = decoding.decode(read_untrusted_file(path, limit=MAX_RECORD)[0], kind=Record)
+                info = end.exit or ExitInfo()
+                ends[slot, end.pid] = RankFacts(rank=-1, state="ended", exit_code=info.code, signal=info.signal)
+    told = []
+    for facts in ranks:
+        one = facts
+        if facts.state == "running" and facts.slot in over:
+            end_facts = ends.get((facts.slot, facts.pid)) or RankFacts(rank=-1)
+            one = msgspec.structs.replace(
+                facts, state=end_facts.state, exit_code=end_facts.exit_code, signal=end_facts.signal
+            )
+        told.append(one)
+    return [found[facts.slot] for facts in slots], told
+
+
+def _end_unseen(run_dir: RunPaths, attempt: int, facts: SlotFacts) -> SlotFacts:
+    """Returns the slot's facts with its end, if its wrapper has ended on this machine since its boot."""
+    if facts.state not in {"expected", "running"}:
+        return facts
+    folder = run_dir.slot_dir(attempt, facts.role or "", facts.slot, facts.instance)
+    words = _lock_words(folder)
+    pid, ticks = (numbers.whole(word) for word in words[:2]) if len(words) > 2 else (None, None)  # noqa: PLR2004
+    if pid is None or ticks is None or words[2] != boot_id().encode() or start_ticks(pid) in {ticks, 0}:
+        return facts
+    try:
+        end = read_end(folder)
+    except ValueError:
+        end = None
+    if end is None or end.exit is None:
+        return msgspec.structs.replace(facts, state="lost")
+    return msgspec.structs.replace(
+        facts, state="ended", exit_code=end.exit.code, signal=end.exit.signal, ended_at=end.at_ns
+    )
+
+
+def _ended_unseen(run_dir: RunPaths, tables: Queries, *, held: bool) -> int | None:
+    """Time at which the last process of a run ended whose supervisor had died; None if one may live."""
+    attempt, spec = tables.newest_attempt(), _spec(run_dir)
+    if held or attempt is None or spec is None or spec.backend != "local" or tables.run().state not in _LEFT_ALONE:
+        return None
+    slots, _ = _ends_unseen(run_dir, attempt, tables.slots(attempt), [])
+    if not slots or any(facts.state not in {"ended", "lost"} for facts in slots):
+        return None
+    # A wrapper that was killed left no time of its end.
+    last = _LastLines(run_dir, tables, attempt, []).of_slot
+    return max(facts.ended_at or last.get(facts.slot) or facts.started_at or 1 for facts in slots)
 
 
 def summary(run_dir: RunPaths, tables: Queries) -> RunSummary:
@@ -130,6 +197,7 @@ def _summary(run_dir: RunPaths, tables: Queries, verdict: Verdict | None) -> Run
     name, backend = _named(run_dir, tables)
     held = run_dir.lease_holder() is not None
     unattended = _unattended(run_dir)
+    ended = row.ended or _ended_unseen(run_dir, tables, held=held)
     return RunSummary(
         run=run_dir.id,
         name=name,
@@ -137,7 +205,7 @@ def _summary(run_dir: RunPaths, tables: Queries, verdict: Verdict | None) -> Run
         state=row.state,
         attempts=tables.newest_attempt() or 0,
         started=rfc3339(row.started),
-        ended=rfc3339(row.ended),
+        ended=rfc3339(ended),
         cause=verdict.cause.slug if verdict else None,
         rank=verdict.rank if verdict else None,
         node=verdict.node if verdict else None,
@@ -159,6 +227,8 @@ def status(run_dir: RunPaths, tables: Queries, *, now: int) -> StatusDocument:
     attempt = tables.newest_attempt()
     slots = tables.slots(attempt) if attempt is not None else []
     ranks = newest_round(tables.ranks(attempt)) if attempt is not None else []
+    if attempt is not None and not short.supervised and short.backend == "local" and short.state in _LEFT_ALONE:
+        slots, ranks = _ends_unseen(run_dir, attempt, slots, ranks)
     last = _LastLines(run_dir, tables, attempt, ranks)
     spec = _spec(run_dir)
     notes = _notes(spec, slots, ranks) if short.state == "succeeded" and spec is not None else {}
@@ -334,13 +404,17 @@ def _slot(
 
 
 def _wrapper_pid(run_dir: RunPaths, attempt: int, role: str, facts: SlotFacts) -> int | None:
-    """Pid in the slot's ``lock`` file (``pid start_ticks boot_id``), or None."""
+    """Pid in the slot's ``lock`` file, or None."""
+    words = _lock_words(run_dir.slot_dir(attempt, role, facts.slot, facts.instance))
+    return numbers.whole(words[0]) if words else None
+
+
+def _lock_words(slot_dir: Path) -> list[bytes]:
+    """Words of a slot's ``lock`` file: ``pid start_ticks boot_id``."""
     try:
-        fd = open_regular(run_dir.slot_dir(attempt, role, facts.slot, facts.instance) / "lock", links=False)
-        with os.fdopen(fd, "rb") as file:
-            return numbers.whole(file.read(64).split(b" ", 1)[0])
+        return read_untrusted_file(slot_dir / "lock", limit=128)[0].split()
     except OSError:
-        return None
+        return []
 
 
 class _LastLines:

@@ -18,7 +18,7 @@ from rankfall.backends.plan import Launcher, Plan, slot_plan
 from rankfall.backends.protocol import Backend, StepBackend
 from rankfall.evidence.attempt.observer import AttemptObserver, Delta
 from rankfall.model import Evidence, RankFacts, SlotFacts
-from rankfall.rundir.incomplete import disk_trouble
+from rankfall.rundir.incomplete import disk_trouble, is_deleted
 from rankfall.rundir.layout import WRAPPER_LOG
 from rankfall.rundir.records import read_untrusted_file
 from rankfall.supervisor.best_effort_store import BestEffortStore
@@ -53,7 +53,7 @@ class StorageWatch:
         if now - self._looked < _LOOK_S:
             return None
         self._looked = now
-        trouble = disk_trouble(self._folder)
+        trouble = None if is_deleted(self._folder) else disk_trouble(self._folder)
         if trouble is None:
             full, self._since = self._since, None
             if full is None:

@@ -32,10 +32,12 @@ def describe(
     scrub = _Scrub()
     chain = walk(error)
     mark, marked_by = find_retry_mark(chain)
+    # A text may be costly: that of a tensor comes from its GPU.
+    texts = [text_of(one) for one in chain]
     info: dict[str, Any] = {
         "types": [type_name(type(one)) for one in chain],
-        "message": scrub.text(text_of(error), records.MAX_MESSAGE),
-        "chain": [scrub.text(text_of(one), records.MAX_MESSAGE) for one in chain],
+        "message": scrub.text(texts[0], records.MAX_MESSAGE),
+        "chain": [scrub.text(text, records.MAX_MESSAGE) for text in texts],
         "frames": frames_of(error.__traceback__),
         "traceback": scrub.text(traceback_of(error), records.MAX_TRACEBACK),
         "raised_ns": raised_ns(chain) or time.time_ns(),

@@ -194,3 +194,5 @@ def _at_exit() -> None:
             context = SystemExit(code if message is None else message)
         if not getattr(context, _SEEN, False):
             put(context, thread=None, code=code, handled=not isinstance(context, SystemExit))
+    elif not state.reported:
+        rank_process.mark_exit()

@@ -252,6 +252,20 @@ def store() -> None:
         return
 
 
+def mark_exit() -> None:
+    """Marks that Python ends this rank, without an exception before: another code than 0 is that of a SystemExit.
+
+    Python shows a raised SystemExit to no hook, and its code only to the parent.
+    """
+    if state.ordinal is None:
+        return
+    path = os.path.join(state.slot_dir, "progress", f"{state.ordinal}-{state.pid}.exit")
+    try:
+        os.close(private_files.open_file(path, os.O_WRONLY | os.O_CREAT))
+    except OSError:
+        return
+
+
 _NAMES = frozenset(source[0] for source in identity.SOURCES) | {"TF_CONFIG"}
 
 

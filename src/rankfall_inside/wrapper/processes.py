@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+# linux/ptrace.h
+_PTRACE_DETACH = 17
 # As in POSIX shells: not found, not executable.
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -79,6 +81,9 @@ def replace(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     except FileNotFoundError:
         code = NOT_FOUND
         text = "command not found" if "/" not in argv[0] else "No such file or directory"
+        if os.path.exists(argv[0]):
+            # A script or program whose interpreter is missing.
+            text = "bad interpreter: " + text
     except (OSError, ValueError) as error:
         text = getattr(error, "strerror", None) or str(error)
     os.write(2, f"rankfall: {argv[0]}: {text}\n".encode("utf-8", "backslashreplace"))
@@ -98,7 +103,19 @@ def ended() -> Iterator[tuple[int, int]]:
             return
         if not pid:
             return
+        if os.WIFSTOPPED(status):
+            # A process that its parent shall trace waits for this process.
+            _detach(pid, os.WSTOPSIG(status))
+            continue
         yield pid, status
+
+
+def _detach(pid: int, signum: int) -> None:
+    """Lets a traced child continue with the signal that stopped it, as without a tracer."""
+    try:
+        ctypes.CDLL(None).ptrace(_PTRACE_DETACH, pid, None, ctypes.c_void_p(signum))
+    except (OSError, AttributeError):
+        return
 
 
 class DescendantKiller:

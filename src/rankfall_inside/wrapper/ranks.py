@@ -21,6 +21,8 @@ _NR_PIDFD_OPEN = 434
 _INFO_SIZE = 64
 _INFO_EXIT = 1 << 3
 _EXIT_OFFSET = 60
+# Python's code if it cannot flush its output at the end.
+_FLUSH_FAILED = 120
 # _IOWR(0xFF, 11, struct pidfd_info)
 _GET_INFO = (3 << 30) | (_INFO_SIZE << 16) | (0xFF << 8) | 11
 
@@ -314,7 +316,17 @@ class Ranks:
         fields.update(extra, exit=exit_info)
         if not rank.hook:
             fields["notes"] = ["hook absent"]
+        self._record_exit(rank, exit_info.get("code"))
         self._write("end", fields, True)
+
+    def _record_exit(self, rank: Rank, code: int | None) -> None:
+        """Writes the error record of a raised SystemExit, which the hook cannot see."""
+        # Around the rank there may be a shell, whose code is its own.
+        mark = os.path.join(self._progress, f"{rank.ordinal}-{rank.pid}.exit")
+        if not code or code == _FLUSH_FAILED or not os.path.exists(mark):
+            return
+        error = {"types": ["SystemExit"], "message": str(code), "chain": [str(code)], "exit_code": code}
+        self._write("error", dict(rank.fields(), error=dict(error, raised_ns=time.time_ns())), True)
 
     def last_progress(self, ordinal: int) -> dict[str, Any]:
         """Returns the rank's last ``step``, ``step_ns`` and ``phase``, or nothing."""

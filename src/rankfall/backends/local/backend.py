@@ -122,6 +122,9 @@ class LocalBackend:
         slot_dir = Path(slot_plan(plan, slot).slot_dir)
         gone = self._reap(slot_dir)
         found = processes.life(slot_dir)
+        if found == "absent" and not slot_dir.parents[2].is_dir():
+            # Without the run directory no file shows the slot's state.
+            return "running" if processes.members(slot_dir) else "dead"
         return "dead" if gone and found == "starting" else found
 
     def alive(self, plan: Plan, slot: int) -> bool:

@@ -251,7 +251,9 @@ class Signals:
         ours: list[Evidence] = []
         for item in self._found:
             record = item.record
-            piece = make.of_slot_signal(record, name=f"records/{item.name}")
+            pid = record.exit.sender_pid if record.exit is not None else None
+            sender = next((one for one in facts.ranks() if pid and (one.slot, one.pid) == (record.slot, pid)), None)
+            piece = make.of_slot_signal(record, name=f"records/{item.name}", sender=sender)
             if piece is not None:
                 (ours if self._after_stop(record, facts) else theirs).append(piece)
         return theirs, ours

@@ -43,7 +43,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
 # Documents that commands print.
 _PRINTED: Final = frozenset({"doctor", "nodes", "notification", "outcome", "report", "runs", "status", "verdict"})
 #: Fields that printed documents may lack.
-OPTIONAL = frozenset({"answer", "exclude", "independent", "phase"})
+OPTIONAL = frozenset({"answer", "exclude", "independent", "phase", "succeeded_in"})
 
 
 def schema_of(name: str) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from typing import Final
 from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Backend
 from rankfall.evidence.attempt.observer import Delta
-from rankfall.model import Diagnosis, Evidence, InfrastructureError, RankFacts, SlotFacts, Verdict
+from rankfall.model import Diagnosis, Evidence, InfrastructureError, RankFacts, SlotFacts, StoreError, Verdict
 from rankfall.rundir import RunDir, SlotFailureRow
+from rankfall.rundir.incomplete import is_deleted
 from rankfall.supervisor.attempt.completion import SettleWindow, Standing, SuccessWatch, Survival, is_final
 from rankfall.supervisor.attempt.end import AttemptEnd, RequestWatch
 from rankfall.supervisor.attempt.slot_restarts import Decide, SlotRestarts, Tell
@@ -24,7 +25,7 @@ from rankfall.supervisor.best_effort_store import BestEffortStore
 from rankfall.supervisor.external_suspension import ExternalSuspension
 from rankfall.supervisor.requests import Control
 from rankfall.supervisor.run_events import EventLog
-from rankfall.supervisor.stopping import mark_jobset_stop, wait_until_left
+from rankfall.supervisor.stopping import mark_jobset_stop, slots_text, wait_until_left
 
 # Seconds between polls: failure or stop, rank start, running.
 _FAST_S: Final = 0.02
@@ -144,6 +145,8 @@ class AttemptMonitor:
         try:
             began = time.monotonic()
             while not self._look():
+                if self.plan.cluster is None and is_deleted(self._run_dir.path):
+                    self._outlive_run_dir()
                 if self._control.release_request is not None:
                     self._scope.writer.store(force=True)
                     return None
@@ -161,6 +164,28 @@ class AttemptMonitor:
             return found
         finally:
             self._scope.stop(over=over)
+
+    def _outlive_run_dir(self) -> None:
+        """Waits for the ends of the slots without their files, or until the files are back; a cancel ends them.
+
+        Raises:
+            StoreError: Nothing of the run can be stored, and its slots have ended.
+        """
+        path, grace = self._run_dir.path, self._spec.policies.grace_s
+        text = f"{path} was deleted: nothing more is recorded; the run ends with its ranks"
+        self._events.say("gap", text, at=time.time_ns(), attempt=self.plan.attempt)
+        slots = [one.slot for one in self.plan.slots]
+        while is_deleted(path):
+            left = [slot for slot in slots if self._backend.alive(self.plan, slot)]
+            if left and self._control.cancelled is not None:
+                self._backend.end(self.plan, left, grace=grace)
+            elif not left or self._control.release_request is not None:
+                goes_on = f"; {slots_text(left)}: without a supervisor from now on" if left else ""
+                raise StoreError(
+                    f"the run directory {path} was deleted during the run, so no record explains its end{goes_on}",
+                    hint="start the run again, with RANKFALL_HOME in a folder that nothing cleans up",
+                )
+            self._control.wait(_SLOW_S)
 
     def refused(self, evidence: Evidence) -> None:
         """Records a slot that could not be started; the attempt ends with this cause."""

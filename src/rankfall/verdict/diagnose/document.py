@@ -30,6 +30,7 @@ from rankfall.model.evidence import same_line
 from rankfall.model.exit_codes import MAX_CODE, code_row, shell_code
 from rankfall.model.numbers import numbered
 from rankfall.model.timestamps import Moment, rfc3339
+from rankfall.model.verdict import AFTER_ROOT
 from rankfall.verdict.diagnose import cause_tables as known
 from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node, text_place
 from rankfall.verdict.diagnose.consequences import only_text, stays
@@ -142,7 +143,7 @@ def _why_consequence(subject: Subject, chosen: Candidate | None, *, stopper: str
     if facts.killed_by == "wrapper":
         return "peer_teardown", f"{stopper} stopped it after another rank had failed"
     if own_failure(facts) and chosen is not None and not chosen.unordered:
-        return "peer_lost", "it failed after the root; see alternatives"
+        return "peer_lost", AFTER_ROOT
     return None
 
 
@@ -179,7 +180,8 @@ def missing_of(case: Case, subjects: Subjects, chosen: Candidate | None) -> tupl
     found = list(case.missing)
     if chosen is not None and chosen.slug in {"killed_unknown", "external_signal"}:
         found.append("the sender of the signal: the kernel does not record it, and Rankfall did not send it")
-    if chosen is not None and chosen.slug == "user_exit" and last_error(subjects, chosen) is None:
+    signalled = chosen is not None and chosen.best is not None and chosen.best.source == "recorder"
+    if chosen is not None and chosen.slug == "user_exit" and not signalled and last_error(subjects, chosen) is None:
         found.append("a message of the program: it ended with a code and without an exception")
     if case.world_size is not None:
         unseen = [n for n in range(case.world_size) if n not in subjects.ranks]
@@ -275,7 +277,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
     missing = list(missing_of(case, subjects, None))
     subject, piece = root.nearest or (None, None)
     slug = known.named_after(piece)
-    if slug == "external_signal":
+    if slug == "external_signal" and (piece is None or " from outside by " not in piece.line):
         missing.insert(0, "the sender of the signal: the kernel does not record it")
     elif root.suspects:
         missing.insert(
