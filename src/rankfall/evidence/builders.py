@@ -22,7 +22,7 @@ from rankfall.evidence.readers.findings import Finding, raising
 from rankfall.evidence.readers.frames import exception_of, origins_of
 from rankfall.evidence.readers.kernel_log import KernelLine
 from rankfall.evidence.readers.prefixes import parse_prefix
-from rankfall.evidence.readers.stream_reader import When
+from rankfall.evidence.readers.stream_reader import When, time_of
 from rankfall.evidence.readers.text import RAISED, ErrorKind, decode, is_severe, normalise
 from rankfall.evidence.readers.tracebacks import find_tracebacks
 from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
@@ -44,9 +44,6 @@ from rankfall.verdict.signatures.matcher import Hit
 
 # A later exception counts only without other evidence.
 WORK_DONE: Final = frozenset({"teardown", "done"})
-# Maximum seconds from a line to its timestamp.
-_LINE_S: Final = 0.05
-_NS: Final = 1_000_000_000
 
 
 def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | None) -> Evidence:
@@ -123,7 +120,7 @@ def of_finding(
     local = finding.groups.get("local_rank") or finding.groups.get("process")
     if local is None and {"exit", "signal"} & finding.groups.keys() and _ONLY_RANK.search(finding.line) is not None:
         local = "0"
-    at, uncertainty = _time_of(when)
+    at, uncertainty = time_of(when)
     return Evidence(
         id=digest("log", stream, byte, meaning.slug),
         source="log",
@@ -297,7 +294,7 @@ def of_last_words(
     facts: RankFacts, line: bytes, *, stream: str, byte: int, where: str, when: When | None, attempt: int
 ) -> Evidence:
     """Context for the end of a rank without other evidence: the last line that resembles an error."""
-    at, uncertainty = _time_of(when)
+    at, uncertainty = time_of(when)
     return msgspec.structs.replace(
         _like_an_error(line, stream=stream, byte=byte, where=where),
         rank=facts.rank,
@@ -338,13 +335,6 @@ def _like_an_error(line: bytes, *, stream: str, byte: int, where: str) -> Eviden
         line=decode(line),
         fingerprint=LAST_ERROR,
     )
-
-
-def _time_of(when: When | None) -> tuple[int | None, float | None]:
-    """Returns the middle and the uncertainty, in seconds, of the time of a line."""
-    if when is None:
-        return None, None
-    return (when.earliest + when.latest) // 2, _LINE_S + (when.latest - when.earliest + 1) // 2 / _NS
 
 
 def of_rank_end(facts: RankFacts, *, attempt: int | None, unattended: bool = False) -> Evidence | None:
@@ -390,28 +380,8 @@ def of_slot_signal(record: Record, *, name: str, sender: RankFacts | None = None
     info = record.exit
     if record.kind != "kill" or info is None or info.how != "received" or info.ours:
         return None
-    if sender is not None:
-        return Evidence(
-            id=digest("slot_signal", record.id),
-            source="recorder",
-            slug="user_exit",
-            role="primary",
-            retry="once",
-            trust="wrapper",
-            rank=sender.rank,
-            node=record.node,
-            local_rank=sender.local_rank,
-            pid=sender.pid,
-            at=record.at_ns,
-            uncertainty=0.01,
-            where=name,
-            line=f"rank {sender.rank} (pid {sender.pid}) sent signal {info.signal} to its own launcher in slot {record.slot}",
-            specificity=70,
-            fingerprint="user_exit:launcher",
-            attempt=record.attempt,
-        )
     by = f" by {info.sender}" if info.sender else f" by pid {info.sender_pid}" if info.sender_pid else ""
-    return Evidence(
+    piece = Evidence(
         id=digest("slot_signal", record.id),
         source="recorder",
         slug="external_signal",
@@ -426,6 +396,15 @@ def of_slot_signal(record: Record, *, name: str, sender: RankFacts | None = None
         specificity=70,
         fingerprint="external_signal:slot",
         attempt=record.attempt,
+    )
+    if sender is None:
+        return piece
+    line = f"rank {sender.rank} (pid {sender.pid}) sent signal {info.signal} to its own launcher in slot {record.slot}"
+    piece = msgspec.structs.replace(
+        piece, slug="user_exit", fingerprint="user_exit:launcher", role="primary", retry="once"
+    )
+    return msgspec.structs.replace(
+        piece, line=line, rank=sender.rank, local_rank=sender.local_rank, pid=sender.pid, slot=None
     )
 
 

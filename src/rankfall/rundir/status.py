@@ -141,7 +141,7 @@ def _ends_unseen(
                 end = decoding.decode(read_untrusted_file(path, limit=MAX_RECORD)[0], kind=Record)
                 info = end.exit or ExitInfo()
                 ends[slot, end.pid] = RankFacts(rank=-1, state="ended", exit_code=info.code, signal=info.signal)
-    told = []
+    updated = []
     for facts in ranks:
         one = facts
         if facts.state == "running" and facts.slot in over:
@@ -149,8 +149,8 @@ def _ends_unseen(
             one = msgspec.structs.replace(
                 facts, state=end_facts.state, exit_code=end_facts.exit_code, signal=end_facts.signal
             )
-        told.append(one)
-    return [found[facts.slot] for facts in slots], told
+        updated.append(one)
+    return [found[facts.slot] for facts in slots], updated
 
 
 def _end_unseen(run_dir: RunPaths, attempt: int, facts: SlotFacts) -> SlotFacts:

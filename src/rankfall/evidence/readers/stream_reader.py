@@ -44,6 +44,9 @@ _LAST: Final = 8 << 10
 _APART_NS: Final = 100_000_000
 # Last bytes of a chunk that are searched for a step.
 _STEP_BYTES: Final = 2048
+# Maximum seconds from a line to its timestamp.
+_LINE_S: Final = 0.05
+_NS: Final = 1_000_000_000
 # "step 12", "Iter: 12", "global_step=12", and the progress bar of tqdm.
 _STEP: Final = bounded(
     rb"(?i)(?:\b|_)(?:step|iter(?:ation)?)s?[\"']?[ \t]{0,4}[:=#]?[ \t]{0,4}[\[(]?(\d{1,12})\b"
@@ -65,6 +68,13 @@ class When(NamedTuple):
 
     earliest: int
     latest: int
+
+
+def time_of(when: When | None) -> tuple[int | None, float | None]:
+    """Returns the middle and the uncertainty, in seconds, of the time of a line."""
+    if when is None:
+        return None, None
+    return (when.earliest + when.latest) // 2, _LINE_S + (when.latest - when.earliest + 1) // 2 / _NS
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
