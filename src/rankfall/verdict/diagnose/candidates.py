@@ -33,6 +33,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     EXACT_WORDS,
     KERNEL_SIGNATURE_IDS,
     LOST_PEER_SLUGS,
+    NAMES_A_RANK,
     NEVER_CAUSE,
     NEVER_STARTED,
     NODE_CAUSES,
@@ -326,15 +327,14 @@ def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
     plain = subject.rank is None and subject.slot is not None and subject.slot.launcher == "plain"
     if plain and (facts.signal is None or not subject.ranks_alive):
         return None  # the slot's code is its first failing rank's
-    victim = bool(subject.complaints)
+    victim = any(e.signature not in NAMES_A_RANK for e in subject.complaints)
     if facts.signal is not None:
         return _killed(subject, facts.signal, victim=victim)
     if subject.rank is None:
         alone = not subject.ranks_seen and facts.exit_code != 1  # torchrun exits with 1 for any failure
     else:
         # Without the hook, a complaint in the slot's stream may be this rank's.
-        perhaps_victim = subject.neighbours_complain and subject.rank.hook != "loaded" and facts.exit_code == 1
-        alone = not perhaps_victim
+        alone = not (subject.neighbours_complain and subject.rank.hook != "loaded" and facts.exit_code == 1)
     if facts.exit_code and not explained and not victim and alone:
         slug = exit_slug(facts.exit_code)
         confidence: Confidence = "suspected" if called_abort(subject.evidence) else "likely"
