@@ -617,6 +617,7 @@ def test_an_exception_after_a_launcher_s_or_the_only_process_s_stop_is_no_cause(
     assert why(f"{PROGRESS}{stop}{text}").cause.slug == slug
 
 
+OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=8.0. Some of the step tasks have been OOM Killed.\n"
 LOST_PEER = f"{TRACE}torch.distributed.DistBackendError: NCCL error in: x.cpp:2, remote process exited or there was a network error\n"
 DESCRIBED = (
     "Name:             train-worker-{n}\nNamespace:        ml\nPriority:         0\nNode:             gpu-node-{n}/10.0.4.{n}\n"
@@ -635,6 +636,12 @@ def test_the_node_of_a_killed_pod_is_read_from_the_object_that_kubectl_prints(wh
     pods = [(n, "OOMKilled" if n == killed else "Error", 137 if n == killed else 1) for n in range(3)]
     found = why(LOST_PEER + "".join(form.format(n=n, reason=reason, code=code) for n, reason, code in pods))
     assert (found.cause.slug, found.node) == ("host_oom", f"gpu-node-{killed}")
+
+
+def test_a_log_below_two_described_pods_is_of_neither_node(why):
+    pods = "".join(DESCRIBED.format(n=n, reason="Error", code=1) for n in (1, 2))
+    found = why(f"{pods}step 1 loss 2.1\n{OOM}")
+    assert (found.cause.slug, found.node) == ("host_oom", None)
 
 
 def test_a_described_node_without_heartbeat_is_the_lost_one(why):
@@ -685,7 +692,6 @@ def test_a_command_whose_code_says_that_it_does_not_exist_keeps_the_others_waiti
 
 
 KILLED_TASK = "srun: error: gpu-03: task 5: Killed\n"
-OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=8.0. Some of the step tasks have been OOM Killed.\n"
 
 
 def test_a_task_that_was_killed_after_time_outs_is_the_one_that_ran_out_of_memory(why):

@@ -16,6 +16,7 @@ from rankfall.evidence.readers.classify import (
     exception_meaning,
     hit_of_words,
     meaning_of_hit,
+    needs_frames,
     of_frames,
 )
 from rankfall.evidence.readers.findings import Finding, raising
@@ -24,10 +25,11 @@ from rankfall.evidence.readers.kernel_log import KernelLine
 from rankfall.evidence.readers.prefixes import parse_prefix
 from rankfall.evidence.readers.stream_reader import When, time_of
 from rankfall.evidence.readers.text import RAISED, ErrorKind, decode, is_severe, normalise
-from rankfall.evidence.readers.tracebacks import find_tracebacks
+from rankfall.evidence.readers.tracebacks import DURING, find_tracebacks
 from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
 from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored, bounded
+from rankfall.model.record import ErrorInfo
 from rankfall.verdict.diagnose.cause_tables import (
     CUT_OFF,
     EXACT_WORDS,
@@ -48,21 +50,22 @@ WORK_DONE: Final = frozenset({"teardown", "done"})
 
 def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | None) -> Evidence:
     """Evidence of an exception that a rank recorded."""
-    error = record.error
-    types, chain = (error.types, error.chain) if error else ((), ())
-    pairs = [(kind, chain[i] if i < len(chain) else "") for i, kind in enumerate(types)]
-    if pairs and error is not None and not pairs[0][1]:
+    error = record.error or ErrorInfo()
+    frames, text = error.frames, error.traceback.encode("utf-8", "replace")
+    pairs = [(kind, error.chain[i] if i < len(error.chain) else "") for i, kind in enumerate(error.types)]
+    if pairs and not pairs[0][1]:
         pairs[0] = (pairs[0][0], error.message)
-    mark, frames = (error.mark, error.frames) if error else (None, ())
     top = next((f for f in reversed(frames) if f.user), frames[-1] if frames else None)
     frame = f"{top.file.rpartition('/')[2]}:{top.func}" if top else ""
-    read = list(find_tracebacks(error.traceback.encode("utf-8", "replace")))[-1:] if error else []
-    if read and read[0].later and mark is None:
+    # A traceback takes milliseconds, and a thousand ranks may have one.
+    read = [*find_tracebacks(text)][-1:] if DURING in text and len(pairs) > 1 else []
+    if read and read[0].later and error.mark is None:
         pairs, frame, frames = pairs[read[0].later :], read[0].frame, ()
-    meaning = exception_meaning(catalogue, pairs, frame=frame, mark=mark, exit_code=error.exit_code if error else None)
-    origins = origins_of(frames[-1:]).union(*(one.origins for one in read))
-    meaning = of_frames(meaning, origins).raised_by(rank)
-    at = error.raised_ns if error and error.raised_ns is not None else record.at_ns
+    meaning = exception_meaning(catalogue, pairs, frame=frame, mark=error.mark, exit_code=error.exit_code)
+    if needs_frames(meaning):
+        read = read or [*find_tracebacks(text)][-1:]
+        meaning = of_frames(meaning, origins_of(frames[-1:]).union(*(one.origins for one in read)))
+    meaning = meaning.raised_by(rank)
     return Evidence(
         id=digest("record", record.id),
         source="record",
@@ -74,7 +77,7 @@ def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | Non
         node=record.node,
         local_rank=record.local_rank,
         pid=record.pid,
-        at=at,
+        at=record.at_ns if error.raised_ns is None else error.raised_ns,
         uncertainty=0.001,
         where=name,
         line=meaning.text[:2000],
@@ -84,8 +87,8 @@ def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | Non
         fingerprint=meaning.fingerprint,
         peers=meaning.peers,
         peer_hosts=meaning.hosts,
-        mark=mark,
-        exit_code=error.exit_code if error else None,
+        mark=error.mark,
+        exit_code=error.exit_code,
         gpu=meaning.gpu,
         phase=record.phase,
         step=record.step,
@@ -93,7 +96,7 @@ def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | Non
         round=record.round,
         teardown=record.phase in WORK_DONE,
         lost_peer=meaning.lost_peer,
-        thread=error is not None and error.thread is not None,
+        thread=error.thread is not None,
     )
 
 

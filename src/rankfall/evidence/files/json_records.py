@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
 import msgspec
@@ -287,6 +287,7 @@ _OBJECT: Final = linear(
 )
 _ITS_NODE: Final = linear(rb"(?m)^(?:Node: +([^\s/]{1,253})/| {2,12}nodeName: ([^\s\"']{1,253})$)")
 _ITS_NAME: Final = linear(rb"\n {2,12}name: ([^\s\"']{1,253})\n {2,12}namespace: ")
+_OF_OBJECT: Final = anchored(rb"[ \t]|- |\r?\Z|[A-Za-z][\w ./-]{0,60}:(?:\s|\Z)", limit=128)
 _MAX_OBJECTS: Final = 1024
 
 
@@ -295,9 +296,10 @@ def places_in_objects(
 ) -> dict[str, tuple[str | None, str | None]]:
     """Node and pod of findings in objects that kubectl describes or prints as YAML, by ID; ``first``: byte of the text in its file."""
     heads = [*islice(_OBJECT.finditer(text), _MAX_OBJECTS)]
-    objects: dict[int, tuple[str | None, str | None]] = {}
+    objects: dict[int, tuple[str | None, str | None]] = {0: (None, None)}
     for head, end in zip(heads, [*(each.start() for each in heads[1:]), len(text)], strict=False):
-        body = text[head.start() : end]
+        lines = takewhile(_OF_OBJECT.match, text[head.start() : end].split(b"\n"))
+        body = b"\n".join(lines)
         node, name = _ITS_NODE.search(body), _ITS_NAME.search(body)
         host = head[1] if head[2] else next(filter(None, node.groups())) if node is not None else None
         pod = None if head[2] else head[1] or (name[1] if name is not None else None)
@@ -305,10 +307,12 @@ def places_in_objects(
             None if host is None else texts.decode(host),
             None if pod is None else texts.decode(pod),
         )
+        # Other text may follow.
+        objects[head.start() + len(body)] = (None, None)
     starts = [*objects]
     found = {}
     for piece in pieces:
-        place = bisect_right(starts, (piece.order or 0) - first)
-        if place and any(objects[starts[place - 1]]):
-            found[piece.id] = objects[starts[place - 1]]
+        place = objects[starts[bisect_right(starts, max(0, (piece.order or 0) - first)) - 1]]
+        if any(place):
+            found[piece.id] = place
     return found

@@ -310,7 +310,7 @@ _QUOTES: Final = anchored(r"Caught \w{1,80} in (?:replica|DataLoader worker|pin 
 _NO_PATH: Final = "FileNotFoundError: [Errno 2] No such file or directory"
 
 
-def _needs_frames(meaning: Meaning) -> bool:
+def needs_frames(meaning: Meaning) -> bool:
     """True for a meaning that an exception's type gives, but its frames may change."""
     if meaning.slug in {"dataset_missing", "bad_sample"} or meaning.signature == _SETTINGS_FILE:
         return True
@@ -327,7 +327,7 @@ def of_frames(meaning: Meaning, origins: AbstractSet[str]) -> Meaning:
     A file: it is the job's configuration, a command, removed by another process first, or created in a missing folder.
     A connection: a client of a service lost its server.
     """
-    if not _needs_frames(meaning):
+    if not needs_frames(meaning):
         return meaning
     if meaning.signature == _END_OF_FILE:
         cut = "checkpoint" in origins and origins.isdisjoint(_OF_PROCESSES - {"library"})

@@ -56,8 +56,8 @@ _MAX_NOTICE: Final = 40
 # Lines from the head of a thread's traceback to that of another one which is mixed with it.
 _MIXED: Final = 3
 
-_DURING: Final = b"During handling of the above exception, another exception occurred:"
-_CHAIN: Final = frozenset({_DURING, b"The above exception was the direct cause of the following exception:"})
+DURING: Final = b"During handling of the above exception, another exception occurred:"
+_CHAIN: Final = frozenset({DURING, b"The above exception was the direct cause of the following exception:"})
 _CONTINUATIONS: Final = (
     b"details = ", b"status = StatusCode.", b"Exception raised from", b"Last error:", b"Missing key", b"Parameter", b"Socket ",
     b"Unexpected key", b"frame #", b"nccl", b"size mismatch",
@@ -342,7 +342,7 @@ class TracebackReader:
         quotes = of_rank or (text == QUOTED_HEAD and b"".join(state.message).startswith(b"Caught "))
         if text in _CHAIN or text.startswith(HEAD) or quotes:
             self._finish(state)
-            state.begin_next(handling=text == _DURING, head=text.startswith(HEAD))
+            state.begin_next(handling=text == DURING, head=text.startswith(HEAD))
             state.quotes = state.quotes or quotes
             state.expect, state.end = True, stop
             return True
