@@ -142,6 +142,7 @@ HEADS_OF_STACKS: Final = MappingProxyType(
         "host_alloc_failed.locked": MPI_ABORT,
         "host_alloc_failed.mpich": MPI_ABORT,
         "nccl_ib_error.ofi": MPI_ABORT,
+        "nccl_ib_error.ucx_none": MPI_ABORT,
         "collective_mismatch.mpi": MPI_ABORT,
         "checkpoint_corrupt.hdf5": "unknown.hdf5_head",
         "command_not_found.mpi": MPI_ABORT,
