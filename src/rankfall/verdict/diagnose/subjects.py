@@ -29,7 +29,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     WORK_DONE,
     YIELDS_TO,
 )
-from rankfall.verdict.diagnose.survived_lines import ends_in_order, is_end_by_launcher, is_task_of_srun, of_shared_gpus
+from rankfall.verdict.diagnose.survived_lines import is_end_by_launcher, is_task_of_srun, reclassified
 
 # Secondary messages that are no complaint of a rank.
 _NO_COMPLAINT: Final = NEVER_CAUSE | {"unknown"}
@@ -182,7 +182,7 @@ class Subjects:
             # With the hook, the slot's stream contains the launcher's lines, never that rank's.
             if own_failure(facts) and facts.hook != "loaded":
                 self._failed_at[_speaker(facts)].add(facts.rank)
-        evidence = ends_in_order(of_shared_gpus(case.evidence))
+        evidence = reclassified(case.evidence)
         for piece in evidence:
             # Ranks of files have no hook.
             if piece.rank is not None and is_end_by_launcher(piece):

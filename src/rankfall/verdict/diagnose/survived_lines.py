@@ -20,6 +20,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     ENDS_OF_WAITS,
     LOST_PEER_SLUGS,
     NEVER_CAUSE,
+    OWN_CODE,
     SEEN_FROM_OUTSIDE,
     SIGNAL_OF_AGENT,
     STEP_ENDS,
@@ -226,7 +227,7 @@ _SHARED_GPU: Final = bounded(r"\bGPU (\d{1,4}) has a total capacity ", limit=2_0
 _HOLDER: Final = bounded(r"\bProcess (\d{1,10}) has ", limit=2_000)
 
 
-def of_shared_gpus(evidence: Sequence[Evidence]) -> Sequence[Evidence]:
+def _of_shared_gpus(evidence: Sequence[Evidence]) -> Sequence[Evidence]:
     """Classifies lacks of GPU memory: if several ranks list the same processes for one GPU, these are the job's ranks.
 
     One process alone may be foreign.
@@ -248,9 +249,17 @@ def of_shared_gpus(evidence: Sequence[Evidence]) -> Sequence[Evidence]:
     ]
 
 
-def ends_in_order(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """Ends as earlier lines show them: of Slurm's tasks, and of launchers that were stopped after a failure."""
-    return _of_agents([*_of_srun(evidence)])
+def _without_races_of_one(evidence: Sequence[Evidence]) -> Sequence[Evidence]:
+    """Classifies files that exist already: where a text shows no ranks, no other process of the job created them."""
+    if any(e.rank is not None or e.local_rank is not None or e.slot is not None for e in evidence):
+        return evidence
+    exist = {e.id for e in evidence if e.slug == "file_race" and "FileExistsError: " in e.line}
+    return [msgspec.structs.replace(_renamed(e, OWN_CODE), retry=None) if e.id in exist else e for e in evidence]
+
+
+def reclassified(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """Evidence with the causes that only all of it shows: of shared GPUs, of files of one process, of ends after others."""
+    return _of_agents([*_of_srun(_without_races_of_one(_of_shared_gpus(evidence)))])
 
 
 def is_task_of_srun(piece: Evidence) -> bool:
