@@ -707,17 +707,3 @@ def test_a_preemption_ends_a_job_that_worked_after_a_caught_exception(why):
     steps = "".join(f"[rank{n % 4}]: step {n} loss 2.1\n" for n in range(120))
     found = why(caught + steps + SLURM_END.format(" DUE TO PREEMPTION"))
     assert (found.cause.slug, found.retry) == ("preempted", "yes")
-
-
-EXISTS = f"{TRACE}FileExistsError: [Errno 17] File exists: 'models/test_name'\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "slug"),
-    [
-        (EXISTS, "user_code_exception"),
-        ("".join(f"[rank3]: {line}\n" for line in EXISTS.splitlines()), "file_race"),
-    ],
-)
-def test_one_process_wins_no_race_for_a_folder(why, text, slug):
-    assert why(text).cause.slug == slug

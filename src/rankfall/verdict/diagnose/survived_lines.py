@@ -20,7 +20,6 @@ from rankfall.verdict.diagnose.cause_tables import (
     ENDS_OF_WAITS,
     LOST_PEER_SLUGS,
     NEVER_CAUSE,
-    OWN_CODE,
     SEEN_FROM_OUTSIDE,
     SIGNAL_OF_AGENT,
     STEP_ENDS,
@@ -249,17 +248,9 @@ def _of_shared_gpus(evidence: Sequence[Evidence]) -> Sequence[Evidence]:
     ]
 
 
-def _without_races_of_one(evidence: Sequence[Evidence]) -> Sequence[Evidence]:
-    """Classifies files that exist already: where a text shows no ranks, no other process of the job created them."""
-    if any(e.rank is not None or e.local_rank is not None or e.slot is not None for e in evidence):
-        return evidence
-    exist = {e.id for e in evidence if e.slug == "file_race" and "FileExistsError: " in e.line}
-    return [msgspec.structs.replace(_renamed(e, OWN_CODE), retry=None) if e.id in exist else e for e in evidence]
-
-
 def reclassified(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """Evidence with the causes that only all of it shows: of shared GPUs, of files of one process, of ends after others."""
-    return _of_agents([*_of_srun(_without_races_of_one(_of_shared_gpus(evidence)))])
+    """Evidence with the causes that only all of it shows: of shared GPUs, of ends after others."""
+    return _of_agents([*_of_srun(_of_shared_gpus(evidence))])
 
 
 def is_task_of_srun(piece: Evidence) -> bool:
