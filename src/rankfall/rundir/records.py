@@ -11,12 +11,13 @@ import os
 import time
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from rankfall.model import Record, decoding
+from rankfall.model import Record, decoding, numbers
 from rankfall.model.record import SCHEMA
+from rankfall.rundir.lease import boot_id, start_ticks
 from rankfall.rundir.reader_guard import MAX_COPY, Budget, ReaderGuard
 from rankfall.rundir.streams.content import open_regular
 
@@ -64,6 +65,34 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     record: Record
     name: str
     mtime: int
+
+
+class SlotLock(NamedTuple):
+    """The wrapper of a slot by its ``lock`` file, ``pid ticks boot``.
+
+    ``ticks``: start since the boot, 0 = unknown. ``boot``: ID of the boot, ``-`` = unknown.
+    """
+
+    pid: int
+    ticks: int
+    boot: str
+
+    def lives(self) -> bool:
+        """True if the process lives; none outlives its boot."""
+        if self.boot not in {"-", boot_id()}:
+            return False
+        now = start_ticks(self.pid)
+        return now is not None and self.ticks in {0, now}
+
+
+def read_lock(slot_dir: Path) -> SlotLock | None:
+    """Returns the wrapper that a slot's directory names; None if it names none."""
+    try:
+        words = read_untrusted_file(slot_dir / "lock", limit=128)[0].split()
+        pid, ticks, boot = numbers.whole(words[0]), numbers.whole(words[1]), words[2].decode("ascii", "replace")
+    except (OSError, IndexError):
+        return None
+    return None if pid is None or ticks is None else SlotLock(pid, ticks, boot)
 
 
 def read_end(slot_dir: Path) -> Record | None:

@@ -9,7 +9,6 @@ import contextlib
 import signal as signals
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -29,14 +28,13 @@ from rankfall.model import (
     StoreError,
     Verdict,
     decoding,
-    numbers,
 )
 from rankfall.model.jobspec.sizes import sized
 from rankfall.model.record import ExitInfo
 from rankfall.model.timestamps import rfc3339
 from rankfall.rundir.incomplete import lost_of_run, waiting
-from rankfall.rundir.lease import boot_id, start_ticks
-from rankfall.rundir.records import MAX_RECORD, read_end, read_untrusted_file
+from rankfall.rundir.lease import boot_id
+from rankfall.rundir.records import MAX_RECORD, read_end, read_lock, read_untrusted_file
 from rankfall.rundir.requests import left_slots, planned_sizes, requested_sizes
 from rankfall.rundir.streams.files import IndexReader
 
@@ -134,23 +132,22 @@ def _ends_unseen(
     """Returns slots and ranks of a run without a supervisor, with the ends that it did not store."""
     found = {facts.slot: _end_unseen(run_dir, attempt, facts) for facts in slots}
     over = {facts.slot: facts.role or "" for facts in found.values() if facts.state in {"ended", "lost"}}
-    ends: dict[tuple[int | None, int | None], RankFacts] = {}
+    ends: dict[tuple[int | None, int | None], ExitInfo] = {}
     for slot, role in over.items():
         for path in run_dir.records_dir.glob(f"end-a{attempt}-{role}-{slot}-*.json"):
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 end = decoding.decode(read_untrusted_file(path, limit=MAX_RECORD)[0], kind=Record)
-                info = end.exit or ExitInfo()
-                ends[slot, end.pid] = RankFacts(rank=-1, state="ended", exit_code=info.code, signal=info.signal)
-    updated = []
-    for facts in ranks:
-        one = facts
-        if facts.state == "running" and facts.slot in over:
-            end_facts = ends.get((facts.slot, facts.pid)) or RankFacts(rank=-1)
-            one = msgspec.structs.replace(
-                facts, state=end_facts.state, exit_code=end_facts.exit_code, signal=end_facts.signal
-            )
-        updated.append(one)
-    return [found[facts.slot] for facts in slots], updated
+                ends[slot, end.pid] = end.exit or ExitInfo()
+
+    def ended(facts: RankFacts) -> RankFacts:
+        if facts.state != "running" or facts.slot not in over:
+            return facts
+        info = ends.get((facts.slot, facts.pid))
+        if info is None:
+            return msgspec.structs.replace(facts, state="unknown")
+        return msgspec.structs.replace(facts, state="ended", exit_code=info.code, signal=info.signal)
+
+    return [found[facts.slot] for facts in slots], [*map(ended, ranks)]
 
 
 def _end_unseen(run_dir: RunPaths, attempt: int, facts: SlotFacts) -> SlotFacts:
@@ -158,9 +155,8 @@ def _end_unseen(run_dir: RunPaths, attempt: int, facts: SlotFacts) -> SlotFacts:
     if facts.state not in {"expected", "running"}:
         return facts
     folder = run_dir.slot_dir(attempt, facts.role or "", facts.slot, facts.instance)
-    words = _lock_words(folder)
-    pid, ticks = (numbers.whole(word) for word in words[:2]) if len(words) > 2 else (None, None)  # noqa: PLR2004
-    if pid is None or ticks is None or words[2] != boot_id().encode() or start_ticks(pid) in {ticks, 0}:
+    lock = read_lock(folder)
+    if lock is None or lock.boot != boot_id() or lock.lives():
         return facts
     try:
         end = read_end(folder)
@@ -405,16 +401,8 @@ def _slot(
 
 def _wrapper_pid(run_dir: RunPaths, attempt: int, role: str, facts: SlotFacts) -> int | None:
     """Pid in the slot's ``lock`` file, or None."""
-    words = _lock_words(run_dir.slot_dir(attempt, role, facts.slot, facts.instance))
-    return numbers.whole(words[0]) if words else None
-
-
-def _lock_words(slot_dir: Path) -> list[bytes]:
-    """Words of a slot's ``lock`` file: ``pid start_ticks boot_id``."""
-    try:
-        return read_untrusted_file(slot_dir / "lock", limit=128)[0].split()
-    except OSError:
-        return []
+    lock = read_lock(run_dir.slot_dir(attempt, role, facts.slot, facts.instance))
+    return None if lock is None else lock.pid
 
 
 class _LastLines:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final, Self
 
 from rankfall.backends.protocol import Life
-from rankfall.model import InfrastructureError, Refused, numbers
+from rankfall.model import InfrastructureError, Refused
 from rankfall.rundir.layout import WRAPPER_LOG
-from rankfall.rundir.lease import FILE_MODE, boot_id, has_proc, make_folder, start_ticks
-from rankfall.rundir.records import read_untrusted_file
+from rankfall.rundir.lease import FILE_MODE, has_proc, make_folder, start_ticks
+from rankfall.rundir.records import read_lock
 
 MARK: Final = WRAPPER_LOG
 # The system's name for people.
@@ -105,18 +105,8 @@ def life(slot_dir: Path) -> Life:
 
 def _holder_lives(slot_dir: Path) -> bool | None:
     """True if the process in the slot's lock file lives; None if the file names none."""
-    try:
-        words = read_untrusted_file(slot_dir / "lock", limit=128)[0].split()
-        pid, ticks, boot = numbers.whole(words[0]), numbers.whole(words[1]), words[2].decode("ascii", "replace")
-    except (OSError, IndexError):
-        return None
-    if pid is None or ticks is None:
-        return None
-    if boot not in {"-", boot_id()}:
-        return False
-    now = start_ticks(pid)
-    # 0 = unknown start time.
-    return now is not None and ticks in {0, now}
+    lock = read_lock(slot_dir)
+    return None if lock is None else lock.lives()
 
 
 def require_proc() -> None:
