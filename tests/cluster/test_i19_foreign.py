@@ -93,8 +93,12 @@ def test_i19_p11_only_torchruns_own_prefixes_prove_ranks(bed, kubectl, namespace
         assert name == "hidden" or sum(match is not None for match in told) == 4 * LINES, out
 
 
-def test_a_pod_that_was_deleted_before_the_first_look_is_named_with_its_node(bed, kubectl, namespace, tmp_path):
-    """The job fails with it and ends the other pod: only Events show the first."""
+@pytest.mark.parametrize("ended", [False, True], ids=["at-once", "after-the-other-end"])
+def test_a_pod_that_was_deleted_before_the_first_look_is_named_with_its_node(bed, kubectl, namespace, tmp_path, ended):
+    """The job fails with it and ends the other pod: only Events show the first.
+
+    The other pod may have ended before the look; a finalizer keeps it.
+    """
     home = tmp_path / "home"
     home.mkdir()
     path = accounts.create(bed.control, kubectl, "looker", namespace=namespace, rules=LOOK)
@@ -119,9 +123,17 @@ def test_a_pod_that_was_deleted_before_the_first_look_is_named_with_its_node(bed
     node, name = first["spec"]["nodeName"], first["metadata"]["name"]
     # A kubelet sends its Events later than states, and a pod without this one may never have run.
     wait_until(lambda: kubectl.has_event(namespace, name, "Started"), timeout=60, what="the Event of its start")
+    (other,) = [one["metadata"]["name"] for one in pods() if one["metadata"]["name"] != name]
+    patch = ("patch", "pod", other, "-n", namespace, "--type=merge", "-p")
+    if ended:
+        kubectl(*patch, json.dumps({"metadata": {"finalizers": ["tests.rankfall.dev/kept"]}}))
     kubectl("delete", "pod", name, "-n", namespace)
     wait_until(lambda: all(one["metadata"]["name"] != name for one in pods()), timeout=120, what="the deletion")
+    if ended:
+        wait_until(lambda: pods()[0]["metadata"].get("deletionGracePeriodSeconds") == 0, timeout=120, what="the end")
     why = world.cli("why", "job/taken", "-n", namespace, "-o", "json")
+    if ended:
+        kubectl(*patch, json.dumps({"metadata": {"finalizers": None}}))
     found = json.loads(why.stdout)
     assert (found["slot"], found["node"], found["pod"]) == (0, node, name), why.stdout
     assert any(f"pod {name} was deleted while it ran" in proof["line"] for proof in found["evidence"]), why.stdout

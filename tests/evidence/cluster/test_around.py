@@ -621,6 +621,35 @@ def test_i19_a_pod_that_its_controller_killed_is_no_cause(attempt, around, end, 
 
 
 @pytest.mark.parametrize(
+    ("around", "signal", "ended", "expected"),
+    [
+        ([TAKEN], 9, "2026-11-21T16:05:04Z", True),
+        ([TAKEN], 9, SOON, False),
+        # Events are kept for an hour only.
+        ([], 9, "2026-11-21T16:05:04Z", True),
+        ([], 9, SOON, False),
+        ([], 15, LATER, False),
+        ([], 11, "2026-11-21T16:05:04Z", False),
+    ],
+)
+def test_a_kubelets_last_deletion_does_not_hide_that_the_controller_asked_for_it(
+    attempt, around, signal, ended, expected
+):
+    """After the end of a deleted pod its kubelet deletes it again, without a grace period."""
+    work = work_fact({"metadata": {"name": "bert", "uid": "j"}}, kind="Job", seen_ns=1)
+    work = msgspec.structs.replace(work, conditions=(FAILED,))
+    main = ContainerFact(state="terminated", exit_code=128 + signal, started=MADE, finished=ended)
+    killed = pod(2, main=main, phase="Failed", deleting="2026-11-21T16:05:05Z", grace_s=0)
+    slots = [
+        SlotFacts(slot=1, node="n1", state="lost"),
+        SlotFacts(slot=2, node="n2", state="ended", signal=signal, killed_by="foreign", ended_at=stamp_ns(ended)),
+    ]
+    pieces = attempt.found(work, *around, BEFORE, pods=[pod(1, **GONE), killed], slots=slots)
+    found = {piece.slot: piece.slug for piece in pieces if piece.fingerprint == DELETED_POD}
+    assert found == {1: "external_signal"} | ({2: "peer_teardown"} if expected else {})
+
+
+@pytest.mark.parametrize(
     ("at", "after", "expected"),
     [
         ("2026-11-21T16:04:58Z", (2,), True),

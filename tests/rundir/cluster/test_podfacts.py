@@ -206,6 +206,23 @@ def test_the_last_words_of_a_pod_take_nothing_back():
     assert later(fact(running(1)), fact(gone=True)).main == ended.main
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_kubelets_last_deletion_leaves_the_time_of_the_request(gone):
+    def asked(at: str, grace_s: int, pod: dict[str, Any], **more: bool) -> PodFact:
+        made = copy.deepcopy(pod)
+        made["metadata"] |= {"deletionTimestamp": at, "deletionGracePeriodSeconds": grace_s}
+        return fact(made, **more)
+
+    first = asked("2026-11-20T23:59:40Z", 30, running(1))
+    again = asked("2026-11-22T00:00:00Z", 0, POD, gone=gone)
+    assert again.finally_deleted
+    found = later(first, again)
+    assert (found.deleting, found.grace_s, found.gone) == (first.deleting, 30, gone)
+    # A user who no longer waits for the end replaces it.
+    forced = later(first, asked("2026-11-20T23:59:50Z", 0, running(1), gone=gone))
+    assert (forced.deleting, forced.grace_s) == ("2026-11-20T23:59:50Z", 0)
+
+
 def test_a_look_that_says_less_leaves_what_was_seen():
     emptied = {"metadata": POD["metadata"], "status": {"phase": "Failed", "reason": "Evicted"}}
     found = later(fact(running(1)), fact(emptied))

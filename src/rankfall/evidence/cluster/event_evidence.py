@@ -211,6 +211,9 @@ def deletions(
     for pod in pods:
         end = _end(pod)
         asked = _asked_ns(pod) or by_maker.get(pod.name)
+        if asked is None and failed and pod.finally_deleted:
+            # A failed job's controller deletes all its pods; one that ran longer than the next second is among them.
+            asked = min(failed) + _NS
         # Stamps are whole seconds: an equal one may be of a deletion that made the job fail, but not after another one.
         after_another = order.get(pod.uid, first) != first
         controller = pod.name in by_maker or (
@@ -331,8 +334,8 @@ def _end(pod: PodFact) -> ContainerFact | None:
 
 
 def _asked_ns(pod: PodFact) -> int | None:
-    """Time of the request to delete a pod; None without one."""
-    end = stamp_ns(pod.deleting)
+    """Time of the request to delete a pod; None without one, or if the kubelet's last deletion replaced it."""
+    end = None if pod.finally_deleted else stamp_ns(pod.deleting)
     return None if end is None else end - (pod.grace_s or 0) * _NS
 
 

@@ -93,7 +93,7 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         slot: Slot by completion index and role, or None.
         gone: True if deleted; other fields are then older.
         created: By the API server's clock; ``accepted``: by the node's.
-        deleting: Deadline after a deletion request.
+        deleting: Deadline after a deletion request, or of ``finally_deleted``.
         grace_s: Grace period in seconds.
         overdue: True if its end is due and unreported: a dead or disconnected node.
         container: Name of the training container.
@@ -144,6 +144,13 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """True if, by this snapshot, no instance of the training container runs or will run again."""
         ended = self.main is not None and self.main.state == "terminated"
         return self.gone or ended or self.phase in _OVER
+
+    @property
+    def finally_deleted(self) -> bool:
+        """True if its kubelet deleted it after its end: ``deleting`` is then not the time of the request."""
+        end = stamp_ns(self.main.finished) if self.main is not None and self.main.state == "terminated" else None
+        at = stamp_ns(self.deleting)
+        return self.grace_s == 0 and end is not None and at is not None and end <= at
 
     @property
     def unheard(self) -> bool:
@@ -217,9 +224,12 @@ def later(held: PodFact, fact: PodFact) -> PodFact:
     main, last = fact.main or held.main, fact.last or held.last
     if _goes_back(held.main, main):
         main, last = held.main, held.last
+    deleting, grace_s = (fact.deleting, fact.grace_s) if fact.deleting else (held.deleting, held.grace_s)
+    if held.deleting and msgspec.structs.replace(fact, main=main).finally_deleted:
+        deleting, grace_s = held.deleting, held.grace_s
     if fact.gone:
         return msgspec.structs.replace(
-            held, seen_ns=fact.seen_ns, gone=True, main=main, last=last, deleting=fact.deleting or held.deleting
+            held, seen_ns=fact.seen_ns, gone=True, main=main, last=last, deleting=deleting, grace_s=grace_s
         )
     slot = fact.slot if fact.slot is not None else held.slot
     overdue = held.overdue and not fact.over
@@ -227,6 +237,8 @@ def later(held: PodFact, fact: PodFact) -> PodFact:
         fact,
         main=main,
         last=last,
+        deleting=deleting,
+        grace_s=grace_s,
         node=fact.node or held.node,
         slot=slot,
         overdue=overdue,
