@@ -170,7 +170,8 @@ def _without_passed(candidates: list[Candidate], subjects: Subjects, root: Root)
     """Drops lines after which the job continued until another subject failed."""
     pieces = [e for s in subjects.all.values() for e in s.evidence if e.role != "context"]
     bests = [c.best for c in candidates if c.best is not None]
-    kept = {id(e) for e in without_passed(bests, pieces)}
+    firsts = [c.best for c in candidates if c.best is not None and c.reported_first and c.tier == EXPLICIT]
+    kept = {id(e) for e in without_passed(bests, pieces, firsts=firsts)}
     root.rejected += [(c, "its program continued") for c in candidates if c.best is not None and id(c.best) not in kept]
     return [c for c in candidates if c.best is None or id(c.best) in kept]
 

@@ -162,11 +162,14 @@ def without_aftermath(pieces: Sequence[Evidence], complaints: Sequence[Evidence]
     return [e for e in pieces if not follows(e)]
 
 
-def without_passed(pieces: Sequence[Evidence], others: Iterable[Evidence]) -> list[Evidence]:
+def without_passed(
+    pieces: Sequence[Evidence], others: Iterable[Evidence], *, firsts: Sequence[Evidence] = ()
+) -> list[Evidence]:
     """Removes notices before a failure of another cause, and a pod's events before those that show it passed.
 
     Also removes lines after which the job worked until it was stopped from outside: its end flushes no old output.
-    ``others``: further findings of the same text, as of ranks that waited.
+    ``others``: further findings of the same text, as of ranks that waited. ``firsts``: messages of ranks that their
+    launcher saw fail first; a rank that continued after its own message failed later.
     """
     others = [*others]
     # A process that ended with the code for it ended there.
@@ -180,6 +183,8 @@ def without_passed(pieces: Sequence[Evidence], others: Iterable[Evidence]) -> li
 
     def passed(piece: Evidence) -> bool:
         if piece.passed and any(e is not piece and surely_after(e, piece) for e in stops):
+            return True
+        if piece.passed and any(e.rank != piece.rank and surely_after(e, piece) for e in firsts):
             return True
         if id(piece) in notices:
             own = _CONSEQUENCES[piece.slug] | _NO_REASON | {piece.slug}
