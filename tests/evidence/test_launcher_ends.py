@@ -965,3 +965,69 @@ def test_a_signal_has_its_cause_in_the_words_of_each_launcher(why, signal, name,
     assert found.cause.slug == slug
     # Without the last line it is a code.
     assert why(HYDRA.format(signal)).cause.slug in {"user_exit", "unknown"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "mpirun noticed that process rank 1 with PID 14215 on node\ncompute-0-7.local exited on signal 11 (Segmentation fault).\n",
+        "mpirun noticed that process rank 1 with PID 14215 \non node node01 exited on signal 11 (Segmentation fault).\n",
+    ],
+)
+def test_open_mpis_report_is_read_wherever_its_lines_break(why, words):
+    """The process that it names printed its own signal, which another one had too."""
+    said = "[node01:14215] Signal: Segmentation fault (11)\n[node01:14214] Signal: Segmentation fault (11)\n"
+    rule = 74 * "-" + "\n"
+    found = why(said + rule + words + rule)
+    assert (found.cause.slug, found.rank) == ("segfault", 1)
+    assert found.decisive.line.startswith("[node01:14215] Signal")
+
+
+ROW = "[{index}]:\n  time      : 2026-04-25_20:11:02\n  host      : n1\n  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: {pid})\n  error_file: <N/A>\n"
+RAISED = 'Traceback (most recent call last):\n  File "/w/t.py", line 3, in <module>\n    main()\n{}\n'
+
+
+@pytest.mark.parametrize(
+    ("raised", "rank"),
+    [
+        (["ValueError: no such mode"] * 2, 3),
+        # Any of them may be of the first rank.
+        (["ValueError: no such mode", "KeyError: 'lr'"], None),
+    ],
+)
+def test_an_exception_of_two_ranks_is_of_the_first_one_although_torchrun_stopped_the_others(why, raised, rank):
+    rows = [ROW.format(index=n, rank=n, code=code, pid=30 + n) for n, code in ((0, -15), (7, 1), (3, 1))]
+    found = why(
+        "".join(RAISED.format(each) for each in raised)
+        + "W0425 20:11:02.798000 78 torch/distributed/elastic/multiprocessing/api.py:1010] Sending process 30 closing signal SIGTERM\n"
+        + RAISED.format("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ")
+        + f"{'=' * 60}\nt.py FAILED\n{'-' * 60}\nFailures:\n{rows[0]}{rows[1]}Root Cause (first observed failure):\n{rows[2]}{'=' * 60}\n"
+    )
+    assert (found.cause.slug, found.rank) == ("user_code_exception", rank)
+
+
+BAR = "Epoch 0:   0%|          | 0/356 [00:13<?, ?it/s]"
+ENDED = "srun: error: gpu11: task {}: Exited with exit code 1\n"
+STOPPED = "srun: launch/slurm: _step_signal: Terminating StepId=88.2\n"
+
+
+@pytest.mark.parametrize(
+    ("ends", "rank"),
+    [
+        (BAR + ENDED.format(0) + STOPPED + ENDED.format(2), 0),
+        (ENDED.format(2) + STOPPED + ENDED.format(0), 2),
+        # srun reports them in any order until it stops the step.
+        (BAR + ENDED.format(0) + ENDED.format(2) + STOPPED, None),
+        (STOPPED + ENDED.format(0) + ENDED.format(2), None),
+    ],
+)
+def test_what_ends_after_srun_stopped_the_step_is_a_consequence(why, ends, rank):
+    """A bar ends without a newline, so that the first task's line follows it."""
+    found = why(RAISED.format("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB") + ends)
+    assert (found.cause.slug, found.rank) == ("gpu_oom", rank)
+
+
+@pytest.mark.parametrize("code", ["10", ""])
+def test_a_process_of_torchs_tests_is_a_rank(why, code):
+    found = why(f"Process 1 exited with error code {code} and exception:\n" + RAISED.format("KeyError: 'a'"))
+    assert (found.cause.slug, found.rank) == ("user_code_exception", 1 if code else None)

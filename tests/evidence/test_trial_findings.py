@@ -707,3 +707,15 @@ def test_a_preemption_ends_a_job_that_worked_after_a_caught_exception(why):
     steps = "".join(f"[rank{n % 4}]: step {n} loss 2.1\n" for n in range(120))
     found = why(caught + steps + SLURM_END.format(" DUE TO PREEMPTION"))
     assert (found.cause.slug, found.retry) == ("preempted", "yes")
+
+
+def test_a_line_that_another_rank_survived_is_no_cause_beside_torchruns_first_rank(why):
+    """The rank that failed left only its message; the other one, which worked on, a full disk for metrics."""
+    steps = "".join(f"[rank0]: step {n} loss 2.{n}\n" for n in range(10, 150, 10))
+    found = why(
+        "[rank0]: step 0 loss 3.0\n[rank4]: ERROR:root:could not push metrics: [Errno 28] No space left on device: '/tmp/m/x'\n"
+        + steps
+        + "[rank1]: RuntimeError: The size of tensor a (128) must match the size of tensor b (64) at non-singleton dimension 1\n"
+        + TABLE
+    )
+    assert (found.cause.slug, found.rank) == ("user_code_exception", 1)

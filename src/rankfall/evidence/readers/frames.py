@@ -138,9 +138,9 @@ _ORIGINS: Final[tuple[tuple[bytes, frozenset[bytes], str], ...]] = (
 
 _IGNORED: Final = (b"Exception ignored ", b"Error in atexit._run_exitfuncs", b"--- Logging error ---")
 _IN_THREAD: Final = b"Exception in thread "
-# Printed before a process's traceback by torch.multiprocessing, Ray Train and loggers, these in a line of an error's level.
+# Printed before a process's traceback by torch.multiprocessing, torch's tests, Ray Train and loggers, these in a line of an error's level.
 _ANNOUNCED: Final = bounded(
-    rb"-- Process (?P<local_rank>\d{1,6}) terminated with the following error:|(?i:[\[(]rank[ =:]{0,2})(?P<rank>\d{1,6})(?:[\])]| Error Snippet\]:)",
+    rb"-- Process (?P<local_rank>\d{1,6}) terminated with the following error:|\bProcess (?P<process>\d{1,6}) exited with error code \d{1,3} and exception:|(?i:[\[(]rank[ =:]{0,2})(?P<rank>\d{1,6})(?:[\])]| Error Snippet\]:)",
     limit=256,
 )
 
@@ -158,13 +158,13 @@ def announcement(data: bytes, start: int) -> Announcement | None:
     if not start:
         return None
     begin = data.rfind(b"\n", 0, start - 1) + 1
-    line = data[begin : min(start, begin + _ANNOUNCED.limit)]
-    match = _ANNOUNCED.search(line)
-    sure = match is not None and (match["rank"] is None or is_severe(line) or b" Error Snippet]" in line)
+    match = _ANNOUNCED.search(data[begin : min(start, begin + _ANNOUNCED.limit)])
+    sure = match and (match["rank"] is None or is_severe(match.string) or b" Error Snippet]" in match.string)
+    named = match.groupdict() if match and sure else {}
     return Announcement(
         ignored=any(data.find(each, begin, start) >= 0 for each in _IGNORED),
         threaded=data.find(_IN_THREAD, begin, start) >= 0,
-        ranks={name: whole(text) or 0 for name, text in match.groupdict().items() if text} if sure and match else {},
+        ranks={kind.replace("process", "rank"): whole(number) or 0 for kind, number in named.items() if number},
     )
 
 

@@ -184,6 +184,8 @@ _TORCH: Final = anchored(
     rb"[^\[\n'\"]{1,160}(?:\[[^\[\]\n]{0,80}\](?!:)[^\[\n'\"]{0,40}){0,4}(?<=[ \t\]|:>])(\[rank(\d{1,6})\]:) ?",
     limit=2 * _LOOK,
 )
+# A bar of tqdm, which ends without a newline.
+_BAR: Final = anchored(rb"[^|\n]{1,160}%\|[^|\n]{0,300}\|[^|\[\n]{0,60}\[[^\[\]\n]{0,300}\]?", limit=2 * _LOOK)
 # The rank in a program's own key=value list: (VllmWorker rank=3 pid=42)
 _KEYED: Final = bounded(
     rb"(?i)\b(local[ _-]?)?(?:global[ _-]?|mpi|world[ _-]?)?rank[\"']?[=:]{1,2} ?[\"']?(\d{1,6})\b", limit=256
@@ -257,6 +259,9 @@ def parse_prefix(line: bytes) -> Prefix:
     """Parses the tags at the beginning of a line, or the keys of an object of JSON; empty if none."""
     if line.startswith(b"{") and _OBJECT.match(line) is not None:
         return _of_object(line)
+    bar = _BAR.match(line) if line.find(b"%|", 0, _LOOK) > 0 else None
+    if bar is not None and (own := _parsed(line[bar.end() :][:_LOOK])).length:
+        return msgspec.structs.replace(own, length=bar.end() + own.length)
     if _BEGINS.match(line) is None:
         behind = _torchs_tag(line, 0)
         return _made({"global": behind[2]}, length=behind.end(), raw=behind[1]) if behind is not None else _NOTHING
@@ -423,11 +428,8 @@ def learn(before: bytes) -> Prefix:
     own = parse_prefix(before)
     if own.length >= len(before.rstrip()):
         return msgspec.structs.replace(own, length=len(before))
-    found: dict[str, bytes] = {}
-    if own.rank is not None:
-        found["global"] = b"%d" % own.rank
-    if own.local_rank is not None:
-        found["local"] = b"%d" % own.local_rank
+    numbers = {"global": own.rank, "local": own.local_rank}
+    found = {kind: b"%d" % number for kind, number in numbers.items() if number is not None}
     for at in (at for at, byte in enumerate(before[:MAX_LEARNED]) if byte in b"[(<"):
         tag = _tag(before[at:], found)
         if tag is not None and tag[0] in {"global", "local"}:

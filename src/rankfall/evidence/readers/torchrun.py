@@ -62,7 +62,9 @@ _MPI_ABORT = linear(
     rb"MPI_ABORT was invoked on rank (\d+) in communicator[^\n]{0,200}\n(?:[^\n]{0,200}Proc:[^\n]{0,200}\n)?\s*(?:with errorcode|Errorcode:) (-?\d+)"
 )
 _MPICH_ABORT = linear(rb"application called MPI_Abort\([^\n,]{1,80}, (-?\d+)\) - process (\d+)")
-_MPI_SIGNAL = linear(rb"process rank (\d+) with PID (\d+) on node ([\w.-]{1,253})\s+(exited\s+on\s+signal)\s+(\d+)")
+_MPI_SIGNAL = linear(
+    rb"process rank (\d+)\s+with\s+PID\s+(\d+)\s+on\s+node\s+([\w.-]{1,253})\s+(exited\s+on\s+signal)\s+(\d+)"
+)
 _SIGNALLED = linear(rb"Received (\d+) death signal, shutting down workers")
 # Signals that a shell or a container reports as exit codes.
 _SIGTERM: Final = 15

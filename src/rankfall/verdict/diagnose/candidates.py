@@ -55,8 +55,8 @@ from rankfall.verdict.diagnose.cause_tables import (
     signal_slug,
     without_hydra_code,
 )
-from rankfall.verdict.diagnose.subjects import Subject, of_own_code, without_outlived
-from rankfall.verdict.diagnose.survived_lines import without_aftermath, without_passed
+from rankfall.verdict.diagnose.subjects import Subject, of_own_code
+from rankfall.verdict.diagnose.survived_lines import without_aftermath, without_outlived, without_passed
 
 PLATFORM: Final = 5
 CONFIRMED: Final = 4
@@ -158,7 +158,7 @@ def candidate_of(subject: Subject) -> Candidate | None:
     # Evidence from after the work counts only without other.
     lost = [e for e in subject.complaints if e.slug in LOST_PEER_SLUGS]
     own = [e for e in own if not e.teardown] or ([] if lost else own)
-    pieces = without_outlived(subject, _terminal(subject, without_aftermath(own, lost)))
+    pieces = without_outlived(subject.rank, _terminal(subject, without_aftermath(own, lost)))
     unforged = [e for e in pieces if not _repeats_the_kernel(subject, e)]
     pieces = unforged if any(e.slug not in _BARE for e in unforged) else pieces
     pieces = _without_later_faults(subject, pieces)

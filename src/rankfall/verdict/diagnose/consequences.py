@@ -25,7 +25,8 @@ from rankfall.verdict.diagnose.cause_tables import (
     STEP_TAKEN,
     TIMED_OUT,
 )
-from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, own_failure, repeats
+from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, own_failure
+from rankfall.verdict.diagnose.survived_lines import repeats
 
 # Codes of SIGABRT, by a launcher of Python and by a shell.
 _ABORTED: Final = frozenset({-6, 134})

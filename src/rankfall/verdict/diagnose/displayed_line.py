@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -212,7 +213,8 @@ def _first_to_end(root: Root, chosen: Candidate, best: Evidence, subjects: Subje
     others = any(c.best is not None and before_end(c.best) for c, _ in root.rejected)
     own = chosen.subject.evidence
     more = any(e.role == "primary" and e.slug not in {chosen.slug, OWN_CODE} and before_end(e) for e in own)
-    spoke = any(s.complaints for s in subjects.all.values() if s.rank_number is not None and s.key not in named)
+    others_said = [s.complaints for s in subjects.all.values() if s.rank_number is not None and s.key not in named]
+    spoke = any(e.slug != "peer_teardown" for e in chain.from_iterable(others_said))
     return None if others or more or spoke else next(iter(named.values()))
 
 

@@ -12,22 +12,17 @@ from typing import Final, Literal
 import msgspec
 
 from rankfall.model import Case, Evidence, RankFacts, RunState, SlotFacts, cause_info
-from rankfall.model.evidence import StampedBy, surely_after
+from rankfall.model.evidence import StampedBy
 from rankfall.model.patterns import bounded
 from rankfall.model.timestamps import EXACT, Bound, Moment
 from rankfall.verdict.diagnose.cause_tables import (
     ECHO_TYPES,
     ENDS_OF_THE_REST,
-    EXACT_WORDS,
     HINT,
     NEVER_CAUSE,
-    OF_LIBRARY,
     OWN_CODE,
-    SAME_FAULT,
     STEP_TAKEN,
-    TRUSTED,
     WORK_DONE,
-    YIELDS_TO,
 )
 from rankfall.verdict.diagnose.survived_lines import is_end_by_launcher, is_task_of_srun, reclassified
 
@@ -382,73 +377,6 @@ def _weighed(subject: Subject, piece: Evidence) -> Evidence:
     patience = _STEP_AFTER_TRACEBACK_S if piece.whole else _STEP_AFTER_S
     outlived = facts.step_at > piece.at + round(patience * _NS)
     return msgspec.structs.replace(piece, role="context", outlived=True) if outlived else piece
-
-
-# Characters of an exception's message that a repeating line contains; minimum length.
-_MESSAGE: Final = 200
-_LEAST_MESSAGE: Final = 12
-
-
-def without_outlived(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
-    """Removes text before the uncaught exception, except about the same fault.
-
-    Also removes text of a rank that succeeded.
-    """
-    facts = subject.rank
-    if facts is not None and facts.state == "ended" and facts.exit_code == 0:
-        pieces = [e for e in pieces if e.source != "log"]
-    finals = [e for e in pieces if e.source == "record" and e.slug != "user_exit"]
-    whole = [e for e in pieces if e.source == "log" and e.whole]
-    if not finals and whole:
-        finals = [max(whole, key=lambda e: (e.at or 0, e.stream or "", e.order or 0, e.id))]
-    if not finals:
-        return pieces
-    kept = [e for e in pieces if _stands_beside(e, finals)]
-    return kept or pieces
-
-
-def _stands_beside(piece: Evidence, finals: list[Evidence]) -> bool:
-    if piece.source != "log" or piece.trust in TRUSTED or piece.signature in STEP_TAKEN:
-        return True
-    if any(piece is one for one in finals):
-        return True
-    if _was_handled(piece, finals):
-        return False
-    if piece.whole and not any(one.source != "log" and surely_after(one, piece) for one in finals):
-        # The recorded exception, or its inner one, as printed.
-        return True
-    return any(_same_fault(piece, one) for one in finals) or all(surely_after(piece, one) for one in finals)
-
-
-def _was_handled(piece: Evidence, finals: list[Evidence]) -> bool:
-    """True for a printed traceback of an exception that a process caught, if one that it did not catch followed."""
-    if not (piece.whole and piece.caught) or (piece.rank is None and piece.pid is None):
-        return False
-    return all(
-        one.source == "log"
-        and one.role == "primary"
-        and not one.caught
-        and (one.rank, one.pid) == (piece.rank, piece.pid)
-        and surely_after(one, piece)
-        and not _same_fault(piece, one)
-        for one in finals
-    )
-
-
-def _same_fault(piece: Evidence, final: Evidence) -> bool:
-    """True if a line may be a library's detail before the exception."""
-    if piece.slug == final.slug or piece.slug in YIELDS_TO.get(final.slug, frozenset()) or repeats(piece, final):
-        return True
-    if final.signature == OF_LIBRARY and piece.specificity >= EXACT_WORDS:
-        return True
-    family = cause_info(piece.slug).family
-    return final.slug != OWN_CODE and family in SAME_FAULT and family == cause_info(final.slug).family
-
-
-def repeats(piece: Evidence, final: Evidence) -> bool:
-    """True if a line contains the exception's message."""
-    message = final.line.partition("\n")[0].partition(": ")[2].strip()[:_MESSAGE]
-    return len(message) >= _LEAST_MESSAGE and message in piece.line
 
 
 def of_own_code(piece: Evidence | None) -> bool:

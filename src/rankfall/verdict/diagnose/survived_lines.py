@@ -11,21 +11,27 @@ from typing import Final
 
 import msgspec
 
-from rankfall.model import Evidence
+from rankfall.model import Evidence, RankFacts, cause_info
 from rankfall.model.evidence import surely_after
 from rankfall.model.patterns import Bounded, bounded
 from rankfall.verdict.diagnose.cause_tables import (
     BARE_ENDS,
     ENDS_OF_THE_REST,
     ENDS_OF_WAITS,
+    EXACT_WORDS,
     LOST_PEER_SLUGS,
     NEVER_CAUSE,
+    OF_LIBRARY,
+    OWN_CODE,
+    SAME_FAULT,
     SEEN_FROM_OUTSIDE,
     SIGNAL_OF_AGENT,
     STEP_ENDS,
     STEP_TAKEN,
     STOP_OF_AGENT,
     TIMED_OUT,
+    TRUSTED,
+    YIELDS_TO,
     reports_code,
 )
 
@@ -315,14 +321,14 @@ def _of_srun(evidence: Sequence[Evidence]) -> Iterable[Evidence]:
         return evidence
     text.sort(key=lambda e: (e.stream or "", e.order or 0))
     for _, stream in groupby(text, key=lambda e: e.stream):
-        ended = failed = stopped = taken = False
+        ended = failed = stopped = late = taken = False
         for _, line in groupby(stream, key=lambda e: e.order):
             pieces = list(line)
             tasks = _TASK.search(pieces[0].line) is not None
             for e in pieces:
                 if e.signature == "peer_teardown.srun_task" and not ended:
                     found[e.id] = _renamed(e, "external_signal")
-                elif (e.slug == "killed_unknown" and tasks and stopped) or (
+                elif (tasks and ((e.slug == "killed_unknown" and stopped) or (e.slug == "user_exit" and late))) or (
                     e.signature == "cancelled.slurm" and failed and "*** STEP " in e.line
                 ):
                     found[e.id] = msgspec.structs.replace(_renamed(e, "peer_teardown"), role="secondary")
@@ -330,7 +336,9 @@ def _of_srun(evidence: Sequence[Evidence]) -> Iterable[Evidence]:
                     found[e.id] = msgspec.structs.replace(e, role="context")
             failed = failed or (tasks and any(is_end_by_launcher(e) or e.slug in _CRASHES for e in pieces))
             ended = ended or tasks or any(e.slug in _STOPPED_BY for e in pieces)
-            stopped = stopped or any(e.signature in STEP_ENDS for e in pieces)
+            if not stopped and any(e.signature in STEP_ENDS for e in pieces):
+                # After a failed task srun stops the others of its step.
+                stopped, late = True, failed
             taken = taken or any(e.signature in STEP_TAKEN for e in pieces)
     return found.values()
 
@@ -343,3 +351,69 @@ def is_end_by_launcher(piece: Evidence) -> bool:
 
 def _renamed(piece: Evidence, slug: str) -> Evidence:
     return msgspec.structs.replace(piece, slug=slug, fingerprint=f"{slug}:{piece.signature}")
+
+
+# Characters of an exception's message that a repeating line contains; minimum length.
+_MESSAGE: Final = 200
+_LEAST_MESSAGE: Final = 12
+
+
+def without_outlived(facts: RankFacts | None, pieces: list[Evidence]) -> list[Evidence]:
+    """Removes text before the uncaught exception, except about the same fault.
+
+    ``facts``: of the rank, None for text without one. Also removes text of a rank that succeeded.
+    """
+    if facts is not None and facts.state == "ended" and facts.exit_code == 0:
+        pieces = [e for e in pieces if e.source != "log"]
+    finals = [e for e in pieces if e.source == "record" and e.slug != "user_exit"]
+    whole = [e for e in pieces if e.source == "log" and e.whole]
+    if not finals and whole:
+        finals = [max(whole, key=lambda e: (e.at or 0, e.stream or "", e.order or 0, e.id))]
+    if not finals:
+        return pieces
+    kept = [e for e in pieces if _stands_beside(e, finals)]
+    return kept or pieces
+
+
+def _stands_beside(piece: Evidence, finals: list[Evidence]) -> bool:
+    if piece.source != "log" or piece.trust in TRUSTED or piece.signature in STEP_TAKEN:
+        return True
+    if any(piece is one for one in finals):
+        return True
+    if _was_handled(piece, finals):
+        return False
+    if piece.whole and not any(one.source != "log" and surely_after(one, piece) for one in finals):
+        # The recorded exception, or its inner one, as printed.
+        return True
+    return any(_same_fault(piece, one) for one in finals) or all(surely_after(piece, one) for one in finals)
+
+
+def _was_handled(piece: Evidence, finals: list[Evidence]) -> bool:
+    """True for a printed traceback of an exception that a process caught, if one that it did not catch followed."""
+    if not (piece.whole and piece.caught) or (piece.rank is None and piece.pid is None):
+        return False
+    return all(
+        one.source == "log"
+        and one.role == "primary"
+        and not one.caught
+        and (one.rank, one.pid) == (piece.rank, piece.pid)
+        and surely_after(one, piece)
+        and not _same_fault(piece, one)
+        for one in finals
+    )
+
+
+def _same_fault(piece: Evidence, final: Evidence) -> bool:
+    """True if a line may be a library's detail before the exception."""
+    if piece.slug == final.slug or piece.slug in YIELDS_TO.get(final.slug, frozenset()) or repeats(piece, final):
+        return True
+    if final.signature == OF_LIBRARY and piece.specificity >= EXACT_WORDS:
+        return True
+    family = cause_info(piece.slug).family
+    return final.slug != OWN_CODE and family in SAME_FAULT and family == cause_info(final.slug).family
+
+
+def repeats(piece: Evidence, final: Evidence) -> bool:
+    """True if a line contains the exception's message."""
+    message = final.line.partition("\n")[0].partition(": ")[2].strip()[:_MESSAGE]
+    return len(message) >= _LEAST_MESSAGE and message in piece.line
