@@ -73,3 +73,13 @@ def test_an_error_without_a_known_cause_is_shown_before_its_launcher_s(why):
     )
     assert (found.cause.slug, found.rank, found.node) == ("unknown", 1, "gpu-01")
     assert "CUDA error: unknown error" in found.decisive.line
+
+
+@pytest.mark.parametrize("what", ["Running tokenizer on dataset", "Epoch 1"])
+def test_a_rank_that_prepares_data_does_not_show_that_the_waiting_ones_live(why, what):
+    """The watchdogs of ranks 1 to 3 end their processes; the bar of rank 0, without a prefix, goes on until torchrun stops it."""
+    waited = "[E ProcessGroupNCCL.cpp:821] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1808321 milliseconds before timing out.\n"
+    bars = "".join(f"{what}:   {n}%|▏         | {9 * n}/814 [00:{10 + n}<21:46,  1.63s/ba]\n" for n in range(1, 20))
+    failed = "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -6) local_rank: 3 (pid: 171687) of binary: /venv/bin/python3\n"
+    found = why("".join(map(waited.format, (1, 2, 3))) + bars + failed)
+    assert (found.cause.slug == "native_abort") == (what == "Epoch 1")

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.evidence.readers.findings import last_time
+from rankfall.evidence.readers.findings import bars_of, last_time
 from rankfall.evidence.readers.prefixes import Prefix, parse_prefix
 from rankfall.evidence.readers.text import STATES_SUCCESS
 from rankfall.model import Evidence, cause_info, numbers
@@ -217,7 +217,7 @@ class Survival:
         self._owed = 0
         self._offset = 0
         self._tail_at = -EVERY
-        self.worked = 0
+        self.worked, self._prepares = 0, False
         # End of the newest line that states complete work, and its speaker.
         self._finished_at, self._finished_by = 0, b""
         self.succeeded_at = self.ranks_begin = 0
@@ -325,6 +325,8 @@ class Survival:
         text states that its job was stopped or killed; None for the streams of a run.
         """
         of_file = stop is not None
+        if piece.slug == "collective_timeout" and self._prepares:
+            return False  # one rank prepares data while the others wait
         if of_file and piece.slug == "preempted" and sum(at > end for at, _ in self._job.minutes) < _NOTICE_MIN:
             return self.completed(end)
         whole, caught = piece.whole, of_file and piece.caught
@@ -385,10 +387,9 @@ class Survival:
 
     def _counted_before(self, speaker: Speaker, name: bytes, text: bytes) -> None:
         for line in text.splitlines()[0 if speaker.early else 1 : -1]:
-            if _SHOWS_WORK.search(line[:_MAX_LINE]) and not _SHOWS_NONE.search(line[:_MAX_LINE]):
-                prefix = parse_prefix(line)
-                if speaker_of(prefix) == name:
-                    speaker.advanced(line[prefix.length :][:_MAX_LINE], 0)
+            works = _SHOWS_WORK.search(line[:_MAX_LINE]) and not _SHOWS_NONE.search(line[:_MAX_LINE])
+            if works and speaker_of(prefix := parse_prefix(line)) == name:
+                speaker.advanced(line[prefix.length :][:_MAX_LINE], 0)
         speaker.advances = ()
 
     def _look(self, data: bytes, begin: int, stop: int, *, base: int) -> None:
@@ -411,6 +412,7 @@ class Survival:
             elif shows and _WORKED_AGAIN.search(text):
                 self._works(speaker, None, at)
             elif shows and _SHOWS_WORK.search(text):
+                self._prepares = next(bars_of(text, at=0), None) is not None
                 self._works(speaker, text, at, stamp=prefix.stamp)
             elif (
                 speaker is not None
@@ -422,9 +424,7 @@ class Survival:
 
     def _works(self, speaker: Speaker | None, text: bytes | None, at: int, *, stamp: str | None = None) -> None:
         before = len(self._job.advances), self._job.advances[-1] if self._job.advances else 0
-        for one in (self._job, speaker):
-            if one is None:
-                continue
+        for one in (self._job, speaker) if speaker is not None else (self._job,):
             if text is None:
                 one.advances = (*one.advances, at, at)[-ADVANCES:]
             else:
