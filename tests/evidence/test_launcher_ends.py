@@ -1031,3 +1031,25 @@ def test_what_ends_after_srun_stopped_the_step_is_a_consequence(why, ends, rank)
 def test_a_process_of_torchs_tests_is_a_rank(why, code):
     found = why(f"Process 1 exited with error code {code} and exception:\n" + RAISED.format("KeyError: 'a'"))
     assert (found.cause.slug, found.rank) == ("user_code_exception", 1 if code else None)
+
+
+STACK = (
+    "MPICH ERROR [Rank 10] [job id 1c55] [Fri Sep 13 20:31:03 2024] [n1] - Abort(1009328399) (rank 10 in comm 0): Fatal error in PMPI_Alltoallv: Other MPI error, error stack:\n"
+    "PMPI_Alltoallv(386).........: MPI_Alltoallv(sbuf=0x14dc, comm=MPI_COMM_WORLD) failed\n"
+    "MPIDI_OFI_send_normal(372)..: OFI tagged senddata failed (ofi_send.h:372:MPIDI_OFI_send_normal:{})\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "slug"),
+    [
+        ("Input/output error", "nccl_ib_error"),
+        # Of the node's resources, of a wrong call or of the network: the provider does not say which.
+        ("Resource temporarily unavailable", "unknown"),
+        ("Invalid argument", "unknown"),
+    ],
+)
+def test_the_code_of_an_mpi_error_is_no_exit_of_the_program(why, reason, slug):
+    found = why(STACK.format(reason) + "n1.cluster.example: rank 10 exited with code 255\n")
+    assert (found.cause.slug, found.rank) == (slug, 10)
+    assert reason in found.decisive.line

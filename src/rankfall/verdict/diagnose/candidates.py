@@ -33,6 +33,7 @@ from rankfall.verdict.diagnose.cause_tables import (
     EXACT_WORDS,
     KERNEL_SIGNATURE_IDS,
     LOST_PEER_SLUGS,
+    MPI_ABORT,
     NAMES_A_RANK,
     NEVER_CAUSE,
     NEVER_STARTED,
@@ -161,12 +162,11 @@ def candidate_of(subject: Subject) -> Candidate | None:
     pieces = without_outlived(subject.rank, _terminal(subject, without_aftermath(own, lost)))
     unforged = [e for e in pieces if not _repeats_the_kernel(subject, e)]
     pieces = unforged if any(e.slug not in _BARE for e in unforged) else pieces
-    pieces = _without_later_faults(subject, pieces)
-    pieces = _without_ends_after_exception(without_hydra_code(pieces))
-    pieces = _without_abort_at_shutdown(subject, pieces)
-    pieces = _without_caught_before_crash(subject, pieces)
-    stood = pieces
-    pieces = _without_hang_after_exception(subject, pieces)
+    pieces = _without_ends_after_exception(without_hydra_code(_without_later_faults(subject, pieces)))
+    if any(e.signature == MPI_ABORT for e in subject.complaints):
+        pieces = [e for e in pieces if e.slug != "user_exit"]  # the code is MPI's
+    pieces = _without_caught_before_crash(subject, _without_abort_at_shutdown(subject, pieces))
+    stood, pieces = pieces, _without_hang_after_exception(subject, pieces)
     if lost:
         pieces = [e for e in pieces if e.signature not in WATCHDOG_ABORTS]
         pieces = [e for e in pieces if e.signature != WRAPPER or not any(surely_after(x, e) for x in lost)]
