@@ -1053,3 +1053,29 @@ def test_the_code_of_an_mpi_error_is_no_exit_of_the_program(why, reason, slug):
     found = why(STACK.format(reason) + "n1.cluster.example: rank 10 exited with code 255\n")
     assert (found.cause.slug, found.rank) == (slug, 10)
     assert reason in found.decisive.line
+
+
+@pytest.mark.parametrize(
+    ("said", "slug", "rank"),
+    [
+        ("[rank1]: {}\n", "user_code_exception", 3),
+        # The first one has its own message.
+        (
+            "[rank1]: {}\n[rank3]: RuntimeError: CUDA error: an illegal memory access was encountered\n",
+            "cuda_illegal_access",
+            3,
+        ),
+        ("[rank3]: {}\n", "user_code_exception", 3),
+    ],
+)
+def test_torchruns_first_rank_without_words_is_named_by_the_exception_of_another_one(why, said, slug, rank):
+    raised = RAISED.format("ValueError: no such mode").strip().splitlines()
+    lines = [said.split("\n")[0].format(each) for each in raised] + said.split("\n")[1:]
+    row = ROW.format(index=0, rank=3, code=1, pid=33)
+    found = why(
+        "\n".join(lines)
+        + "W0425 20:11:02.798000 78 torch/distributed/elastic/multiprocessing/api.py:1010] Sending process 31 closing signal SIGTERM\n"
+        + RAISED.format("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ")
+        + f"{'=' * 60}\nt.py FAILED\n{'-' * 60}\nRoot Cause (first observed failure):\n{row}{'=' * 60}\n"
+    )
+    assert (found.cause.slug, found.rank) == (slug, rank)

@@ -34,6 +34,8 @@ from rankfall.verdict.diagnose.subjects import Subject, Subjects
 
 _NAME_FIRST: Final = FIRST_ENDS | {ABORTED_ALL}
 _OF_A_RANK: Final = frozenset({"user", "data", "memory", "gpu", "unknown"})
+# Exceptions that each rank of a job may raise.
+_OF_CODE: Final = frozenset({"user", "data", "memory"})
 # Words of a rank that may have failed because of another one; after its own prefix.
 _OF_OTHERS: Final = bounded(
     r"(?i)[^\w\[(]\b(?:peers?|ranks?|remote|workers?|connect\w*|sockets?|timed? ?out|time-?out|wait\w*|heartbeat|lost|missing|stopp\w+|abort\w*)\b",
@@ -167,6 +169,11 @@ def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:
     if chosen is None or root.everywhere or root.unnamed:
         return root
     best = chosen.best
+    if case.run is None and best is not None and (first := _first_without_words(chosen, best, subjects)) is not None:
+        chosen.unordered, chosen.gpu = True, None
+        return _named(
+            root, chosen, first, "its launcher saw its end first, and another rank's message is of the same end"
+        )
     if best is None or best.source != "log" or chosen.subject.rank is not None or best.local_rank is not None:
         return root
     killed = [c for c, _ in root.rejected if c.slug == "killed_unknown" and c.subject.rank is not None and c.bare]
@@ -181,7 +188,7 @@ def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:
         return root if subject is None else _named(root, chosen, subject, "the head of its error stack names the rank")
     if (subject := _first_to_end(root, chosen, best, subjects)) is not None:
         # The others may have failed in the same way.
-        chosen.unordered = True
+        chosen.unordered, chosen.gpu = True, None
         return _named(root, chosen, subject, "its launcher names the rank that ended first")
     waited = [e for s in subjects.all.values() for e in s.complaints if e.slug in LOST_PEER_SLUGS]
     if cause_info(chosen.slug).family not in _OF_A_RANK or not all(surely_after(e, best) for e in waited):
@@ -191,6 +198,19 @@ def with_silent_rank(root: Root, case: Case, subjects: Subjects) -> Root:
     if subject is None or chosen.subject.slot_number not in {None, subject.slot_number}:
         return root
     return _named(root, chosen, subject, "its rank was found by elimination")
+
+
+def _first_without_words(chosen: Candidate, best: Evidence, subjects: Subjects) -> Subject | None:
+    """The rank whose end with Python's code its launcher saw first, if the text has another rank's exception, not its own."""
+    firsts = [r for r in subjects.ranks.values() if r.reported_first]
+    own = chosen.subject.rank
+    if own is None or len(firsts) != 1 or firsts[0].rank == own.rank or firsts[0].exit_code != 1:
+        return None
+    if best.source != "log" or not best.whole or cause_info(best.slug).family not in _OF_CODE:
+        return None
+    first = subjects.all["rank", firsts[0].rank]
+    words = [e for e in first.evidence if e.role != "context" and e.slug != "peer_teardown" and not reports_code(e)]
+    return None if words or on_other_nodes(best.node, first.node) else first
 
 
 def _first_to_end(root: Root, chosen: Candidate, best: Evidence, subjects: Subjects) -> Subject | None:
