@@ -197,3 +197,30 @@ def test_one_fault_with_several_messages_on_each_rank_has_no_first_rank(why):
         assert (verdict.cause.slug, verdict.rank, list(verdict.alternatives)) == ("user_code_exception", None, [])
     # At another place it is another fault.
     assert why(broke(0, 4) + raised(1, "AssertionError: bad index 3 in worker", "/w/model.py work")).alternatives
+
+
+KILLED_ROW = (
+    "=" * 80
+    + "\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   RANK 3 PID 226541 RUNNING AT node01\n=   KILLED BY SIGNAL: {}\n"
+    + "=" * 80
+    + "\n"
+)
+
+
+@pytest.mark.parametrize("signal", ["6 (Aborted)", "9 (Killed)"])
+def test_the_error_that_a_program_printed_before_its_abort_is_shown(why, signal):
+    said = " ERROR in subspace rotation PSSYEVX: not enough eigenvalues found         618\n"
+    found = why(said + "\n\n" + KILLED_ROW.format(signal))
+    assert found.rank == 3
+    assert ("eigenvalues" in found.decisive.line) == (signal == "6 (Aborted)")
+    # What is printed behind it has other reasons.
+    assert "eigenvalues" not in why(KILLED_ROW.format(signal) + said).decisive.line
+
+
+def test_the_line_behind_a_word_alone_is_the_error(why):
+    found = why(
+        "*** ERROR ***\nSystems::load(): Previously stored elements/nodes differ\n\n"
+        "Abort(1) on node 32 (rank 32 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 1) - process 32\n"
+    )
+    assert found.rank == 32
+    assert found.decisive.line.endswith("Previously stored elements/nodes differ")

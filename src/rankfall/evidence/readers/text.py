@@ -147,7 +147,7 @@ _ERROR: Final = linear(
 # Prefix of a glog line: level, time, thread and place in a source file.
 _PLACE: Final = bounded(rb"\A(?:[EWIF]\d{4}|[A-Z]{4,8}) [\d:. -]{8,32}(?:\d+ )?\S{1,256}:\d+\] ?", limit=MAX_ERROR_LINE)
 _NO_ERROR: Final = bounded(
-    rb"(?i)\b0 errors?\b|\berror:? *[-=*#]{5,}\s*\Z|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Error executing job with overrides|Reporting training FAILURE|Root Cause \(first|FAILED$|aborting (?:MPI|job|run)\b|closing signal|Killing subprocess|return code"
+    rb"(?i)\b0 errors?\b|\berror:? *[-=*#]{5,}\s*\Z|(?<!NCCL )warn|ignored|retry|torch[./]distributed[./]elastic|ChildFailedError|Process(?:Exited|Raised)Exception|CalledProcessError|Error executing job with overrides|Reporting training FAILURE|Root Cause \(first|FAILED$|\bContainer failed !|aborting (?:MPI|job|run)\b|closing signal|Killing subprocess|return code"
     rb"|NCCL INFO|^(?:mpirun|prterun)\b|^(?: {0,5}\d{1,6}: )?(?:srun|slurmstepd)[\w.-]*: (?:error: )?(?:\S{1,512}: tasks? \d|\*\*\*|Job|Step|Force|Terminating|launch/)|\bframe #\d|error_file|exitcode|^(?:cat|chmod|cp|grep|kill|ln|ls|mkdir|mv|pkill|rm|rmdir|sed|tar|touch): |^(?:During handling|The above exception)|^\s*(?:raise|except|File|Traceback)\b|^\s{4}|^-+ Logging error|^Error in atexit\._run_exitfuncs|\bError raised in:\s*\Z|\*\*\* End of error message|Exception raised from|^(?:\[[^\[\]]{0,200}\]|[\s:,-]){1,20}$",
     limit=MAX_ERROR_LINE,
 )
@@ -225,9 +225,7 @@ def states_reason(line: bytes) -> bool:
 
 def error_lines(text: bytes, *, since: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yields the lines from byte ``since`` on that resemble an error, with their first byte, the last one first."""
-    for begin, line in _lines(_ERROR, text, since):
-        if _is_message(line):
-            yield begin, line
+    yield from (one for one in _lines(_ERROR, text, since) if _is_message(one[1]))
 
 
 def ranks_with_errors(text: bytes, *, since: int = 0) -> set[int]:
@@ -354,9 +352,8 @@ def candidate_lines(text: bytes, *, since: int = 0) -> Iterator[tuple[int, bytes
     """
     if _is_done(text):
         return
-    for begin, line in _lines(_FILLED, text, since):
-        if not is_low(line) and _is_message(line) and not _is_code(line):
-            yield begin, line
+    lines = _lines(_FILLED, text, since)
+    yield from (one for one in lines if not is_low(one[1]) and _is_message(one[1]) and not _is_code(one[1]))
 
 
 def _is_done(text: bytes) -> bool:
@@ -377,7 +374,10 @@ _DETAIL: Final = anchored(
     rb"(?i)\s*(?:what\(\): |(?:last error|caused by|(?:root )?cause|reason|details?|(?:error )?message) ?:|-{1,2}> )",
     limit=64,
 )
-_ANNOUNCES: Final = bounded(rb":\s*\Z|--> FOAM FATAL (?:IO )?ERROR", limit=MAX_ERROR_LINE)
+_ANNOUNCES: Final = bounded(
+    rb":\s*\Z|--> FOAM FATAL (?:IO )?ERROR|\A\W{0,80}(?i:(?:fatal|input|internal|runtime) )?(?i:errors?|exception)\W{0,80}\Z",
+    limit=MAX_ERROR_LINE,
+)
 _NO_DETAIL: Final = bounded(
     rb"\s*(?:Traceback \(|File \"|frame #|\^|During handling|The above exception)|\W*\Z", limit=MAX_ERROR_LINE
 )
@@ -402,7 +402,7 @@ _STACK_ROW: Final = anchored(rb"\s*\w{3,80}\(\d{1,6}\)\.*:", limit=512)
 def detail_behind(line: bytes, behind: bytes, *, above: bytes = b"") -> bytes | None:
     """Returns the line that a message's line announces, as a header or wrapper does; None if there is none.
 
-    A colon at its end, as OpenFOAM's head, announces the next line. ``behind``: text after the line, of which a few lines are read.
+    A colon at its end, OpenFOAM's head or ``*** ERROR ***`` announces the next line. ``behind``: text after the line, of which a few lines are read.
     ``above``: text that ends with the line; the row before an exit code names the process. Of a message between two
     rules the rows count.
     """

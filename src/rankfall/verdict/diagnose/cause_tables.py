@@ -176,12 +176,14 @@ DELETED_POD: Final = "external_signal:deleted pod"
 
 # A rank's exchange of sizes before the first step, in which another one has none: after a time-out its consequence.
 NONE_RECEIVED: Final = "collective_mismatch.ddp_none"
+#: Launchers' lines about an abort, before which a program usually prints its reason.
+BARE_ABORTS: Final = frozenset({"native_abort.batch", "native_abort.exit", "native_abort.signal"})
 
 # torchrun's exception about a process that ended.
 CHILD_FAILED: Final = "unknown.child_failed"
 # A launcher's report of an ordinary exit code, or that a rank ended all others.
 BARE_ENDS: Final = frozenset(
-    {"user_exit.exit", "user_exit.two", "user_exit.mpi", *OWN_ABORTS, CHILD_FAILED, "unknown.mpi_exit"}
+    {"user_exit.exit", "user_exit.two", "user_exit.mpi", *OWN_ABORTS, CHILD_FAILED, "unknown.mpi_exit", *BARE_ABORTS}
 )
 
 # Least specificity of a library's exact words.

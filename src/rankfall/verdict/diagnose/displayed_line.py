@@ -15,6 +15,7 @@ from rankfall.verdict.diagnose.candidates import SILENT, Candidate, Root, ended_
 from rankfall.verdict.diagnose.cause_tables import (
     ABORTED_ALL,
     ABOVE_THEIR_HEADS,
+    BARE_ABORTS,
     CHILD_FAILED,
     CUT_OFF,
     ENDS_ABOVE,
@@ -82,9 +83,12 @@ def last_error(subjects: Subjects, chosen: Candidate) -> Evidence | None:
     in_text = best is None and facts is not None and facts.stream is not None
     aborted = chosen.slug == "user_exit" and (in_text or called_abort(chosen.subject.evidence))
     only_a_code = aborted or (best is not None and reports_code(best) and chosen.slug != OWN_CODE)
-    if ended_without_message(chosen) or only_a_code:
+    abort = best if best is not None and best.signature in BARE_ABORTS else None
+    if ended_without_message(chosen) or only_a_code or abort is not None:
         nearest = nearest_line(subjects)
-        return nearest if nearest is not None and nearest.fingerprint == LAST_ERROR else None
+        if nearest is None or nearest.fingerprint != LAST_ERROR:
+            return None
+        return nearest if abort is None or surely_after(abort, nearest) else None
     if facts is None or not _gave_no_reason(chosen):
         return None
     words = [e for e in chosen.subject.evidence if e.fingerprint == LAST_ERROR]
