@@ -1079,3 +1079,39 @@ def test_torchruns_first_rank_without_words_is_named_by_the_exception_of_another
         + f"{'=' * 60}\nt.py FAILED\n{'-' * 60}\nRoot Cause (first observed failure):\n{row}{'=' * 60}\n"
     )
     assert (found.cause.slug, found.rank) == (slug, rank)
+
+
+TPU_TRACE = (
+    "RuntimeError: RESOURCE_EXHAUSTED: Attempting to reserve 6.48G at the bottom of memory. That was not possible."
+)
+XLA_LINE = "2022-04-05 02:11:49.642380: E tensorflow/compiler/xla/xla_client/xla_util.cc:88]   (1) RESOURCE_EXHAUSTED: Attempting to reserve 6.48G at the bottom of memory. That was not possible.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "rank"),
+    [
+        ("Exception in device=TPU:3: RESOURCE_EXHAUSTED\n" + RAISED.format(TPU_TRACE), 3),
+        # An assertion has no words.
+        ("    Exception in device=TPU:0:\n" + RAISED.format(TPU_TRACE), 0),
+        # The library's own line stands above.
+        (XLA_LINE + "Exception in device=TPU:4: RES\n", 4),
+        (XLA_LINE + "Exception in device=TPU:4: RES\nException in device=TPU:5: RES\n", None),
+    ],
+)
+def test_the_process_of_torch_xla_is_the_rank_of_its_exception(why, text, rank):
+    found = why(text)
+    assert (found.cause.slug, found.rank) == ("gpu_oom", rank)
+
+
+def test_marks_at_the_ends_of_lines_are_no_part_of_them(why):
+    rows = [
+        "step 1",
+        "step 2",
+        "pe=00015 FAIL at line=00326    MAPL_CapGridComp.F90  <something impossible happened>",
+        "",
+    ]
+    found = why("".join(f"{row}$\n" for row in rows))
+    assert found.rank == 15
+    assert not found.decisive.line.endswith("$")
+    # Text that only ends with one.
+    assert why("user@host $\nValueError: a b$\n").decisive.line.endswith("$")

@@ -423,4 +423,9 @@ def _named(lines: list[bytes]) -> list[Layer]:
     return [lambda line: line[size:] if fold(line[:size]) == name else None]
 
 
-_LAYERS: Final = (text_of_record, _behind(_QUOTED), _behind(_RUNTIME), _behind(_SYSLOG))
+def _before_mark(line: bytes) -> bytes | None:
+    """A line without the mark of its end, as ``cat -A`` and editors show it."""
+    return line[:-1] if line.endswith(b"$") else None
+
+
+_LAYERS: Final = (text_of_record, _behind(_QUOTED), _behind(_RUNTIME), _behind(_SYSLOG), _before_mark)

@@ -138,9 +138,9 @@ _ORIGINS: Final[tuple[tuple[bytes, frozenset[bytes], str], ...]] = (
 
 _IGNORED: Final = (b"Exception ignored ", b"Error in atexit._run_exitfuncs", b"--- Logging error ---")
 _IN_THREAD: Final = b"Exception in thread "
-# Printed before a process's traceback by torch.multiprocessing, torch's tests, Ray Train and loggers, these in a line of an error's level.
+# Printed before a process's traceback by torch.multiprocessing, torch's tests, torch_xla, Ray Train and loggers, these in a line of an error's level.
 _ANNOUNCED: Final = bounded(
-    rb"-- Process (?P<local_rank>\d{1,6}) terminated with the following error:|\bProcess (?P<process>\d{1,6}) exited with error code \d{1,3} and exception:|(?i:[\[(]rank[ =:]{0,2})(?P<rank>\d{1,6})(?:[\])]| Error Snippet\]:)",
+    rb"-- Process (?P<local_rank>\d{1,6}) terminated with the following error:|\bProcess (?P<process>\d{1,6}) exited with error code \d{1,3} and exception:|\bException in device=TPU:(?P<core>\d{1,6}):|(?i:[\[(]rank[ =:]{0,2})(?P<rank>\d{1,6})(?:[\])]| Error Snippet\]:)",
     limit=256,
 )
 
@@ -164,7 +164,7 @@ def announcement(data: bytes, start: int) -> Announcement | None:
     return Announcement(
         ignored=any(data.find(each, begin, start) >= 0 for each in _IGNORED),
         threaded=data.find(_IN_THREAD, begin, start) >= 0,
-        ranks={kind.replace("process", "rank"): whole(number) or 0 for kind, number in named.items() if number},
+        ranks={k if k == "local_rank" else "rank": whole(number) or 0 for k, number in named.items() if number},
     )
 
 

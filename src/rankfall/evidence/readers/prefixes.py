@@ -149,6 +149,11 @@ _TAGS: Final = tuple(
         # (worker1, rank=1, pid=3061, ip=10.0.0.2) of SkyPilot: the rank of the node
         ("slot", "(", r"\((?:head|worker\d{1,5}), rank=(\d{1,6}), pid=\d{1,9}(?:, ip=[\d.]{7,15})?\) ?"),
         ("none", "(", r"\([^()\n]{0,200}?(?:\bpid=\d|\braylet, ip=\d)[^()\n]{0,200}?\) ?"),
+        (
+            "global",
+            "Ep",
+            r"(?:Exception in device=TPU:|pe=)(\d{1,6})(?:: ?|:?$| (?=FAIL at line=))",
+        ),  # of torch_xla and MAPL
         # Behind the stamp of a container runtime's file.
         ("none", "s", r"std(?:out|err) [FP] "),
         ("none", "\x1b", r"(?:\x1b\[[0-9;]*m)+"),
@@ -168,7 +173,7 @@ _BY_FIRST: Final = [[(kind, pattern) for kind, first, pattern in _TAGS if byte i
 _BEGINS: Final = anchored(
     rb"\A(?:[\[(<\x1b]|srun: error: |std(?:out|err) [FP] | {0,5}\d{1,6}: |\d{4}[-/]|"
     + f"{_DAY}|{_SYSLOG}|{_KERNEL}".encode()
-    + rb"|(?i:(?:global[ _-]?|mpi|world[ _-]?)?rank[ _=-]?|r)\d|[\w.-]{1,253}:\d{1,8}:\d{1,8} \[|[A-Za-z][\w.-]{0,127}:(?:\d{1,5}|rank\d{1,6}(?:\.[\w.-]{1,64})?): | TP\d|amrex::|MPICH |FATAL from PE "
+    + rb"|(?i:(?:global[ _-]?|mpi|world[ _-]?)?rank[ _=-]?|r)\d|[\w.-]{1,253}:\d{1,8}:\d{1,8} \[|[A-Za-z][\w.-]{0,127}:(?:\d{1,5}|rank\d{1,6}(?:\.[\w.-]{1,64})?): | TP\d|amrex::|MPICH |FATAL from PE |Exception in device=TPU|pe=\d"
     rb"|[\w.-]{1,253}(?:: " + _EXCEPTION.encode() + rb"| +\|| \[rank=\d|(?<=\d): ))",
     limit=_LOOK,
 )

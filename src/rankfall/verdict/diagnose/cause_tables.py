@@ -116,7 +116,7 @@ WATCHDOG: Final = "rank_stuck.watchdog"
 CUT_OFF: Final = "unknown.cut_off"
 # Lines of launchers about the rank that ended first: above its exception, and of any place.
 ENDS_ABOVE: Final = frozenset({"unknown.spawn", "unknown.elastic_event"})
-FIRST_ENDS: Final = ENDS_ABOVE | {"unknown.flux_doom", "unknown.mpi_exit", "unknown.paddle_abort"}
+FIRST_ENDS: Final = ENDS_ABOVE | {"unknown.flux_doom", "unknown.mpi_exit", "unknown.paddle_abort", "unknown.tpu_core"}
 # Likewise, but also a cause: a rank that ended all others.
 ABORTED_ALL: Final = "user_exit.mpi_abort"
 # Of Lightning: it then kills them.
