@@ -1115,3 +1115,21 @@ def test_marks_at_the_ends_of_lines_are_no_part_of_them(why):
     assert not found.decisive.line.endswith("$")
     # Text that only ends with one.
     assert why("user@host $\nValueError: a b$\n").decisive.line.endswith("$")
+
+
+OPENIB = "[[51307,{}],18][btl_openib_component.c:3224:handle_wc] from n4011 to: n4120 error polling LP CQ with status RETRY EXCEEDED ERROR status number 12 for wr_id 413569408 opcode 11112 vendor error 129 qp_idx 3\n"
+
+
+@pytest.mark.parametrize(("job", "host", "rank"), [(1, "", 18), (1, "[n4011.local]", 18), (0, "", None)])
+def test_open_mpis_name_of_a_process_is_its_rank(why, job, host, rank):
+    """Job 0 is that of its daemons."""
+    found = why(host + OPENIB.format(job))
+    assert (found.cause.slug, found.rank) == ("nccl_ib_error", rank)
+
+
+def test_words_of_a_reason_outweigh_a_bare_abort(why):
+    said = "  what():  MPI_Recv: MPI_ERR_TRUNCATE: message truncated\n"
+    found = why(said + "[node12:15876] Signal: Aborted (6)\n")
+    assert (found.cause.slug, found.decisive.line.strip()) == ("user_code_exception", said.strip())
+    # Of a collective call.
+    assert why("[node12:15876] *** MPI_ERR_TRUNCATE: message truncated\n").cause.slug == "collective_mismatch"

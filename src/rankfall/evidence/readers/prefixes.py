@@ -149,11 +149,8 @@ _TAGS: Final = tuple(
         # (worker1, rank=1, pid=3061, ip=10.0.0.2) of SkyPilot: the rank of the node
         ("slot", "(", r"\((?:head|worker\d{1,5}), rank=(\d{1,6}), pid=\d{1,9}(?:, ip=[\d.]{7,15})?\) ?"),
         ("none", "(", r"\([^()\n]{0,200}?(?:\bpid=\d|\braylet, ip=\d)[^()\n]{0,200}?\) ?"),
-        (
-            "global",
-            "Ep",
-            r"(?:Exception in device=TPU:|pe=)(\d{1,6})(?:: ?|:?$| (?=FAIL at line=))",
-        ),  # of torch_xla and MAPL
+        # Exception in device=TPU:3: of torch_xla, pe=00003 of MAPL
+        ("global", "Ep", r"(?:Exception in device=TPU:|pe=)(\d{1,6})(?:: ?|$| (?=FAIL at line=))"),
         # Behind the stamp of a container runtime's file.
         ("none", "s", r"std(?:out|err) [FP] "),
         ("none", "\x1b", r"(?:\x1b\[[0-9;]*m)+"),
@@ -389,8 +386,7 @@ def _worded(before: bytes, found: dict[str, bytes]) -> None:
         if other is None or other.lower() == b"local":
             found.setdefault("global" if other is None else "local", number or letter)
     if (both := _LETTERS.search(before)) is not None:
-        found.setdefault("global", both[1])
-        found.setdefault("local", both[2])
+        found.update({"global": both[1], "local": both[2]} | found)
 
 
 def _made(found: dict[str, bytes], *, length: int, raw: bytes) -> Prefix:
@@ -443,10 +439,9 @@ def learn(before: bytes) -> Prefix:
     _of_tensor_parts(before, found)
     _worded(before, found)
     name = _NAMED.search(before)
-    if "global" not in found and "local" not in found and name is None:
-        number = _last_number(before[-64:])
-        if number is not None:
-            found["task"] = number
+    nothing = "global" not in found and "local" not in found and name is None
+    if nothing and (number := _last_number(before[-64:])) is not None:
+        found["task"] = number
     if name is not None:
         found.setdefault("name", name[1])
     known = _made(found, length=len(before), raw=before)

@@ -22,6 +22,7 @@ from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.cause_tables import (
     ABORT_REPORTS,
     AT_SHUTDOWN,
+    BARE_ABORTS,
     CAUSES_OF_CODES,
     CHILD_DEATHS,
     CRASH_SIGNALS,
@@ -156,9 +157,8 @@ def candidate_of(subject: Subject) -> Candidate | None:
     """Subject's best explanation; None for a bystander, a consequence, or success."""
     own = [e for e in subject.evidence if e.role == "primary" and e.source != "exit" and e.slug not in NEVER_CAUSE]
     own = without_passed(own, subject.evidence)
-    # Evidence from after the work counts only without other.
     lost = [e for e in subject.complaints if e.slug in LOST_PEER_SLUGS]
-    own = [e for e in own if not e.teardown] or ([] if lost else own)
+    own = [e for e in own if not e.teardown] or ([] if lost else own)  # what follows the work counts only alone
     pieces = without_outlived(subject.rank, _terminal(subject, without_aftermath(own, lost)))
     unforged = [e for e in pieces if not _repeats_the_kernel(subject, e)]
     pieces = unforged if any(e.slug not in _BARE for e in unforged) else pieces
@@ -378,7 +378,7 @@ def of_fact(
 
 def _best(pieces: list[Evidence]) -> Evidence | None:
     """Best piece: unforgeable, more specific, more trusted, earlier; None without pieces."""
-    slugs = {e.slug for e in pieces}
+    slugs = {e.slug for e in pieces if e.signature not in BARE_ABORTS}
     strong = [e for e in pieces if e.specificity >= EXACT_WORDS and not is_weak(e) and not of_own_code(e)]
 
     def yields(piece: Evidence) -> bool:
